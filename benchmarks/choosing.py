@@ -31,8 +31,9 @@ from dptune.files import write_json
 from dptune.privacy.entropy import OsEntropy
 from dptune.privacy.spent import Register
 from dptune.tuning.base import Base, open_base
+from dptune.tuning.card import HELD_OUT
 from dptune.tuning.prepare import PreparedRun, calibrated_schedule, prepare_sides
-from dptune.tuning.run import HELD_OUT, Tuned, figures_of, run
+from dptune.tuning.run import Tuned, figures_of, run
 from dptune.tuning.search.kinds import settings_of
 from dptune.tuning.search.rehearsal import rehearse_space
 from dptune.tuning.search.search import search

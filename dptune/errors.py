@@ -9,6 +9,9 @@ LESS_MEMORY = (
     "lower --rows (training.physical_batch_size), or turn gradient checkpointing on, and run again: it goes on"
 )
 
+#: Types of errors for lack of memory; and what torch says, in a RuntimeError, where a CPU's does not suffice.
+_FULL, _FULL_CPU = ("OutOfMemoryError", "MemoryError"), "DefaultCPUAllocator: can't allocate memory"
+
 
 class DptuneError(Exception):
     """A problem that the user can fix; command lines print it without a traceback."""
@@ -34,7 +37,7 @@ class ConfigError(DptuneError):
 
 
 class DivergedError(DptuneError):
-    """Training whose weights or predictions are no longer numbers; running it again would end alike."""
+    """Training whose weights or predictions are no longer numbers; resumed, only new noise could help it."""
 
 
 def first_line(error: BaseException) -> str:
@@ -44,14 +47,24 @@ def first_line(error: BaseException) -> str:
 
 
 class FullDeviceError(DptuneError):
-    """A GPU has too little memory left: the machine's problem, and no run's. A size would follow from drawn records."""
+    """Too little memory is left: the machine's problem, and no run's. A size would follow from drawn records."""
 
     def __init__(self, fix: str = LESS_MEMORY) -> None:
-        super().__init__(f"the GPU's memory is full. Fix: {fix}.")
+        super().__init__(f"memory is full, the GPU's or the machine's. Fix: {fix}.")
 
 
 def is_out_of_memory(error: BaseException | None) -> bool:
-    """Whether a GPU's memory did not suffice, here or in what caused it. By name, for importing torch takes seconds."""
-    while error is not None and type(error).__name__ != "OutOfMemoryError":
+    """Whether memory did not suffice, a GPU's or the machine's, here or in what caused it."""
+    return _caused_by(error, *_FULL)
+
+
+def is_of_device(error: BaseException | None) -> bool:
+    """Whether a GPU failed or memory did not suffice, and not the code that ran there."""
+    return _caused_by(error, *_FULL, "AcceleratorError")
+
+
+def _caused_by(error: BaseException | None, *names: str) -> bool:
+    """Whether an error, or what caused it, has such a type. By name, for importing torch takes seconds."""
+    while error is not None and type(error).__name__ not in names and _FULL_CPU not in str(error):
         error = error.__cause__
     return error is not None

@@ -14,14 +14,15 @@ from __future__ import annotations
 import hashlib
 import os
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, fields, is_dataclass
 from functools import lru_cache
 from importlib import import_module, machinery, metadata
 from pathlib import Path
 from typing import Any
 
-from dptune.errors import ConfigError, DptuneError
+from dptune.errors import ConfigError, DptuneError, first_line
 from dptune.files import sha256
 
 #: Names of modules, separated by commas.
@@ -85,7 +86,7 @@ def load(modules: Iterable[str], field: str = "plugins") -> None:
             import_module(module)
         except DptuneError:
             raise
-        except Exception as error:  # whatever a module may raise
+        except (Exception, SystemExit) as error:  # whatever a module may raise, or end the process by
             problem = f"{module!r} cannot be imported ({type(error).__name__}: {error})"
             raise ConfigError(field, problem, fix=_FOUND) from error
         package = module.partition(".")[0]
@@ -106,7 +107,7 @@ def load_installed(group: str) -> None:
             entry.load()
         except DptuneError:
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             package = entry.dist.name if entry.dist else entry.value
             problem = f"{entry.value} of {package} cannot be loaded ({type(error).__name__}: {error})"
             raise ConfigError(f"plugins ({group})", problem, fix=f"mend or uninstall {package}") from error
@@ -119,6 +120,24 @@ def plugins_of(modules: Iterable[str]) -> tuple[Plugin, ...]:
     """
     roots = dict.fromkeys(module.partition(".")[0] for module in modules)
     return tuple(_plugin(root) for root in sorted(roots) if is_outside(root))
+
+
+@contextmanager
+def naming_plugins(field: str, modules: Iterable[str]) -> Iterator[None]:
+    """Context in which code of these modules runs, and in which whatever it raises becomes one sentence.
+
+    Raises: ConfigError naming the plug-ins among the modules in place of any other error, also of one that follows from
+        what their code returned. Without a plug-in it is dptune's own, and stays as it is.
+    """
+    try:
+        yield
+    except DptuneError:
+        raise
+    except (Exception, SystemExit) as error:  # whatever a plug-in may raise, or end the process by
+        if not (found := plugins_of(modules)):
+            raise
+        problem = f"plug-in {', '.join(map(str, found))} raised {type(error).__name__}, or made dptune raise it"
+        raise ConfigError(field, f"{problem} ({first_line(error)})", fix="mend it, and audit it again") from error
 
 
 def is_outside(module: str) -> bool:

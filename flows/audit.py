@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from prefect import flow, get_run_logger, task
+from prefect import get_run_logger, task
 from prefect.context import TaskRunContext
 
 from dptune.files import private_directory, sha256, write_json
@@ -16,6 +16,7 @@ from flows.command import begin_flow, run_flow
 from flows.experiment import available_devices
 from flows.failures import FlowError, flow_error
 from flows.progress_page import progress_page
+from flows.server import flow
 from tasks.audit.attacks import audit_cell, audit_file, audit_key
 from tasks.audit.publish import publish_audit
 from tasks.experiment.checks import check_models

@@ -17,7 +17,7 @@ import psutil
 
 from flows.child import end_with
 from flows.failures import FlowError
-from flows.server import cancel_run, end_server_with_me, start_server, watched_processes
+from flows.server import cancel_run, end_server_with_me, own_server, watched_processes
 from tasks.stage import INTERRUPTED, say_error
 
 #: Time for the end of a cell's step, and its checkpoint.
@@ -42,8 +42,7 @@ def run_flow(work: Callable[[], object], standing: Callable[[], str] = lambda: "
     for handler in handlers:
         handler.addFilter(plain)
     try:
-        with _interruptible(standing):
-            start_server()
+        with _interruptible(standing), own_server():
             work()
     except FlowError as error:
         print(error.summary, file=sys.stderr)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from annotated_types import MinLen
-from prefect import Flow, flow, get_run_logger
+from prefect import Flow, get_run_logger
 from prefect.client.schemas.objects import State
 from prefect.deployments.runner import RunnerDeployment
 from prefect.runner import Runner
@@ -35,6 +35,7 @@ from flows.pages import show_file, show_results
 from flows.policy import policy
 from flows.prediction import prediction
 from flows.search import search
+from flows.server import flow
 from flows.study import study
 from tasks.paths import POLICY, PREDICTION
 from tasks.settings.params import load_settings
@@ -241,6 +242,10 @@ def deployments() -> list[RunnerDeployment]:
         )
         for name, one in _FLOWS.items()
     ]
+    for deployment in made:
+        # A list that is given, even an empty one, replaces the schedules that the owner added, whenever the deployment
+        # is registered: at each start, and after each change of params.yaml.
+        deployment.model_fields_set.discard("schedules")
     return made
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Annotated, Any
 
-from prefect import flow, get_run_logger, task
+from prefect import get_run_logger, task
 from prefect.client.schemas.objects import State, TaskRun
 from prefect.context import TaskRunContext
 from prefect.futures import PrefectFuture
@@ -32,6 +32,7 @@ from flows.names import grid_name
 from flows.places import free_place, with_threads
 from flows.progress_page import progress_page
 from flows.runners import THREADS, open_runner
+from flows.server import flow
 from flows.shared_folder import SharedFolder, shared_folder
 from tasks import tracking
 from tasks.experiment.cells import Cell, grid, is_finished, is_published
@@ -165,8 +166,8 @@ def experiment(
     given = {key: value for key, value in chosen.items() if value is not None}
     settings = load_settings(Path(params), merge(overrides or {}, {"experiment": given}))
     cells, devices = grid(settings), _own_devices(settings.experiment)
-    open_log = settings.experiment.telemetry == "research"  # whether records are those of before is private
-    if open_log and not all(is_finished(cell.directory) for cell in cells) and (paid := paid_so_far()):
+    private = settings.experiment.telemetry == "private"  # whether records are those of before
+    if not all(is_finished(cell.directory) for cell in cells) and (paid := paid_so_far(private=private)):
         get_run_logger().info("%s", paid)
     if own := own_epsilons(settings.mechanisms, settings.experiment):
         get_run_logger().info("%s", kept_epsilons(own, settings.experiment))

@@ -18,10 +18,18 @@ from tasks.page_links import remembered, server
 from tasks.paths import AUDITS, DATA, EXPERIMENT, REPORT, RUNS
 from tasks.report.answer import answer_lines, further_lines, rankings
 from tasks.report.experiment import PAGE, read_audits
-from tasks.report.numbers import digits4, spread_text
+from tasks.report.numbers import could_refute, digits4, spread_text
 from tasks.report.table import Audit, ResultRow, table
 
-_HEAD = ("mechanism", "ε published", "ε noise only", "ε certified", "ε audited", "perplexity", "gain kept")
+_HEAD = (
+    "mechanism",
+    "ε published",
+    "ε noise only",
+    "ε certified",
+    "ε audited: shown (could refute)",
+    "perplexity",
+    "gain kept",
+)
 _ABSENT = "-"
 
 
@@ -69,8 +77,8 @@ def results_page(results: Sequence[Result], audits: Sequence[Audit]) -> str:
 def _row(row: ResultRow) -> str:
     first, group = row.group.first, row.group
     audited = _ABSENT if row.audited is None else at_least(row.audited)
-    if row.audited is not None and row.most is not None:
-        audited += f" of {at_least(row.most)}"
+    if row.refutable is not None:
+        audited += f" ({could_refute(row.refutable)})"
     spread = f" ± {spread_text(group.spread, group.mean)}" if len(group.results) > 1 else ""
     prices = [at_most(first[key]) for key in ("epsilon_published", "epsilon_noise_only")]
     notes = "".join(f" ({remark.note})" for remark in row.warnings)

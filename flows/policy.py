@@ -11,18 +11,19 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from prefect import flow, get_run_logger, task
+from prefect import get_run_logger, task
 from prefect.futures import PrefectFuture
 from prefect.task_runners import ThreadPoolTaskRunner
 
 from dptune.errors import ConfigError
-from dptune.files import private_directory, write_json, write_text
+from dptune.files import private_directory, read_json, write_json, write_text
 from dptune.privacy.run_folder import RunFolder
 from flows.child import child
 from flows.command import begin_flow, run_flow
 from flows.experiment import error_of, run_process
 from flows.failures import flow_error
 from flows.places import free_place
+from flows.server import flow
 from tasks import tracking
 from tasks.experiment.cells import PUBLISHED
 from tasks.paths import POLICY, PUBLIC_MODEL, SPLITS
@@ -51,12 +52,6 @@ def run_one(cell: PolicyCell, processes: int) -> dict[str, Any]:
         with free_place([_DEVICE], processes):
             run_process(cell.name, child("tasks.policy.gradient", str(folder.policy_cell)))
     return read_json(folder.result)
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """Read the JSON file of a run's or a part's results."""
-    content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    return content
 
 
 @task(name="public inputs")

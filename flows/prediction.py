@@ -12,7 +12,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from prefect import flow, get_run_logger, task, unmapped
+from prefect import get_run_logger, task, unmapped
 
 from dptune.errors import ConfigError
 from dptune.files import private_directory, write_json
@@ -23,6 +23,7 @@ from flows.command import begin_flow, run_flow
 from flows.experiment import available_devices, error_of, run_process, tags_of
 from flows.failures import flow_error
 from flows.places import free_place, with_threads
+from flows.server import flow
 from tasks import tracking
 from tasks.experiment.checks import check_inputs, check_models
 from tasks.paths import ENSEMBLES, PREDICTION, SPENT

@@ -67,9 +67,12 @@ def _dask(runner: str, places: int) -> TaskRunner[Any]:
     logging.getLogger("distributed").setLevel(logging.WARNING)  # otherwise every connection is a log line
     if runner != "dask":
         return build(address=runner)
-    # Without TLS, any other user of this machine could make a worker run code. Port 0 means any free port.
+    # Without TLS, any other user of this machine could make a worker run code. And without a dashboard both still serve
+    # figures over HTTP, to every user: how many tasks there are, which of a search is secret.
+    import_module("dask").config.set({f"distributed.{part}.http.routes": [] for part in ("scheduler", "worker")})
     quiet = {"DASK_LOGGING__DISTRIBUTED": "warning"}
-    local = {"security": True, "dashboard_address": "127.0.0.1:0", "env": quiet}
+    free_port = {"dashboard_address": "127.0.0.1:0"}  # of what is left of that server, which knows no page
+    local = {"security": True, "dashboard_address": None, "scheduler_kwargs": free_port, "env": quiet}
     return build(cluster_kwargs={"n_workers": places, "threads_per_worker": 1, **local})
 
 

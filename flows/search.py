@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from prefect import flow, get_run_logger, task
+from prefect import get_run_logger, task
 from prefect.cache_policies import NO_CACHE
 
 from flows.child import child
@@ -27,6 +27,7 @@ from flows.pages import show_file
 from flows.places import free_place
 from flows.progress_page import progress_page
 from flows.runners import THREADS, open_runner
+from flows.server import flow
 from flows.shared_folder import SharedFolder, shared_folder
 from tasks.experiment.checks import check_models
 from tasks.paths import REPORT

@@ -4,46 +4,113 @@ from __future__ import annotations
 
 import subprocess
 import threading
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from contextvars import copy_context
 from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 from unittest.mock import patch
+
+from prefect import Flow
 
 from dptune.errors import DptuneError
 from dptune.files import locked
+from flows.guarded import listens, new_password, prefect_settings
 
 #: In Prefect's home: held while its temporary server starts.
 SERVER_LOCK = "dptune-server.lock"
+P = ParamSpec("P")
+R = TypeVar("R")
+#: The password of each temporary server that this process has started, by the server's process id.
+_PASSWORDS: dict[int, str] = {}
 _SECONDS = 3.0  # a server that does not answer must not keep Ctrl-C from ending the flow
 
 
-def start_server() -> None:
-    """Start Prefect's temporary server, unless the settings name another one, out of reach of Ctrl-C and SIGTERM.
+@contextmanager
+def own_server() -> Iterator[None]:
+    """Context with Prefect's temporary server, out of reach of Ctrl-C, unless settings name another one.
 
     Prefect starts it itself with a flow's first request; then Ctrl-C at a terminal, or SIGTERM to the flow's process
-    group, ends it together with the flow, and its database keeps the run as running for ever. Two servers that make the
-    tables of a new database at once break each other, so flows start theirs in turn.
+    group, ends it together with the flow, and its database keeps the run as running for ever; and it obeys every user
+    of the machine. Two servers that make the tables of a new database at once break each other, so flows start theirs
+    in turn. One that this process has started already serves on.
+
+    Raises: DptuneError if it does not answer in time, if another process has taken its port, or if a flow is under way
+        on a server that Prefect started itself.
     """
+    from prefect.context import FlowRunContext
     from prefect.server.api.server import SubprocessASGIServer
-    from prefect.settings import get_current_settings
+    from prefect.settings import PREFECT_API_AUTH_STRING, get_current_settings, temporary_settings
 
     settings = get_current_settings()
-    if settings.api.url is None:
-        settings.home.mkdir(parents=True, exist_ok=True)
-        # A session of its own: Ctrl-C and a signal to this process' group do not reach it.
-        alone = SimpleNamespace(Popen=partial(subprocess.Popen, start_new_session=True))
+    if settings.api.url is not None:
+        yield
+        return
+    server = SubprocessASGIServer()
+    if server.server_process is not None and (known := _PASSWORDS.get(server.server_process.pid)):
+        with temporary_settings({PREFECT_API_AUTH_STRING: known}):
+            yield
+        return
+    if server.running:  # Prefect's own, which a notebook's other work has started
+        if FlowRunContext.get() is not None:
+            problem = "a flow is under way on Prefect's temporary server, which obeys every user of this machine"
+            fix = "put `with flows.server.own_server():` around that flow, or name a server by PREFECT_API_URL"
+            raise DptuneError(f"{problem}. Fix: {fix}.")
+        server.stop()
+    settings.home.mkdir(parents=True, exist_ok=True)
+    password = new_password()
+    alone = SimpleNamespace(Popen=partial(_apart, password))
+    with temporary_settings({PREFECT_API_AUTH_STRING: password}):
         with locked(settings.home / SERVER_LOCK, wait=True), patch("prefect.server.api.server.subprocess", alone):
+            server = SubprocessASGIServer()  # one that was stopped is another
             try:
-                SubprocessASGIServer().start()
+                server.start()
             except RuntimeError as error:
                 limit = settings.server.ephemeral.startup_timeout_seconds
                 problem = f"Prefect's temporary server did not answer in {limit} s"
                 fix = "run again when less else runs, or raise PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS"
                 raise DptuneError(f"{problem}. Fix: {fix}.") from error
         end_server_with_me()
+        # What a server answers, a flow believes, down to files that it loads.
+        if server.server_process is None or not listens(server.server_process.pid, server.port or 0):
+            raise DptuneError(f"another process took port {server.port} of Prefect's temporary server. Fix: run again.")
+        _PASSWORDS[server.server_process.pid] = password
+        yield
+
+
+class OwnFlow(Flow[P, R]):
+    """A flow that, wherever it is called, runs on ``own_server``: in Python and in a notebook as by a command."""
+
+    def __call__(self, *args: Any, **options: Any) -> Any:
+        """Run the flow, as Prefect's own does."""
+        with own_server():
+            return super().__call__(*args, **options)
+
+    def with_options(self, **options: Any) -> Any:
+        """A copy with other options, as Prefect makes it; it runs on ``own_server`` too."""
+        made = super().with_options(**options)
+        made.__class__ = type(self)
+        return made
+
+
+def flow(**options: Any) -> Callable[[Callable[P, R]], OwnFlow[P, R]]:
+    """Prefect's decorator of the same name, for an ``OwnFlow``."""
+    return lambda work: OwnFlow(work, **options)
+
+
+def _apart(password: str, args: Sequence[str], *, env: Mapping[str, str], **options: Any) -> subprocess.Popen[Any]:
+    """Start the server in a session of its own, which Ctrl-C and a signal to this process' group do not reach.
+
+    Its libraries log nothing: a server that ends with the flow cuts its database's connections, each with a traceback.
+    What Prefect itself logs is not concerned.
+    """
+    env = {"PREFECT_LOGGING_ROOT_LEVEL": "CRITICAL", **env, **prefect_settings(password)}
+    guarded = {"prefect.server.api.server:create_app": "flows.guarded:prefect_app"}
+    command = [guarded.get(word, word) for word in args]
+    command[command.index("--app-dir") + 1] = str(Path(__file__).parents[1])
+    return subprocess.Popen(command, env=env, start_new_session=True, **options)
 
 
 def cancel_run(meanwhile: Callable[[], None] = lambda: None) -> None:

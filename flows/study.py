@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from prefect import flow, get_run_logger, task
+from prefect import get_run_logger, task
 
 from flows.audit import audit
 from flows.command import begin_flow
@@ -14,6 +14,7 @@ from flows.experiment import experiment
 from flows.own_folder import folder_of
 from flows.pages import show_results
 from flows.progress_page import progress_page
+from flows.server import flow
 from tasks.experiment.checks import check_inputs, check_models
 from tasks.paths import DATA, REPORT
 from tasks.report.experiment import PAGE, report

@@ -44,6 +44,7 @@ NO_RESULT = {
     "flows.progress_page": "how far a run came",
     "tasks": "which Python has dptune",
     "tasks.drawing": "pictures of a finished run",
+    "tasks.experiment.cell_errors": "how a cell that failed is reported; a finished one has none of it",
     "tasks.experiment.checks": "what is refused before any work",
     "tasks.experiment.cells": "it spells a run out, and what it spells out is part of the name",
     "tasks.experiment.results": "what is told of a finished run",

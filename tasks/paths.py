@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
+
+from dptune.files import read_json
 
 DATA = Path("data")
 CHECKED = DATA / "checked.json"
@@ -65,4 +66,4 @@ def planted_secrets() -> Path:
 
     Its name is a digest of its content, so that earlier secrets stay beside it: DVC may restore their data/canaries.
     """
-    return SECRETS / f"{json.loads(MANIFEST.read_text(encoding='utf-8'))['secrets_sha256'][:16]}.json"
+    return SECRETS / f"{read_json(MANIFEST)['secrets_sha256'][:16]}.json"

@@ -14,11 +14,14 @@ from typing import Annotated, Any
 import typer
 
 from dptune.errors import ConfigError
+from dptune.streams import read_input
 from tasks.settings.params import load_settings
 from tasks.settings.strict_yaml import load_yaml
 from tasks.stage import run_command
 
 PARAMS = Path("params.yaml")
+#: Names that DVC's parser does not split.
+_PLAIN = re.compile(r"[A-Za-z_][\w-]*")
 #: Tables that a profile says all of: what it leaves out must not come from params.yaml.
 _WHOLE = re.compile(r"mechanisms\.[^.]+|experiment\.models|search\.space")
 
@@ -64,7 +67,7 @@ def members(profile: Path) -> tuple[Path, ...]:
 def read_profile(path: Path) -> dict[str, Any]:
     """A file of parameters. Raises: ConfigError if it is unreadable, or no table."""
     try:
-        content = load_yaml(path.read_text(encoding="utf-8")) or {}
+        content = load_yaml(read_input(path).decode()) or {}
     except (OSError, ValueError) as error:
         problem = f"cannot be read ({str(getattr(error, 'strerror', None) or error).splitlines()[0]})"
         raise ConfigError(str(path), problem, fix="give a YAML file of parameters") from None
@@ -77,18 +80,32 @@ def _set(base: Mapping[str, Any], over: Mapping[str, Any], section: str = "") ->
     for key, value in over.items():
         name, old = f"{section}{key}", base.get(key)
         if isinstance(value, dict) and isinstance(old, dict) and not _WHOLE.fullmatch(name):
-            yield from _set(old, value, f"{name}.")
-            continue
+            if all(map(_PLAIN.fullmatch, map(str, value))):
+                yield from _set(old, value, f"{name}.")
+                continue
+            # DVC would split such a name at its dots: the table goes whole.
+            value = _merged(old, value, f"{name}.")
         if isinstance(old, dict):
             yield f"~{name}"
         yield f"{'' if key in base and not isinstance(old, dict) else '+'}{name}={_value(value)}"
+
+
+def _merged(base: Mapping[str, Any], over: Mapping[str, Any], section: str) -> dict[str, Any]:
+    """The table that ``_set`` would leave."""
+    found = dict(base)
+    for key, value in over.items():
+        old, name = base.get(key), f"{section}{key}"
+        if isinstance(value, dict) and isinstance(old, dict) and not _WHOLE.fullmatch(name):
+            value = _merged(old, value, f"{name}.")
+        found[key] = value
+    return found
 
 
 def _value(value: Any) -> str:
     """A value in Hydra's grammar, without spaces where it holds none, so that a shell keeps it in one word."""
     match value:
         case dict():
-            return "{" + ",".join(f"{key}:{_value(one)}" for key, one in value.items()) + "}"
+            return "{" + ",".join(f"{_key(key)}:{_value(one)}" for key, one in value.items()) + "}"
         case list():
             return "[" + ",".join(map(_value, value)) + "]"
         case str() if not re.fullmatch(r"[A-Za-z][\w/.-]*", value) or value.lower() in (
@@ -105,6 +122,17 @@ def _value(value: Any) -> str:
         case str():
             return value
     return json.dumps(value)
+
+
+def _key(key: object) -> str:
+    """A name within a table: Hydra takes no quotes there, and escapes what it would read as its own signs.
+
+    Raises: ConfigError for a name that it would read as a number or a truth.
+    """
+    if not isinstance(load_yaml(str(key)), str):
+        fix = "begin it with a letter"
+        raise ConfigError("profile", f"the name {str(key)!r} would be read as a number or a truth", fix=fix)
+    return re.sub(r"([\\()\[\]{}:=, \t])", r"\\\1", str(key))
 
 
 def main(profile: Annotated[Path, typer.Argument(help="profiles/paper.yaml, say")]) -> None:

@@ -8,11 +8,11 @@ nobody wants texts of every cell.
 
 from __future__ import annotations
 
-import json
 import math
+import shutil
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Annotated, Any
 
 import typer
@@ -20,17 +20,21 @@ import typer
 from dptune.cli.console import show_progress
 from dptune.corpus.records import form_at, read_about
 from dptune.errors import ConfigError, DataError
-from dptune.files import private_directory
+from dptune.files import locked, private_directory, read_json, write_text
 from dptune.privacy.ledger_file import read_ledger
 from dptune.privacy.run_folder import RunFolder
+from dptune.training.pinned import name_of
+from dptune.tuning.card import has_guarantee, why_not
 from dptune.tuning.finished import FinishedAdapter, open_adapter
-from dptune.tuning.places import card_beside, name_of
+from dptune.tuning.places import card_beside
 from tasks.experiment.cells import Cell, is_finished, model_digest
 from tasks.experiment.weights import adapter_digest
 from tasks.paths import SYNTHETIC, TRAIN
 from tasks.report.page import write_index
 from tasks.stage import run_command
 
+#: A file that says that all files are made, and are being put at their places.
+_WHOLE = "whole"
 #: How many texts are drawn where nobody says.
 _RECORDS = 1000
 _SAME_PRICE = 0.05
@@ -73,19 +77,34 @@ def sample_cell(
     opened = open_cell(run, no_guarantee=no_guarantee)
     out = SYNTHETIC / f"{opened.path.name}.jsonl"
     made = (out, card_beside(out), out.with_suffix(".png"), out.with_suffix(".html"))
-    for path in made:
-        if path.exists() or path.is_symlink():
-            raise ConfigError("run", f"{path} exists: {run} was sampled before", fix=f"move away {out.stem}.* there")
     if opened.form == "pair" and prompts is None:
         problem = "are missing: the cell trained on prompts with targets"
         raise ConfigError("prompts", problem, fix="give a file of public prompts: make sample RUN=... PROMPTS=FILE")
-    private_directory(SYNTHETIC)
-    with TemporaryDirectory(dir=SYNTHETIC, prefix=".") as folder:
-        answer = _write(opened, Path(folder), records, prompts, out.name, no_guarantee=no_guarantee)
-        for path in made:  # the page last, for the index lists pages
-            (Path(folder) / path.name).rename(path)
+    work = private_directory(SYNTHETIC) / f".{out.stem}.partial"
+    with locked(RunFolder(opened.path).lock):
+        _forget_unfinished(work, made)
+        if there := [path for path in made if path.exists() or path.is_symlink()]:
+            problem = f"{there[0]} exists: {run} was sampled before"
+            raise ConfigError("run", problem, fix=f"move away {out.stem}.* there")
+        try:
+            answer = _write(opened, private_directory(work), records, prompts, out.name, no_guarantee=no_guarantee)
+            write_text(work / _WHOLE, "")
+            for path in made:  # the page last, for the index lists pages
+                (work / path.name).rename(path)
+            (work / _WHOLE).unlink()
+        finally:
+            _forget_unfinished(work, made)
     write_index()
     return made[-1], answer
+
+
+def _forget_unfinished(work: Path, made: Sequence[Path]) -> None:
+    """Remove the folder in which files are made, and those of a killed process that were at their places already."""
+    if (work / _WHOLE).exists():
+        for path in made:
+            if not (work / path.name).exists():
+                path.unlink(missing_ok=True)
+    shutil.rmtree(work, ignore_errors=True)
 
 
 def open_cell(run: Path, *, no_guarantee: bool = False) -> OpenedCell:
@@ -107,17 +126,17 @@ def open_cell(run: Path, *, no_guarantee: bool = False) -> OpenedCell:
         )
     if not is_finished(run):
         raise ConfigError("run", f"{run} has not ended", fix="run its study again, which goes on with it; then sample")
-    contents, result = read_ledger(folder.ledger), json.loads(folder.result.read_text(encoding="utf-8"))
+    contents, result = read_ledger(folder.ledger), read_json(folder.result)
     # The price tells apart cells that differ in epsilon alone. A later accountant may price a little lower.
     priced = math.isclose(contents.epsilons.certified, float(result["epsilon_certified"]), rel_tol=_SAME_PRICE)
     if (contents.header.mechanism, contents.header.delta) != (cell.mechanism, cell.delta) or not priced:
         raise DataError("is the ledger of another cell", fix="restore the cell's own", file=folder.ledger)
     if adapter_digest(run) != result.get("adapter_sha256"):
         raise DataError("is not what the run of this ledger wrote", fix="restore it", file=folder.adapter)
-    if not math.isfinite(contents.epsilons.certified) and not no_guarantee:
-        why = "; ".join(contents.epsilons.leaks) or "its noise is too small"
+    if not has_guarantee(contents.epsilons.certified) and not no_guarantee:
+        problem = f"{run} has no certified epsilon ({why_not(contents.epsilons.leaks)})"
         fix = "give another cell, or allow texts without any guarantee: make sample RUN=... NO_GUARANTEE=1"
-        raise ConfigError("run", f"{run} has no certified epsilon ({why})", fix=fix)
+        raise ConfigError("run", problem, fix=fix)
     if model_digest(cell.model) != cell.inputs["model"]:
         problem = f"{cell.model.source} is another model than {run} was trained on, or is gone"
         raise ConfigError("model.source", problem, fix="restore that model: for the pipeline's own, by its `pretrain`")
@@ -153,6 +172,7 @@ def _write(
         revision=model.revision,
         dtype=model.dtype,
         load_in_4bit=model.load_in_4bit,
+        no_guarantee=no_guarantee,
     )
     if opened.form is None:
         found = replace(found, notes=(*found.notes, _UNKNOWN_FORM))

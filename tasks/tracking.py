@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import subprocess
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,7 +23,7 @@ from typing import Any
 import requests
 import yaml
 
-from dptune.files import locked, private_directory
+from dptune.files import locked, private_directory, write_text
 from tasks.paths import DATA, TRAIN
 from tasks.tracking_digits import legible
 from tasks.tracking_entities import MODEL, InputData, log_inputs, log_model
@@ -40,7 +41,7 @@ logging.getLogger("alembic").setLevel(logging.WARNING)
 logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)
 
 from mlflow import MlflowClient  # noqa: E402 (the environment decides what its import does)
-from mlflow.entities import Metric, Param, RunTag  # noqa: E402
+from mlflow.entities import LifecycleStage, Metric, Param, RunTag  # noqa: E402
 from mlflow.exceptions import MlflowException  # noqa: E402
 from mlflow.utils.file_utils import local_file_uri_to_path  # noqa: E402
 
@@ -53,7 +54,7 @@ MLFLOW_LOCK = "mlflow.lock"
 #: Tag of the description of a run or an experiment, in Markdown.
 NOTE = "mlflow.note.content"
 _PARENT_TAG = "dptune.parent"
-_BATCH = 500
+_BATCH, _LONGEST_NAME = 500, 250  # MLflow's own
 _PROBE_SECONDS = 5
 _log = logging.getLogger(__name__)
 
@@ -96,7 +97,8 @@ def _warn(what: str, error: Exception) -> None:
     cause = " ".join(str(error).partition("[SQL:")[0].split())[:200] or type(error).__name__
     named = os.environ.get("MLFLOW_TRACKING_URI") and "data/mlflow.db" not in tracking_uri()
     server, file = "start that server, or unset the variable to use data/mlflow.db", "free or restore data/mlflow.db"
-    fix = server if named else file
+    refused = isinstance(error, MlflowException) and "[SQL:" not in str(error) and "sqlite3" not in str(error)
+    fix = "mend what MLflow names" if refused else server if named else file
     _log.warning(
         "MLFLOW_TRACKING_URI: MLflow did not take %s (%s). The work goes on, and its results stay on disk. Fix: %s; "
         "then run the flow again, as `python -m flows.experiment` (DVC skips what is done), which sends them.",
@@ -267,7 +269,7 @@ class ChildRun:
         for entry in self._unsent.entries:
             if "metrics" in entry:
                 at = (entry["time"] if self._timed else NO_TIME, entry["step"])
-                metrics += [Metric(key, legible(key, value), *at) for key, value in entry["metrics"].items()]
+                metrics += [Metric(_named(key), legible(key, value), *at) for key, value in entry["metrics"].items()]
             elif "artifact" in entry:
                 path = Path(entry["artifact"])
                 _send(mlflow, self.run_id, path, path.name if path.is_dir() else None, self._timed)
@@ -276,8 +278,8 @@ class ChildRun:
             elif "model" in entry:
                 self._send_model(mlflow, Path(entry["model"]), entry["note"])
             else:
-                params = [Param(key, value) for key, value in entry.get("params", {}).items()]
-                tags = [RunTag(key, value) for key, value in entry["tags"].items()]
+                params = [Param(_named(key), value) for key, value in entry.get("params", {}).items()]
+                tags = [RunTag(_named(key), value) for key, value in entry["tags"].items()]
                 mlflow.log_batch(self.run_id, params=params, tags=tags)
         for start in range(0, len(metrics), _BATCH):
             mlflow.log_batch(self.run_id, metrics=metrics[start : start + _BATCH])
@@ -296,19 +298,27 @@ class ChildRun:
             experiment_id = mlflow.get_run(self._parent).info.experiment_id
             tags = {"mlflow.parentRunId": self._parent, **self._tags}
             self.run_id = _created(mlflow, experiment_id, tags, self._name, self._timed)
-            self._marker.write_text(self.run_id)  # at once, or a failure in what follows would start another
+            write_text(self._marker, self.run_id)  # at once, or a failure in what follows would start another
             if not any("params" in entry for entry in self._unsent.entries):
                 self._unsent.entries.insert(0, {"params": self._params, "tags": self._tags})
         return mlflow
 
     def _continue(self, mlflow: MlflowClient) -> bool:
         try:
+            if mlflow.get_run(self.run_id).info.lifecycle_stage == LifecycleStage.DELETED:
+                mlflow.restore_run(self.run_id)
+                _log.warning("the run %s was deleted in MLflow, and is restored: it goes on", self._name)
             mlflow.update_run(self.run_id, status="RUNNING")
         except MlflowException as error:
             if error.error_code != "RESOURCE_DOES_NOT_EXIST":
                 raise
             return False  # another server, or a store that was emptied
         return True
+
+
+def _named(key: str) -> str:
+    """The name of a parameter, metric or tag as MLflow takes it: a model's or a mechanism's may hold any character."""
+    return re.sub(r"[^\w.\- :/]", "_", key)[:_LONGEST_NAME]
 
 
 def add_to_run(
@@ -380,6 +390,9 @@ def dvc_hash(output: Path) -> str:
 def _experiment_id(mlflow: MlflowClient, name: str) -> str:
     found = mlflow.get_experiment_by_name(name)
     if found:
+        if found.lifecycle_stage == LifecycleStage.DELETED:
+            mlflow.restore_experiment(found.experiment_id)
+            _log.warning("the experiment %s was deleted in MLflow, and is restored: a flow logs to it again", name)
         return str(found.experiment_id)
     local = tracking_uri().startswith("sqlite:")
     location = (DATA / "mlartifacts").resolve().as_uri() if local else None

@@ -47,8 +47,8 @@ _PERPLEXITY = {
     "private": "`public_perplexity` is on public records: lower is better. Nothing is told of held-out private ones.",
 }
 _GUARANTEE = {
-    "research": "The guarantee covers the adapters, and **not** this page: curves and perplexities are computed from "
-    "private records, and times are told.",
+    "research": "Where ε certified is finite, the guarantee covers the adapters, and **not** this page: curves and "
+    "perplexities are computed from private records, and times are told.",
     "private": "Of runs with the tag `telemetry: private`, the guarantee covers all that is shown of the records: the "
     "ledgers' releases and what follows from them, public data and the auditor's own secrets. They have no times. The "
     "number of units is public.",

@@ -13,7 +13,7 @@ import shutil
 from pathlib import Path
 
 from dptune.errors import DptuneError
-from dptune.files import private_directory
+from dptune.files import private_directory, replacing_folder
 from tasks.paths import AUDITS, DATA, ENSEMBLES, FAILURES, POLICY, REPORTS, RUNS, SECRETS, SPENT, TOKENS
 from tasks.settings.strict_yaml import load_yaml
 
@@ -99,4 +99,5 @@ def keep_pages(folder: Path, name: str) -> None:
     checkout = checkout_of(Path.cwd())
     if checkout is not None:
         own = re.sub(r"[^\w.-]+", "-", os.environ.get(EXPERIMENT_NAME) or name).lstrip(".") or "experiment"
-        shutil.copytree(folder, private_directory(checkout / REPORTS) / own / folder.name, dirs_exist_ok=True)
+        with replacing_folder(private_directory(checkout / REPORTS) / own / folder.name) as made:
+            shutil.copytree(folder, made, dirs_exist_ok=True)

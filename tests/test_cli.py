@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
@@ -588,3 +589,8 @@ def test_the_last_line_of_a_refusal_is_its_reason(arguments: list[str], last: st
     said = refusal(*arguments).splitlines()[-1]
     assert said.startswith(last)
     assert said.count("Fix: ") == 1
+
+
+def test_python_runs_the_package() -> None:
+    said = subprocess.run([sys.executable, "-m", "dptune", "--version"], capture_output=True, text=True, check=True)
+    assert said.stdout.startswith("dptune ")

@@ -29,9 +29,11 @@ from dptune.corpus.text import acquire_text, write_paragraphs
 from dptune.files import sha256, write_json
 from dptune.policy.tenants.runs import tenants_of
 from dptune.prediction.partition import partition
+from dptune.privacy.entropy import OsEntropy
 from dptune.training.data import PrivacyUnits, Tokens
+from dptune.training.groups import Turn
 
-CLIENTS, TENANTS, SHARDS = 7, 3, 4
+CLIENTS, TENANTS, SHARDS, GROUPS = 7, 3, 4, 5
 CANARIES = {"extraction": 2, "audit": 6, "repeats": 3}
 COHORT = generate_cohort(240, 5, kind="private")
 PARAGRAPHS = [f"Paragraph {number} of {number % 7} words." for number in range(120)]
@@ -57,7 +59,7 @@ class FixedRandom(random.Random):
 
 
 def dealt(narratives: Path, unit: str) -> Dealt:
-    """Split, plant canaries, and deal the training records out to clients, tenants and shards."""
+    """Split, plant canaries, and deal the training records out to clients, tenants, shards and groups."""
     folder = narratives.parent
     write_splits(narratives, folder, 42, unit)
     places: Places = Counter()
@@ -77,6 +79,10 @@ def dealt(narratives: Path, unit: str) -> Dealt:
     for key in ("record", "patient"):
         for number, shard in enumerate(partition(texts, patients, key, SHARDS, b"salt")):
             places.update((f"shard by {key}", str(number), texts[row]) for row in shard)
+    units = PrivacyUnits.of(unit, patients, 100, np.array([text == "" for text in texts]))
+    for group in range(GROUPS):
+        batch = units.draw(1.0, OsEntropy(), Turn.of("a" * 32, GROUPS, group))
+        places.update(("group", str(group), texts[row]) for members in batch for row in members)
     planted = CANARIES["extraction"] * CANARIES["repeats"] + CANARIES["audit"]
     kept = [column[-planted:] for column in (texts, train.record.tolist(), patients.tolist())]
     return Dealt(places, (*kept, secrets.read_bytes()))
@@ -191,7 +197,7 @@ def test_the_worlds_can_be_told_apart(whole: dict[str, Dealt]) -> None:
     assert len(texts_of(whole["record"])) == len(COHORT)
     used = {(place, which) for place, which, _ in whole["record"].places}
     counts = Counter(place for place, _ in used)
-    expected = {"side": 3, "client": CLIENTS, "tenant": 2 * TENANTS, "shard by record": SHARDS}
+    expected = {"side": 3, "client": CLIENTS, "tenant": 2 * TENANTS, "shard by record": SHARDS, "group": GROUPS}
     assert counts == expected | {"shard by patient": SHARDS}
     assert len(COHORT["patient_nbr"].unique()) < len(COHORT)
 
@@ -202,7 +208,7 @@ def dense(keys: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.usefixtures("fixed_entropy")
-@pytest.mark.parametrize("place", ["splits", "clients", "tenants", "file"])
+@pytest.mark.parametrize("place", ["splits", "clients", "tenants", "groups", "file"])
 def test_the_dense_index_is_found_out(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Wherever it is planted, the first row that leaves is seen to move others."""
     from dptune.corpus import narratives, splits
@@ -220,6 +226,8 @@ def test_the_dense_index_is_found_out(place: str, monkeypatch: pytest.MonkeyPatc
             real_write(path, type(records)(np.arange(len(owners)), owners, records.text, records.about))
 
         monkeypatch.setattr(narratives, "write_records", numbered)
+    elif place == "groups":
+        monkeypatch.setattr(Turn, "of", lambda run, bands, row, of=Turn.of: of(run, bands, row, "rank"))
     else:
         module = {"clients": data, "tenants": runs}[place]
         real_hash = data.hash_keys

@@ -91,7 +91,9 @@ def one_run_mu(canaries: int, guesses: int, correct: int, confidence: float) -> 
     _check_guesses(canaries, guesses, correct)
     _check_confidence(confidence)
     return _largest_rejected(
-        lambda mu: _refutes(lambda rate: float(ndtr(ndtri(rate) - mu)), canaries, guesses, correct, 1 - confidence),
+        lambda mu: coins_refute(
+            lambda chance: float(ndtr(ndtri(chance) - mu)), canaries, guesses, correct, 1 - confidence
+        ),
         _MOST_MU,
     )
 
@@ -113,14 +115,18 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
     return float(brentq(excess, 0.0, mu * mu / 2 + mu * 40 + 1))
 
 
-def _refutes(
+def coins_refute(
     other_side: Callable[[float], float], canaries: int, guesses: int, correct: int, significance: float
 ) -> bool:
-    """Whether ``correct`` right guesses have a probability below ``significance`` under a trade-off curve.
+    """Whether ``correct`` right guesses have a probability below ``significance`` under a trade-off curve; 2410.22235,
+    algorithm 3.
 
-    ``other_side`` maps the probability of an event with a canary in to the least probability with the canary out.
     The recursion goes down from ``correct``: ``right`` and ``wrong`` bound the expected right and wrong guesses for
     each canary, over the runs with at least so many right guesses.
+
+    Args:
+        other_side: the curve: maps the probability of an event with a canary in to the least probability with the
+            canary out, and the other way round.
     """
     right, wrong = significance * correct / canaries, significance * (guesses - correct) / canaries
     for index in range(correct - 1, -1, -1):

@@ -186,6 +186,9 @@ class _Crafted:
     def losses(self) -> torch.Tensor:
         return self.zeros[0].new_zeros(len(self.coordinates))
 
+    def tokens(self) -> torch.Tensor:
+        return self.zeros[0].new_ones(len(self.coordinates))
+
     def weighted_sum(self, factors: torch.Tensor) -> list[torch.Tensor]:
         weights = factors.double() * self.size
         return [

@@ -28,7 +28,8 @@ class OneRun:
         epsilon_gaussian: epsilon of that mu at ``delta``: a bound under the same premise only.
         delta: delta of both epsilons.
         confidence: confidence of each bound.
-        most: the largest ``epsilon_audited`` that this many canaries can show.
+        most: the largest ``epsilon_audited`` that this many canaries can show at this confidence. What a run's
+            certificate is refuted by has a confidence of its own: see ``refutation``.
     """
 
     canaries: int
@@ -63,10 +64,10 @@ def one_run(scores: NDArray[np.float64], included: NDArray[np.bool_], delta: flo
     Raises: DataError without canaries, with scores that are not finite, or with coins that are all equal.
     """
     included = np.asarray(included, dtype=bool)
-    _check(scores, included)
+    check_coins(scores, included)
     canaries, each = len(scores), 1 - (1 - confidence) / len(GUESSED_SHARES)
     order = np.argsort(scores, kind="stable")
-    counts = [_guess(order, included, share) for share in GUESSED_SHARES]
+    counts = [guess(order, included, share) for share in GUESSED_SHARES]
     epsilon, guesses, correct = max((one_run_epsilon(canaries, r, v, delta, each), r, v) for r, v in counts)
     mu = max(one_run_mu(canaries, r, v, each) for r, v in counts)
     return OneRun(
@@ -83,14 +84,15 @@ def one_run(scores: NDArray[np.float64], included: NDArray[np.bool_], delta: flo
     )
 
 
-def _guess(order: NDArray[np.int64], included: NDArray[np.bool_], share: float) -> tuple[int, int]:
+def guess(order: NDArray[np.int64], included: NDArray[np.bool_], share: float) -> tuple[int, int]:
     """Number of guesses, half "in" and half "out", and number of right ones."""
     half = max(1, int(len(order) * share / 2))
     low, high = order[:half], order[len(order) - half :]
     return 2 * half, int((~included[low]).sum() + included[high].sum())
 
 
-def _check(scores: NDArray[np.float64], included: NDArray[np.bool_]) -> None:
+def check_coins(scores: NDArray[np.float64], included: NDArray[np.bool_]) -> None:
+    """Raise DataError without canaries, for scores that are not finite, and for coins that are all equal."""
     place = "one-run audit"
     if len(scores) < 2:
         raise DataError(f"{len(scores)} canaries", fix="plant audit canaries (canaries.audit)", file=place)

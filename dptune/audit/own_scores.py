@@ -61,7 +61,7 @@ def score_plugins() -> tuple[Plugin, ...]:
 def _computed(name: str, function: Score, adapted: Losses, public: Losses) -> Losses:
     try:
         values = np.asarray(function(adapted.copy(), public.copy()), dtype=np.float64)
-    except Exception as error:  # whatever a plug-in may raise
+    except (Exception, SystemExit) as error:  # whatever a plug-in may raise, or end the process by
         problem = f"score {name!r} failed ({type(error).__name__}: {error})"
         raise DataError(problem, fix="mend it", file=function.__module__) from error
     if values.shape != adapted.shape or not np.isfinite(values).all():

@@ -18,8 +18,8 @@ def passage_of(content: Content, tokenizer: Any) -> Passage:
     """
     if isinstance(content, Chat):
         last = max((place for place, one in enumerate(content.messages) if one["role"] == "assistant"), default=0)
-        whole = _rendered(content.messages[: last + 1], tokenizer)
-        before = _rendered(content.messages[:last], tokenizer, add_generation_prompt=True)
+        whole = _rendered(content.messages[: last + 1], tokenizer, **content.options)
+        before = _rendered(content.messages[:last], tokenizer, add_generation_prompt=True, **content.options)
         shared = _shared(before, whole)  # some templates render a message that is followed by others otherwise
         return Passage(whole[:shared], whole[shared:], rendered=True)
     if isinstance(content, PromptTarget):

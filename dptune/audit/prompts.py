@@ -1,7 +1,7 @@
 """Attacks on the prompts of a policy's users: secrets in prompts, planted by fair coins.
 
-A canary is one more user, whose prompt holds a secret. Its coin decides whether it takes part or its slot is empty,
-for the ledger's guarantee is about emptied slots. One attacker scores each secret by its likelihood under the final
+A canary is one more user, whose prompt holds a secret. Its coin decides whether it takes part, for the ledger's
+guarantee is about a user who is there or not. One attacker scores each secret by its likelihood under the final
 model. The other reads every released adapter, knows the candidates, and recomputes the update that each of them
 would have added. A bound above the certified epsilon refutes it; an attack that stays at chance proves nothing.
 """
@@ -18,6 +18,8 @@ from numpy.typing import NDArray
 from dptune.audit.likelihood import Passage, ending_losses
 from dptune.audit.membership import auc
 from dptune.audit.one_run import one_run
+from dptune.audit.refutation import refutation
+from dptune.audit.verdict import Certificate
 from dptune.corpus.canaries import suffix
 from dptune.errors import ConfigError
 from dptune.policy.language.learner import USERS, LanguageLearner
@@ -70,33 +72,39 @@ def secret_scores(
 
 
 def update_scores(
-    learner: LanguageLearner, state: LanguageState, prompts: Prompts, slots: Sequence[int], public: Prompts
+    learner: LanguageLearner,
+    state: LanguageState,
+    prompts: Prompts,
+    keys: NDArray[np.int64],
+    updates: NDArray[np.int64],
+    public: Prompts,
 ) -> NDArray[np.float64]:
-    """(canaries,) log-likelihood ratios of each canary's slot being taken rather than empty, given all releases.
+    """(canaries,) log-likelihood ratios of each canary's being there rather than not, given all releases.
 
-    The attacker recomputes each candidate's update, which is a function of its prompt, its slot's public randomness
+    The attacker recomputes each candidate's update, which is a function of its prompt, the public randomness of its key
     and the released adapter, and looks for it in the noisy mean, whitened by the spread of simulated users' updates.
 
     Args:
         prompts: (canaries,) prompts with their secrets, whether they took part or not. Private.
-        slots: (canaries,) slot of each in the stream of users; public.
+        keys: (canaries,) own key of each.
+        updates: (canaries,) number of the update that each is in, or would be; public.
         public: the run's simulated prompts.
     """
-    bandit, scores = learner.bandit, np.zeros(len(slots))
+    bandit, scores = learner.bandit, np.zeros(len(keys))
     noise = learner.method.noise_multiplier * learner.radius
     adapters = adapters_by_update(learner.policy.start, state.means, bandit.server_step)
     for number, adapter in progress(adapters.items(), "attacking updates", total=len(adapters)):
-        rows = [row for row, slot in enumerate(slots) if slot // bandit.users == number]
+        rows = np.flatnonzero(updates == number).tolist()
         if not rows:
             continue
         simulated = learner.simulate(adapter, public, number)
         baseline = float(simulated.rewards.mean())
-        rollouts = learner.respond(adapter, prompts[rows], learner.uniforms(USERS, [slots[row] for row in rows]))
+        rollouts = learner.respond(adapter, prompts[rows], learner.uniforms(USERS, keys[rows].tolist()))
         scores[rows] = log_ratios(
             learner.updates(adapter, rollouts, baseline),
             state.means[number] * bandit.users,
             learner.updates(adapter, simulated, baseline),
-            bandit.users - len(rows),
+            bandit.users,
             noise,
         )
     return scores
@@ -111,7 +119,7 @@ def log_ratios(
         own: (candidates, parameters) update that each would add.
         released: (parameters,) the noisy sum.
         simulated: (simulated users, parameters) updates that estimate mean and covariance of the others'.
-        others: number of users of that update who are not candidates.
+        others: number of users of that update who are not candidates, or the expected one.
         noise: standard deviation of the noise on the sum.
     """
     own, released, simulated = own.double(), released.double(), simulated.double()
@@ -133,13 +141,19 @@ def log_ratios(
 
 
 def attack_figures(
-    scores: NDArray[np.float64], included: NDArray[np.bool_], delta: float, confidence: float, alarm: float
-) -> dict[str, float | int]:
-    """Compute the figures of an attack: those of ``dptune.audit.one_run.one_run``, its AUC, and the bound for an alarm.
+    scores: NDArray[np.float64],
+    included: NDArray[np.bool_],
+    known: Certificate,
+    delta: float,
+    confidence: float,
+    alarm: float,
+) -> dict[str, Any]:
+    """Compute the figures of an attack: those of ``one_run``, its AUC, and those of ``refutation`` at ``alarm``.
 
-    Guarantee: with probability ``confidence`` over the coins, the epsilon of all releases at ``delta``, for one
-    emptied slot, is at least ``epsilon_audited``; the same for ``epsilon_alarm`` with probability ``alarm``. Chance
-    is an AUC of 0.5 give or take ``auc_chance_deviation``, and an ``epsilon_audited`` of 0, which proves nothing.
+    Guarantee: with probability ``confidence`` over the coins, the epsilon of all releases at ``delta``, for one user
+    who leaves, is at least ``epsilon_audited``; a run that keeps the certificate is accused with probability ``1 -
+    alarm`` at most. Chance is an AUC of 0.5 give or take ``auc_chance_deviation``; an ``epsilon_audited`` of 0 proves
+    nothing.
     """
     found = one_run(scores, included, delta, confidence)
     inside, outside = int(included.sum()), int((~included).sum())
@@ -147,5 +161,5 @@ def attack_figures(
         **found.to_dict(),
         "auc": auc(scores[included], scores[~included]),
         "auc_chance_deviation": ((inside + outside + 1) / (12 * inside * outside)) ** 0.5,
-        "epsilon_alarm": one_run(scores, included, delta, alarm).epsilon_audited,
+        **refutation(scores, included, known, delta, alarm).to_dict(),
     }

@@ -19,11 +19,13 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.linalg import toeplitz
 
+from dptune.audit.contract import check_released
 from dptune.audit.cuts import Cuts, best_cuts, errors
 from dptune.audit.scores import Fit
 from dptune.audit.step import SCENES, StepAudit, StepScene, _check, _seen, _Stage, _subsampled
 from dptune.errors import ConfigError
 from dptune.mechanisms.mechanism import Mechanism
+from dptune.plugins import naming_plugins
 from dptune.privacy.entropy import Entropy
 from dptune.progress import Meter
 from dptune.training.groups import Turn
@@ -60,7 +62,8 @@ def audit_rows(
         trials: runs in each world, a fifth of them to choose the attack.
         sample_rate: p, that of a unit in the rows of its own group.
 
-    Raises: ConfigError for too few trials, one band, or what is out of range.
+    Raises: ConfigError for too few trials, one band, or what is out of range; and as ``audit_step`` of what a step
+        releases.
     """
     _check(trials, confidence, delta, visits, sample_rate)
     pilot, bands = int(trials * _PILOT_SHARE), mechanism.bands
@@ -71,7 +74,8 @@ def audit_rows(
         raise ConfigError("trials", f"{trials} are too few for {bands} bands", fix=f"use {least} or more")
     counted, rows = trials - pilot, 4 * bands - 1
     total = 1 + 2 * rows * (len(scenes) * pilot + counted * visits)
-    with Meter(f"audit {mechanism.name}", total=total, unit="rows") as meter:
+    about = f"mechanisms.{mechanism.name}"
+    with naming_plugins(about, mechanism.modules), Meter(f"audit {mechanism.name}", total=total, unit="rows") as meter:
         stage = _Stage.of(mechanism, 4 * bands, sample_rate / bands, delta, entropy, meter)
         attacks = [_choose(stage, scene, pilot, counted, confidence) for scene in scenes]
         best = max(attacks, key=lambda attack: attack.cuts.promise)
@@ -95,17 +99,17 @@ def fault_of_deal(bands: int, runs: int = 20, units: int = 500) -> str | None:
     """A sentence on a unit that has more or fewer turns than one in ``bands`` rows that follow one another; None if all
     of ``units`` units in each of ``runs`` runs have one, in 3 ``bands`` rows.
     """
-    numbers = np.arange(units, dtype=np.int64) * 7919
+    keys = np.arange(units, dtype=np.int64) * 7919
     for run in range(runs):
         turns = [Turn.of(f"{_RUN} {run}", bands, row) for row in range(3 * bands)]
-        held = np.array([turn.holds(numbers) for turn in turns if turn is not None])
+        held = np.array([turn.holds(keys) for turn in turns if turn is not None])
         for first in range(2 * bands + 1):
             count = held[first : first + bands].sum(axis=0)
             if (wrong := np.flatnonzero(count != 1)).size:
                 unit = wrong[0]
                 return (
-                    f"unit {numbers[unit]} has {count[unit]} turns in the {bands} rows from row {first} on, where the "
-                    "price holds for one: groups are not dealt once for a run"
+                    f"the unit of key {keys[unit]} has {count[unit]} turns in the {bands} rows from row {first} on, "
+                    "where the price holds for one: groups are not dealt once for a run"
                 )
     return None
 
@@ -194,5 +198,6 @@ def _play(stage: _Stage, scene: StepScene, world: bool, sample_rate: float, proj
         drawn = middle and bool(stage.slots[world].draw(sample_rate, stage.entropy, turn))
         stage.meter.update(stage.meter.done + 1)
         released = mechanism.privatise(stage.batch(scene, drawn), stage.zeros, knobs, 1.0, stage.entropy, list, row)
+        check_released(mechanism, knobs, released, stage.zeros, None)  # with correlated noise there are no statistics
         found.append(project(_seen(mechanism, knobs, released)))
     return np.array(found)

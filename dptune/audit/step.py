@@ -16,15 +16,18 @@ import torch
 from numpy.typing import NDArray
 
 from dptune.audit.bounds import epsilon_from_errors, mu_from_errors
+from dptune.audit.contract import check_knobs, check_parts, check_released, check_statistics
 from dptune.audit.cuts import Cuts, best_cuts, errors
 from dptune.audit.scores import Fit
 from dptune.errors import ConfigError
 from dptune.mechanisms.interfaces import Gradients, Knobs, Observation, Released, RunFacts
 from dptune.mechanisms.mechanism import Mechanism
-from dptune.privacy.entropy import Entropy
+from dptune.plugins import naming_plugins
+from dptune.privacy.entropy import Entropy, OsEntropy
 from dptune.privacy.release import Release
 from dptune.progress import Meter
 from dptune.training.data import PrivacyUnits
+from dptune.units import RECORD
 
 #: Number of parameters of every pair of the attacker's model: with one, a gradient would have no direction.
 PAIR_SIZE = 2
@@ -119,6 +122,9 @@ class _Batch:
     def norms(self) -> torch.Tensor:
         return self.multiples.abs()[:, None] * self.lengths
 
+    def tokens(self) -> torch.Tensor:
+        return torch.ones_like(self.losses())
+
     def losses(self) -> torch.Tensor:
         return self.unit_losses
 
@@ -154,7 +160,8 @@ def audit_step(
         trials: runs of the steps in each world, a fifth of them to choose the attack; scenes are chosen before.
         entropy: source of noise and coins.
 
-    Raises: ConfigError for too few trials, a confidence, sample rate or delta out of range, or correlated noise.
+    Raises: ConfigError for too few trials, a confidence, sample rate or delta out of range, or correlated noise; and
+        for a step that releases anything but finite vectors, or a plug-in that raises: nothing would be shown of it.
     """
     _check(trials, confidence, delta, steps, sample_rate)
     if mechanism.bands > 1:
@@ -163,12 +170,14 @@ def audit_step(
     pilot = int(trials * _PILOT_SHARE)
     counted = trials - pilot
     total = 1 + 2 * (len(scenes) * _SCENE_TRIALS + pilot + counted * steps)  # 1: the step that opens the stage
-    with Meter(f"audit {mechanism.name}", total=total, unit="steps") as meter:
+    about = f"mechanisms.{mechanism.name}"
+    with naming_plugins(about, mechanism.modules), Meter(f"audit {mechanism.name}", total=total, unit="steps") as meter:
         stage = _Stage.of(mechanism, steps, sample_rate, delta, entropy, meter)
         looks = [_attack(stage, scene, _SCENE_TRIALS, counted, confidence) for scene in scenes]
         scene = max(looks, key=lambda attack: attack.cuts.promise).scene
         best = _attack(stage, scene, pilot, counted, confidence)
         inside, outside = (_scores(stage, best, world, counted) for world in (True, False))
+        charged = stage.charged()
     return StepAudit(
         best.scene.name,
         trials,
@@ -176,7 +185,7 @@ def audit_step(
         steps,
         sample_rate,
         delta,
-        stage.charged(),
+        charged,
         mu_errors=errors(inside, outside, best.cuts.for_mu),
         epsilon_errors=errors(inside, outside, best.cuts.for_epsilon),
     )
@@ -209,20 +218,29 @@ class _Stage:
         cls, mechanism: Mechanism, steps: int, sample_rate: float, delta: float, entropy: Entropy, meter: Meter
     ) -> _Stage:
         started = copy.deepcopy(mechanism)
+        check_knobs(started, started.knobs())
         sizes = (PAIR_SIZE,) * mechanism.pairs
         started.start(RunFacts(sizes, torch.device("cpu"), 1.0, sample_rate, steps + 1, None, delta))
         direction = [torch.ones(size, dtype=torch.float64) for size in sizes]
         lengths = torch.stack([part.norm() for part in direction])
         zeros = [torch.zeros_like(part) for part in direction]
         # The attacker's unit has a slot, which is empty in the world without it.
-        slots = {world: PrivacyUnits.records(1, np.array([not world])) for world in (True, False)}
+        one = np.zeros(1, dtype=np.int64)
+        slots = {world: PrivacyUnits.of(RECORD, one, 1, np.array([not world])) for world in (True, False)}
+        check_knobs(started, started.knobs())
         noise_multiplier = started.knobs().noise_multiplier
         stage = cls(
             started, noise_multiplier, direction, lengths, zeros, steps, sample_rate, delta, entropy, meter, slots
         )
+        batches = [stage.batch(scene, world) for scene in SCENES for world in (True, False)]
+        for batch in batches:
+            probed = copy.deepcopy(started)  # its noise may remember what it drew
+            check_parts(probed, stage.knobs(probed), batch, zeros, OsEntropy())
         # Run a step on an empty batch first: until then a controller may lack what its statistics need (a public loss).
         released = stage.release(started, stage.knobs(started), StepScene("nothing", (), 0.0), with_sample=False)
         started.controller.observe(_observation(started, released, 0, steps + 1))
+        for batch in batches:
+            check_statistics(started, stage.knobs(started), batch)
         return stage
 
     def fresh(self) -> Mechanism:
@@ -232,7 +250,9 @@ class _Stage:
 
     def knobs(self, mechanism: Mechanism) -> Knobs:
         """Knobs of the mechanism's next step, with the stage's noise multiplier."""
-        return replace(mechanism.knobs(), noise_multiplier=self.noise_multiplier)
+        knobs = mechanism.knobs()
+        check_knobs(mechanism, knobs)
+        return replace(knobs, noise_multiplier=self.noise_multiplier)
 
     def charged(self) -> Release:
         """The release that a ledger is charged for the first step of a trial."""
@@ -256,9 +276,12 @@ class _Stage:
         return inside, outside
 
     def release(self, mechanism: Mechanism, knobs: Knobs, scene: StepScene, with_sample: bool) -> Released:
-        """Run one step on the scene's batch."""
+        """Run one step on the scene's batch. Raises: ConfigError if it releases anything but finite vectors."""
         self.meter.update(self.meter.done + 1)
-        return mechanism.privatise(self.batch(scene, with_sample), self.zeros, knobs, 1.0, self.entropy)
+        statistics = mechanism.statistics(knobs)
+        released = mechanism.privatise(self.batch(scene, with_sample), self.zeros, knobs, 1.0, self.entropy)
+        check_released(mechanism, knobs, released, self.zeros, None if statistics is None else statistics.empty)
+        return released
 
     def batch(self, scene: StepScene, with_sample: bool) -> list[Gradients]:
         """Micro-batches of the scene, which are made at the first call."""

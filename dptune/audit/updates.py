@@ -213,7 +213,7 @@ class _Runs:
         radii = {"policy": _TRAINING.radius, "critic": _TRAINING.critic_radius}
         multipliers = dict(zip(radii, learner.method.multipliers, strict=False))
         for number in range(self.updates):
-            release = partial(release_means, learner.method, number, ledger, self.entropy)
+            release = partial(release_means, learner.method, number, _USERS, ledger, self.entropy)
             state = step(learner, state, number, streams, register, release)
             for name, released in state.last.items():
                 unit = radii[name] * (multipliers[name] or 1.0) / _USERS

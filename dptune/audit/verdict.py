@@ -26,7 +26,8 @@ from dptune.privacy.release import Composition
 
 #: Probability with which an attack must succeed for a fault to count as detectable.
 _POWER = 0.95
-_DELTAS = (1e-10, 1e-8, 1e-6, 1e-5, 1e-4, 1e-3, 3e-3, 1e-2, 3e-2, 0.1, 0.2, 0.4)
+#: Deltas at which a certified trade-off function is bounded, where it is no Gaussian one.
+DELTAS = (1e-10, 1e-8, 1e-6, 1e-5, 1e-4, 1e-3, 3e-3, 1e-2, 3e-2, 0.1, 0.2, 0.4)
 _MOST_EXCESS = 1e3
 _LARGEST_EPSILON = 700.0
 _CUTS = np.linspace(0.05, 0.95, 37)
@@ -85,7 +86,7 @@ def certificate(composition: Composition, delta: float) -> Certificate:
     if all(release.sample_rate == 1.0 for release in fixed):
         is_gaussian = all(release.noise == "gaussian" for release in fixed)
         return Certificate(epsilon, max(_mu(part) for part in disjoint(fixed)), is_gaussian=is_gaussian)
-    pairs = ((epsilons(fixed, one).certified, one) for one in _DELTAS)
+    pairs = ((epsilons(fixed, one).certified, one) for one in DELTAS)
     return Certificate(epsilon, None, tuple(pair for pair in pairs if math.isfinite(pair[0])))
 
 

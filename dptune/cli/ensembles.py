@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from pathlib import Path
@@ -14,6 +13,8 @@ from dptune.cli.console import notice, show
 from dptune.cli.options import AsJson
 from dptune.digits import at_most
 from dptune.errors import ConfigError
+from dptune.files import read_json
+from dptune.streams import read_input
 
 if TYPE_CHECKING:
     from dptune.prediction.deployment import Deployment
@@ -142,7 +143,7 @@ def _token(file: Path | None) -> str | None:
         raise ConfigError("--token-file", f"is given, and {TOKEN_VARIABLE} is set too", fix="keep one of them")
     if file is not None:
         try:
-            given = file.read_text(encoding="ascii").strip()
+            given = read_input(file).decode("ascii").strip()
         except (OSError, ValueError) as error:
             raise ConfigError("--token-file", f"cannot be read ({error})", fix="give a file of ASCII text") from None
     if given is None:
@@ -156,7 +157,7 @@ def _token(file: Path | None) -> str | None:
 
 def _served_ensemble() -> Path:
     try:
-        return Path(json.loads(_PIPELINE.read_text(encoding="utf-8"))["served"])
+        return Path(read_json(_PIPELINE)["served"])
     except (OSError, ValueError, KeyError):
         problem = f"is not given, and {_PIPELINE} names none: the stage prediction has not ended here"
         fix = "run `dvc repro prediction` where params.yaml lies (it says why, if it fails), or give --ensemble"

@@ -140,7 +140,7 @@ def of_certificate(certificate: SearchCertificate) -> dict[str, Any]:
         "epsilon_certified": certificate.certified,
         "epsilon_noise_only": certificate.epsilon_by(certificate.bound),
         "epsilon_published": math.inf,  # the mechanisms' papers count no search
-        "leaks": list(certificate.leaks),
+        "leaks": list(certificate.all_leaks),
         "search_epsilon_one_shift": certificate.epsilon_by("one_shift"),
         "epsilon_of_one_candidate_no_guarantee": certificate.one_candidate,
         "budget_epsilon": certificate.epsilon,

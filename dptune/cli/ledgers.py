@@ -3,16 +3,18 @@ set-aside`` puts away a run that cannot go on."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dptune.cli.console import show
+from dptune.cli.console import notice, show
 from dptune.cli.options import AsJson
 from dptune.digits import at_most
 from dptune.errors import ConfigError, DptuneError
+from dptune.files import sha256
 
 if TYPE_CHECKING:
     from dptune.privacy.certificate import SearchCertificate
@@ -32,34 +34,95 @@ _PARTS = {"search": "searches", "run": "runs", "cell": "cells of study {}", "ans
 
 def verify(
     ledger: Annotated[Path, typer.Argument(help="A ledger.jsonl or certificate.jsonl, or a folder that holds one.")],
+    no_guarantee: Annotated[
+        bool, typer.Option("--no-guarantee", help="Status 0 also where no epsilon is certified.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Recompute every epsilon of a run from its ledger alone; refuse a ledger, or a card, that was torn or edited."""
-    from dptune.cli.figures import of_ledger, of_winner
-    from dptune.prediction.protocols import PROTOCOLS
-    from dptune.privacy.certificate import FILE, read_certificate
-    from dptune.privacy.run_folder import RunFolder
-    from dptune.tuning.verifying import consistent_certificate
+    """Recompute every epsilon of a run from its ledger alone; refuse a ledger, or a card, that was torn or edited.
 
-    alone = ledger / FILE if ledger.is_dir() and not RunFolder(ledger).ledger.exists() else ledger
-    if alone.name == FILE and (alone == ledger or alone.is_file()):
-        found = consistent_certificate(alone)
-        if alone != ledger and found.winner is not None:  # else any weights could lie beside it
+    Status 0: all that was compared agrees, and an epsilon is certified; 1: it agrees, and none is; 2: it was refused.
+    """
+    from dptune.cli.figures import of_certificate, of_ledger, of_winner
+    from dptune.privacy.certificate import FILE, read_certificate
+    from dptune.privacy.ledger_file import read_ledger
+    from dptune.privacy.run_folder import RunFolder
+    from dptune.tuning.verifying import CARD, check_deliverable, consistent_certificate, deliverable_within
+
+    folder = deliverable_within(ledger) if ledger.is_dir() else None
+    file = RunFolder(ledger).ledger if ledger.is_dir() else ledger
+    if folder is None and ledger.is_dir() and not file.exists() and (ledger / FILE).is_file():
+        file = ledger / FILE
+    compared = {"weights_compared": folder is not None} if as_json else {}  # in text it is said in sentences
+    if folder is None and file.name == FILE:
+        found = consistent_certificate(file)
+        if ledger.is_dir() and found.winner is not None:  # else any weights could lie beside it
             problem = f"{ledger}: its certificate names a winner, and the winner's ledger is missing"
             raise DptuneError(f"{problem}. Fix: take the whole folder that the search delivered.")
-        _show_search(found, as_json)
+        # A search that does not keep its budget was refused.
+        _show_search(found, as_json, of_certificate(found) | compared)
+        if not as_json:
+            _say_alone(file)
+        _end(found.certified, found.all_leaks, no_guarantee=no_guarantee)
         return
-    contents, card = _contents(ledger)
-    searched = card is not None and (card.parent / FILE).is_file()
-    if searched and card is not None:  # checked against ledger and weights with the card
-        certificate = read_certificate(card.parent / FILE)
-        _show_search(certificate, as_json, of_winner(contents, certificate))
+    contents = read_ledger(file) if folder is None else check_deliverable(folder)
+    certified, leaks, searched = contents.epsilons.certified, contents.epsilons.leaks, False
+    if folder is not None and (folder / FILE).is_file():  # checked against ledger and weights with the card
+        certificate = read_certificate(folder / FILE)
+        certified, leaks, searched = certificate.certified, certificate.all_leaks, True
+        _show_search(certificate, as_json, of_winner(contents, certificate) | compared)
     else:
-        show(of_ledger(contents), as_json)
-    if as_json:
+        show(of_ledger(contents) | compared, as_json)
+    if not as_json:
+        _say(contents, None if folder is None else folder / CARD, searched=searched)
+        if folder is None:
+            _say_alone(file)
+    _end(certified, leaks, no_guarantee=no_guarantee)
+
+
+def _say_alone(file: Path) -> None:
+    """Say that no weights were looked at."""
+    others = sorted(one.name for one in file.parent.iterdir() if one.name != file.name and not one.name.startswith("."))
+    beside = f": not {', '.join(others)}, which lies beside it" if len(others) == 1 else ""
+    beside = f": nothing of the {len(others)} files and folders beside it" if len(others) > 1 else beside
+    typer.echo(f"Only {file} was read{beside}. It proves what a run may cost, and binds no weights.")
+
+
+def _end(certified: float, leaks: Sequence[str], *, no_guarantee: bool) -> None:
+    """Say last that no epsilon is certified, if none is; the command then ends with status 1, unless it was asked."""
+    from dptune.tuning.card import NO_GUARANTEE, has_guarantee, why_not
+
+    if has_guarantee(certified):
         return
+    fix = "treat what it made like the records themselves, or give --no-guarantee for status 0"
+    typer.echo(f"{NO_GUARANTEE}: no epsilon is certified ({why_not(leaks)}). Fix: {fix}.", err=True)
+    if not no_guarantee:
+        raise typer.Exit(1)
+
+
+def _say(contents: LedgerContents, card: Path | None, *, searched: bool) -> None:
+    """Print what was compared, and what the figures are about."""
+    from dptune.prediction.protocols import PROTOCOLS
+    from dptune.tuning.card import has_guarantee
+    from dptune.tuning.named_base import NO_DIGEST, read_base
+    from dptune.tuning.verifying import beside, compared, linked
+
     if card is not None:
-        typer.echo(f"{card} says what the ledger says, of these very weights, their configuration and the tokenizer.")
+        files = ", ".join(compared(card.parent))
+        typer.echo(
+            f'Compared: the section "Privacy" of {card} with the ledger and the SHA-256 of {files}; and the tag of the '
+            "card with the certified epsilon. All agree. Other sections were not compared."
+        )
+        if others := beside(card.parent):
+            typer.echo(f"Not compared, and read by nothing: {', '.join(others)}.")
+        if links := linked(card.parent):
+            typer.echo(f"Links, whose targets were compared: {', '.join(links)}. Hand on the files themselves.")
+        base = read_base(card.parent)
+        typer.echo(f"Base model: {NO_DIGEST if base is None else base.row}.")
+        typer.echo(
+            f"Whoever can write the whole folder can make its files agree. SHA-256 of this card, to compare with what "
+            f"its maker says: {sha256(card)}"
+        )
     if not contents.complete:
         typer.echo("The run is not finished: these are the epsilons so far, not those of the planned run.")
     for plugin in contents.header.plugins if not searched else ():
@@ -67,16 +130,15 @@ def verify(
     header = contents.header
     if searched:
         return
-    if header.telemetry in _COVERED:
+    _say_dealt_by_rank(contents.epsilons.leaks)
+    if has_guarantee(contents.epsilons.certified) and header.telemetry in _COVERED:
         subject = "answers" if header.mechanism in PROTOCOLS else "trained weights"
         typer.echo(f"telemetry: {header.telemetry}. The guarantee covers the {subject}{_COVERED[header.telemetry]}")
 
 
-def _show_search(certificate: SearchCertificate, as_json: bool, figures: dict[str, Any] | None = None) -> None:
-    """Print what a search costs, by default from its certificate alone, and what that cannot show."""
-    from dptune.cli.figures import of_certificate
-
-    show(figures or of_certificate(certificate), as_json)
+def _show_search(certificate: SearchCertificate, as_json: bool, figures: dict[str, Any]) -> None:
+    """Print what a search costs, and what its certificate cannot show."""
+    show(figures, as_json)
     if as_json:
         return
     law, price = certificate.law, f"({at_most(certificate.certified, 6)}, {at_most(certificate.delta)})"
@@ -84,6 +146,7 @@ def _show_search(certificate: SearchCertificate, as_json: bool, figures: dict[st
         f"The search is {price}-DP under adding or removing one {certificate.unit}: it takes the best of a random "
         f"number of candidates, {law.uncapped_mean:g} on average and at most {law.most}, and that choice is paid for."
     )
+    _say_dealt_by_rank(certificate.all_leaks)
     typer.echo("epsilon_published is inf: the mechanisms' papers count no search.")
     if not certificate.complete:
         typer.echo("The search is not finished: its whole cost counts already.")
@@ -97,26 +160,48 @@ def _show_search(certificate: SearchCertificate, as_json: bool, figures: dict[st
     )
 
 
+def _say_dealt_by_rank(leaks: Sequence[str]) -> None:
+    """Say of a run or search of an earlier version that its number is another promise than its card says."""
+    from dptune.privacy.release import DEALT_BY_RANK
+
+    if DEALT_BY_RANK in leaks:
+        typer.echo(f"Not certified: {DEALT_BY_RANK}. A card of that version calls this number certified.")
+
+
 def spent(
     register: Annotated[Path, typer.Argument(help="A spent.jsonl; else that of this folder.")] = Path("spent.jsonl"),
+    restore: Annotated[
+        bool, typer.Option("--restore", help="Add what has ended beside the register and is missing in it.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Add up everything that a register says was published, by set of records and unit."""
+    """Add up everything that a register says was published, by set of records and unit; name what is missing in it."""
+    from dptune.privacy.register_file import unnumbered
     from dptune.privacy.spent import IN_A_SHARD, SHARD, Register
+    from dptune.privacy.unregistered import MOST
 
-    if not register.is_file():
+    book = Register(register)
+    faults = book.faults()  # a register that was removed is one
+    if not (register.is_file() or faults):
         fix = "give the spent.jsonl beside the folders of runs, or the pipeline's data/spent.jsonl"
         raise ConfigError(str(register), "is no register", fix=fix)
-    book = Register(register)
+    if restore and (names := book.restore()):
+        notice("restored", f"{register} names {', '.join(names)} again")
+        faults = book.faults()
+    for fault in faults:
+        notice("warning", fault)
     totals, whole = book.totals(), book.of_all_units()
     note = (
         "Epsilons and deltas add up (basic composition). Records that were edited in between, or read by another "
         "template or column, count as others: theirs add to these where they hold the same people. An ensemble that "
-        "answers counts with its whole budget. Cells of an experiment that did not end their training are in no "
-        "register, nor are those of policy.rlhf that an earlier version trained: what their own ledgers hold comes on "
-        "top. A run's or an ensemble's folder that was copied half-way "
-        "and finished twice has one id and counts once: add the copy by hand."
+        "answers counts with its whole budget. What a ledger beside the register holds counts too where no line names "
+        "it, such as that of a cell that has not ended; a folder that was removed, lies elsewhere, more than two "
+        f"levels deep or beyond the first {MOST:,} is not seen. A run's or an ensemble's folder that was copied "
+        "half-way and finished twice has one id and counts once: add the copy by hand."
     )
+    if older := unnumbered(register):
+        note += f" {older} lines have no number: an earlier version wrote them, and their checksums alone hold them "
+        note += "together."
     if any(total.unit.endswith(IN_A_SHARD) for total in whole):
         note += f" An ensemble whose unit is a {SHARD} is not in the line of records, or of another unit, though each "
         note += f"record lies in a shard: the line of what is one of each{IN_A_SHARD}, counts them all."
@@ -125,7 +210,7 @@ def spent(
         note += "has a key of its own, and nothing adds up two."
     if as_json:
         listed = {"totals": [asdict(total) for total in totals], "all_units": [asdict(total) for total in whole]}
-        show(listed | {"note": note}, as_json)
+        show(listed | {"faults": faults, "note": note}, as_json)
         return
     for total in (*totals, *whole):
         whole_of = {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(total).items()}
@@ -133,22 +218,6 @@ def spent(
         parts = {_PARTS.get(part.what, part.what).format(part.study): str(part) for part in total.parts}
         show(whole_of | parts, as_json)
     typer.echo(note)
-
-
-def _contents(path: Path) -> tuple[LedgerContents, Path | None]:
-    """The content of a ledger, and the path of the card that was checked against it, if there is one."""
-    from dptune.privacy.ledger_file import read_ledger
-    from dptune.privacy.run_folder import RunFolder
-
-    if not path.is_dir():
-        return read_ledger(path), None
-    inner = RunFolder(path).adapter
-    for folder in (path, inner):
-        if (folder / "adapter_config.json").is_file() and RunFolder(folder).ledger.is_file():
-            from dptune.tuning.verifying import CARD, check_deliverable
-
-            return check_deliverable(folder), folder / CARD
-    return read_ledger(RunFolder(path).ledger), None
 
 
 def set_aside(

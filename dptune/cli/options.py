@@ -15,7 +15,9 @@ if TYPE_CHECKING:
     from dptune.privacy.selection_law import SelectionLaw
 
 Mechanism = Annotated[str, typer.Argument(help="Registered name; see `dptune mechanisms`.", autocompletion=completions)]
-SampleRate = Annotated[float | None, typer.Option(help="Probability that a unit enters a batch.")]
+SampleRate = Annotated[
+    float | None, typer.Option(help="Probability that a unit enters a batch, by a coin of its own: Poisson sampling.")
+]
 Steps = Annotated[int | None, typer.Option(help="Number of steps.", min=1, max=10**12)]
 Records = Annotated[int | None, typer.Option(help="Units in the training data.", max=10**15)]
 Batch = Annotated[float | None, typer.Option(help="Expected batch size.")]

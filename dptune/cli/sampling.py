@@ -50,6 +50,7 @@ def sample(
 ) -> None:
     """Write a synthetic corpus with a tuned adapter; sampling is post-processing, and costs no further privacy."""
     from dptune.corpus.reading.source import RecordSource
+    from dptune.tuning.card import has_guarantee
     from dptune.tuning.finished import open_adapter
     from dptune.tuning.places import card_beside, check_data, check_model, check_new_file
 
@@ -77,6 +78,7 @@ def sample(
             device=device,
             dtype=dtype,
             load_in_4bit=load_in_4bit,
+            no_guarantee=no_guarantee,
             warn=lambda note: notice("warning", by_option(note)),
         )
         found.save(out)
@@ -88,5 +90,5 @@ def sample(
     guarantee = {"epsilon_certified": opened.epsilon, "delta": opened.contents.header.delta}
     show({**found.figures, **guarantee, "file": str(out), "card": str(card_beside(out))}, as_json)
     if not as_json:
-        typer.echo(_COVERED if opened.epsilon < float("inf") else _NOT_COVERED)
+        typer.echo(_COVERED if has_guarantee(opened.epsilon) else _NOT_COVERED)
         typer.echo(f"Train on them: dptune tune --data {out}; or any other training, with privacy or without.")

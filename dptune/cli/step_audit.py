@@ -65,12 +65,15 @@ def audit(
     from dptune.audit.step import audit_step
     from dptune.cli import figures
     from dptune.mechanisms.planning import Schedule, planned, price
-    from dptune.mechanisms.registry import build, lacks_noise
+    from dptune.mechanisms.registry import build, lacks_noise, plugin_modules
+    from dptune.plugins import naming_plugins
     from dptune.privacy.entropy import OsEntropy
 
     check_mechanism(mechanism)
-    noise = {"noise_multiplier": 1.0} if lacks_noise(mechanism, chosen) else {}
-    built = build(mechanism, noise | chosen)
+    about, modules = f"mechanisms.{mechanism}", plugin_modules(mechanism, chosen)
+    with naming_plugins(about, modules):
+        noise = {"noise_multiplier": 1.0} if lacks_noise(mechanism, chosen) else {}
+        built = build(mechanism, noise | chosen)
     if (correlated := built.noise.correlated) is not None and len(correlated.bands_to_try(0.01, 64)) > 1:
         problem = "is open, so there is no noise of several rows to attack"
         raise ConfigError("bands", problem, fix="use --set bands=8, or the number of your run")
@@ -84,14 +87,16 @@ def audit(
     found = audit_rows(built, visits=steps, **common) if built.bands > 1 else audit_step(built, steps=steps, **common)
     # With bands, the sample's visits lie that many steps apart, and its rate is that of its own group.
     schedule = Schedule(sample_rate / built.bands, steps * built.bands, delta)
-    result = {
-        "mechanism": mechanism,
-        **figures.of_schedule(built, schedule),
-        **found.to_dict(),
-        **figures.of_prices(price(built, schedule)),
-    }
+    with naming_plugins(about, modules):
+        result = {
+            "mechanism": mechanism,
+            **figures.of_schedule(built, schedule),
+            **found.to_dict(),
+            **figures.of_prices(price(built, schedule)),
+        }
+        releases = planned(built, schedule)
     once = _ONE_STEP if steps == 1 and sample_rate == 1 else ""
-    _show_audit(result, found, planned(built, schedule), false_alarms, as_json, once)
+    _show_audit(result, found, releases, false_alarms, as_json, once)
 
 
 def _audit_policy_gradient(

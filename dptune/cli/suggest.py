@@ -163,6 +163,7 @@ def _suggest(
     from dptune.tuning.settings import TuneSettings
 
     chosen = TuneSettings.of(**settings)
+    chosen.check_rows(columns.get("unit"))
     check_model(model, revision)
     source = None if public is None else RecordSource(str(public), **columns)
     if source is not None:

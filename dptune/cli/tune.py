@@ -50,8 +50,9 @@ from dptune.cli.tuning_options import (
     words_of_labels,
 )
 from dptune.corpus.reading.formats import ENDINGS, Format
-from dptune.corpus.reading.source import RecordSource
+from dptune.corpus.reading.source import RecordsAre, RecordSource
 from dptune.errors import ConfigError, DptuneError, FullDeviceError, is_out_of_memory
+from dptune.files import read_json
 from dptune.options import assignments
 from dptune.tuning.settings import Task
 
@@ -60,6 +61,8 @@ if TYPE_CHECKING:
     from dptune.tuning.run import Tuned
 
 _INTERRUPTED = 130
+#: The most characters of a record that the plan shows.
+_SHOWN = 200
 
 
 def tune(
@@ -86,7 +89,7 @@ def tune(
     ] = "generate",
     label: Annotated[str | None, typer.Option(help="Column of labels; else label.")] = None,
     labels: Annotated[
-        str | None, typer.Option(help="All labels, by commas or as JSON's list; public. Else those of the records.")
+        str | None, typer.Option(help="Of task classify: all labels, by commas or as JSON's list; public.")
     ] = None,
     words: Annotated[
         list[str] | None,
@@ -98,9 +101,7 @@ def tune(
         Format | None,
         typer.Option("--format", help="Else by the file's ending."),
     ] = None,
-    records_are: Annotated[
-        Literal["lines", "paragraphs"] | None, typer.Option(help="Of a text file; else by its empty lines.")
-    ] = None,
+    records_are: Annotated[RecordsAre | None, typer.Option(help="Of a text file in which they differ.")] = None,
     public: Annotated[Path | None, typer.Option(help="Records of nobody, read in the same way.")] = None,
     mechanism: MechanismName = "static",
     options: Options = None,
@@ -113,7 +114,6 @@ def tune(
     schedule: ScheduleName = "constant",
     average: AverageName = "tail",
     max_length: MaxLength = None,
-    cut_records: Annotated[bool, typer.Option("--cut-records", help="Allow most records to be cut.")] = False,
     records_per_unit: RecordsPerUnit = 4,
     rows: Rows = 16,
     gradient_checkpointing: GradientCheckpointing = False,
@@ -162,7 +162,6 @@ def tune(
         "schedule": schedule,
         "average": average,
         "max_length": max_length,
-        "cut_records": cut_records,
         "records_per_unit": records_per_unit,
         "rows": rows,
         "gradient_checkpointing": gradient_checkpointing,
@@ -207,7 +206,7 @@ def tune(
             _tune(model, revision, records, chosen, out, register, dry_run, as_json)
     except DptuneError as error:
         raise DptuneError(by_option(str(error))) from None
-    except RuntimeError as error:
+    except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
         raise FullDeviceError from None
@@ -260,11 +259,13 @@ def _tune(
     base = open_base(model, settings, revision)
     check_mechanism(settings, base)
     prepared = prepare(described, base, settings)
-    book = Register(register) if register is not None else Register.beside(out)
+    book = Register.beside(out, register)
     for note in (*prepared.notes, *paid_before(book, prepared, out)):
         notice("warning", by_option(note))
     if dry:
         show(_plan(prepared) | _resources(prepared), as_json)
+        for text in prepared.first:
+            notice("a record as it is read", repr(text[:_SHOWN] + ("..." if len(text) > _SHOWN else "")))
         return
     tuned = run(prepared, out, book, on_start=lambda: None if as_json else show(_plan(prepared), as_json))
     _show_result(tuned, prepared, as_json)
@@ -272,6 +273,7 @@ def _tune(
 
 def _plan(prepared: PreparedRun) -> dict[str, Any]:
     """The run's settings, with the reason for each one that the user left open."""
+    from dptune.corpus.reading.fields import WAYS
     from dptune.tuning.run import public_settings
 
     settings, chosen, units = prepared.settings, prepared.schedule, prepared.units
@@ -281,6 +283,7 @@ def _plan(prepared: PreparedRun) -> dict[str, Any]:
     return {
         "model": prepared.base.name,
         **{f"records_{side}": count for side, count in records.items() if count},
+        **({"texts_are": WAYS[prepared.way]} if prepared.way else {}),
         "units": len(units),
         "unit": units.kind,
         "epsilon": settings.epsilon,
@@ -316,32 +319,29 @@ def _resources(prepared: PreparedRun) -> dict[str, Any]:
 
 def _show_result(tuned: Tuned, prepared: PreparedRun, as_json: bool) -> None:
     from dptune.cli.figures import of_ledger
-    from dptune.cli.tune_result import about_bands, attack_of, no_gain, scores_of, what_counts, with_glosses
+    from dptune.cli.tune_result import (
+        about_bands,
+        attack_of,
+        figures_of,
+        no_gain,
+        scores_of,
+        what_counts,
+        where_figures_stay,
+        with_glosses,
+    )
     from dptune.privacy.run_folder import RunFolder
 
     adapter, model = RunFolder(tuned.folder).adapter, prepared.base.name
-    said: dict[str, float] = {}
-    for name, (before, after) in tuned.perplexity.items():
-        whose = name.split()[0].replace("-", "_")
-        said |= {f"perplexity_before_{whose}": before, f"perplexity_after_{whose}": after}
-    for name, scores in tuned.scores.items():
-        whose = name.split()[0].replace("-", "_")
-        for score, (before, after) in scores.items():
-            said |= {f"{score}_before_{whose}": before, f"{score}_after_{whose}": after}
+    said = figures_of(tuned)
     if as_json:
         begun = {"restarts": tuned.restarts} if prepared.mechanism.mechanism.bands > 1 else {}
         show(of_ledger(tuned.ledger) | begun | said | {"adapter": str(adapter)}, as_json)
         return
     classified, noted = scores_of(tuned, prepared)
     show(with_glosses(of_ledger(tuned.ledger)) | (classified or said) | {"adapter": str(adapter)}, as_json)
-    for sentence in (what_counts(tuned.ledger), *about_bands(tuned, prepared), *noted, *no_gain(tuned)):
+    about = (*about_bands(tuned, prepared), *noted, *no_gain(tuned), *where_figures_stay(tuned))
+    for sentence in (what_counts(tuned.ledger), *about):
         typer.echo(sentence)
-    if any("held" in name for name in (*tuned.perplexity, *tuned.scores)):
-        measure = "Accuracy" if tuned.scores else "Perplexity"
-        typer.echo(
-            f"{measure} of held-out records is a statistic of private records, which the guarantee does not cover; "
-            "--telemetry private leaves it out."
-        )
     classifies = prepared.settings.task == "classify"
     by = f"as the card in {adapter} has it" if classifies else f'PeftModel.from_pretrained(base, "{adapter}")'
     typer.echo(f"Load it: {by}, with {model} as its base.")
@@ -352,14 +352,13 @@ def _show_result(tuned: Tuned, prepared: PreparedRun, as_json: bool) -> None:
 
 def _where(out: Path) -> str:
     """A sentence on how far an interrupted run came, and how to resume it."""
-    import json
 
     from dptune.privacy.ledger_file import LedgerError, read_ledger
     from dptune.privacy.run_folder import RunFolder
 
     folder = RunFolder(out)
     try:
-        steps = json.loads(folder.cell.read_text(encoding="utf-8"))["steps"]
+        steps = read_json(folder.cell)["steps"]
         return f"at release {read_ledger(folder.ledger).releases} of {steps}; run again to go on"
     except (OSError, ValueError, KeyError, LedgerError):
         return "before the first release; nothing was charged"

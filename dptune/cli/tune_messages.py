@@ -14,6 +14,7 @@ from dptune.cli.console import show_progress
 _OPTIONS = {
     "data.text": "--text",
     "data.prompt": "--prompt",
+    "data.completion": "--completion",
     "data.messages": "--messages",
     "data.template": "--template",
     "data.label": "--label",
@@ -40,7 +41,6 @@ _OPTIONS = {
     "training.loss_on": "--loss-on",
     "records_per_unit": "--records-per-unit",
     "max_length": "--max-length",
-    "cut_records": "--cut-records",
     "eval_share": "--eval-share",
     "add_bos_token": "--add-bos-token",
     "learning_rate": "--learning-rate",
@@ -63,6 +63,7 @@ _OPTIONS = {
 #: Names that are English words too: they are replaced only at the beginning of a message.
 _WORDS = (
     "data",
+    "model",
     "source",
     "labels",
     "task",

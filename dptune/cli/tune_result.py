@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from dptune.cli.accuracy import no_better, printed_scores
 from dptune.digits import at_most
+from dptune.privacy.run_folder import RunFolder
 
 if TYPE_CHECKING:
     from dptune.privacy.ledger_file import LedgerContents
@@ -28,6 +29,31 @@ def with_glosses(figures: Mapping[str, Any]) -> dict[str, Any]:
         if name == "epsilon_certified":
             found["epsilon_audited"] = NOT_MEASURED
     return found
+
+
+def figures_of(tuned: Tuned) -> dict[str, float]:
+    """Perplexities and scores before and after by name, for their owner; ``scores_of`` has fewer, for people."""
+    found: dict[str, float] = {}
+    for name, (before, after) in tuned.perplexity.items():
+        whose = name.split()[0].replace("-", "_")
+        found |= {f"perplexity_before_{whose}": before, f"perplexity_after_{whose}": after}
+    for name, scores in tuned.scores.items():
+        whose = name.split()[0].replace("-", "_")
+        for score, (before, after) in scores.items():
+            found |= {f"{score}_before_{whose}": before, f"{score}_after_{whose}": after}
+    return found
+
+
+def where_figures_stay(tuned: Tuned) -> Iterator[str]:
+    """A sentence for the owner where figures of held-out private records were shown."""
+    from dptune.tuning.card import HELD_OUT
+
+    if HELD_OUT in {**tuned.perplexity, **tuned.scores}:
+        folder, measure = RunFolder(tuned.folder), "Accuracy" if tuned.scores else "Perplexity"
+        yield (
+            f"{measure} of held-out records is a statistic of private records, which the guarantee does not cover: it "
+            f"stays in {folder.result}, and {folder.adapter} tells nothing of it."
+        )
 
 
 def what_counts(contents: LedgerContents) -> str:

@@ -63,7 +63,7 @@ def tune_by_search(
 
     settings, described = with_labels(settings, described)
     base = open_base(model, settings, revision)
-    book = Register(register) if register is not None else Register.beside(out)
+    book = Register.beside(out, register)
     if asked.score.on == "rehearsal":
         _tune_rehearsed(described, base, settings, asked, out, book, dry, as_json)
         return
@@ -102,7 +102,7 @@ def _tune_rehearsed(
 ) -> None:
     """Rehearse on public records, and train the chosen settings once on the private ones."""
     from dptune.cli.figures import of_ledger
-    from dptune.cli.tune_result import what_counts, with_glosses
+    from dptune.cli.tune_result import figures_of, what_counts, where_figures_stay, with_glosses
     from dptune.tuning.prepare import prepare
     from dptune.tuning.run import paid_before, run_here, working_in
     from dptune.tuning.search.rehearsal import rehearsed
@@ -127,7 +127,9 @@ def _tune_rehearsed(
         found = rehearsed(described, base, settings, asked, len(first.units), out, said)
         tuned = run_here(prepare(described, base, found.settings), out, book)
     told = of_ledger(tuned.ledger)
-    show((told if as_json else with_glosses(told)) | {"adapter": str(tuned.folder / "adapter")}, as_json)
+    told = (told if as_json else with_glosses(told)) | figures_of(tuned)
+    show(told | {"adapter": str(tuned.folder / "adapter")}, as_json)
     if not as_json:
-        typer.echo(what_counts(tuned.ledger))
+        for sentence in (what_counts(tuned.ledger), *where_figures_stay(tuned)):
+            typer.echo(sentence)
         typer.echo(check_command(tuned.folder / "adapter"))

@@ -12,7 +12,6 @@ them. Carriers are public.
 
 from __future__ import annotations
 
-import json
 import string
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -25,7 +24,7 @@ from dptune.corpus.carriers import public_texts
 from dptune.corpus.reading.record import Chat, Content, PromptTarget, Text
 from dptune.corpus.records import Records, encode_content, form_at, read_records, write_parquet
 from dptune.errors import ConfigError, DataError
-from dptune.files import replacing, sha256, write_json
+from dptune.files import read_json, replacing, sha256, write_json
 from dptune.units import RECORD
 
 ALPHABET = string.ascii_uppercase + string.digits
@@ -135,7 +134,7 @@ def inject(
 def read_secrets(path: Path) -> Secrets:
     """Read a secrets file. Raises: DataError if it is absent or not one."""
     try:
-        stored = json.loads(path.read_text(encoding="utf-8"))
+        stored = read_json(path)
         extraction, audit = (tuple(Canary(**one) for one in stored[name]) for name in ("extraction", "audit"))
         return Secrets(extraction, audit, stored["salt"])
     except (OSError, ValueError, KeyError, TypeError):

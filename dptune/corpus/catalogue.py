@@ -146,18 +146,20 @@ def _path_of(name: str, given: SourceSettings) -> Path:
 
 
 def _copy_text(directory: Path, given: SourceSettings) -> Path:
-    return acquire_text(directory, _path_of("text", given))
+    return acquire_text(directory, _path_of("text", given), given.options.get("records_are"))
 
 
 def _look_at_text(given: SourceSettings) -> str:
-    path = _path_of("text", given)
-    rows_of(RecordSource(path, format="text"), path)
+    rows_of(_check_text(given), _path_of("text", given))
     return "text"
 
 
-def _check_text(given: SourceSettings) -> None:
-    _path_of("text", given)
-    _refuse_options("text", given)
+def _check_text(given: SourceSettings) -> RecordSource:
+    path, others = _path_of("text", given), set(given.options) - {"records_are"}
+    if others:
+        problem = f"source text takes records_are alone, and not {', '.join(sorted(others))}"
+        raise ConfigError("data.options", problem, fix="leave the others out, or use source table")
+    return RecordSource(path, format="text", **given.options)
 
 
 def _file_source(name: Format) -> Source:
@@ -218,7 +220,7 @@ def _called(name: str, read: Read, options: Mapping[str, Any]) -> Iterator[Any]:
         yield from read(**options)
     except DptuneError:
         raise
-    except Exception as error:  # whatever a plug-in may raise
+    except (Exception, SystemExit) as error:  # whatever a plug-in may raise, or end the process by
         # Not the message of the exception, which may hold a record.
         own, lines = inspect.getsourcefile(read), traceback.extract_tb(error.__traceback__)
         line = next((one for one in reversed(lines) if one.filename == own), lines[-1])

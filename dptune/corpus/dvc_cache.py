@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import configparser
 import hashlib
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -15,6 +14,7 @@ from pathlib import Path, PurePosixPath
 import yaml
 
 from dptune.errors import DataError
+from dptune.files import read_json
 
 _DIRECTORY = ".dir"
 
@@ -78,7 +78,7 @@ def _tracked(note: Path, cache: Path) -> Iterator[tuple[str, str]]:
         yield ".", checksum
         return
     listing = in_cache(cache, checksum)
-    for entry in json.loads(listing.read_text(encoding="utf-8")) if listing else []:
+    for entry in read_json(listing, list, kind=list) if listing else []:
         yield str(entry["relpath"]), str(entry["md5"])
 
 

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
@@ -14,10 +15,10 @@ import numpy as np
 import pyarrow as pa
 
 from dptune.corpus.narratives import check_files, check_rows
-from dptune.corpus.reading.fields import RecordMaker
+from dptune.corpus.reading.fields import RecordMaker, note_of_unread
 from dptune.corpus.reading.formats import FORMATS, Format
 from dptune.corpus.reading.opening import rows_of
-from dptune.corpus.reading.read import read
+from dptune.corpus.reading.read import read, read_and_say
 from dptune.corpus.reading.record import Record
 from dptune.corpus.reading.source import RecordSource
 from dptune.corpus.reading.telling import checked
@@ -25,6 +26,8 @@ from dptune.corpus.records import Records, encode_content, form_of, read_records
 from dptune.errors import ConfigError, DataError
 from dptune.files import replacing, sha256, write_json
 from dptune.units import RECORD
+
+_log = logging.getLogger(__name__)
 
 #: Formats whose rows have columns; ``corpus.text`` copies texts.
 WITH_COLUMNS: tuple[Format, ...] = tuple(name for name in FORMATS if name != "text")
@@ -81,7 +84,9 @@ def write_found(directory: Path, source: RecordSource, name: Format, label: str,
 
     Raises: ConfigError and DataError as ``acquire_file``.
     """
-    found = read(source)
+    found, maker = read_and_say(source)
+    for note in note_of_unread((*maker.unread, *maker.unread_later)):
+        _log.warning("%s: %s", file, note)
     if len(found) < _FEWEST:
         raise DataError(f"has {len(found)} records, of {_FEWEST} at least", fix="give more", file=file)
     about = {"source": name, "synthetic": False, "label": label, "form": form_of(found)}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -17,7 +16,7 @@ from dptune.corpus.records import Records, write_records
 from dptune.corpus.schema import COLUMNS, DIAGNOSES, DRUGS, ID_COLUMNS, MISSING
 from dptune.corpus.table import UNKNOWN, Table, read_table
 from dptune.errors import DataError
-from dptune.files import sha256
+from dptune.files import read_json, sha256
 
 OPENING = "This is the record of a hospital encounter of a patient with diabetes."
 NEVER_VERBALISED = ("encounter_id", "patient_nbr")
@@ -88,7 +87,7 @@ def read_source(path: Path) -> dict[str, Any]:
     Raises: DataError if the file is no such description.
     """
     try:
-        source = json.loads(path.read_text(encoding="utf-8"))
+        source = read_json(path)
         kept = {name: source[name] for name in ("source", "synthetic", "label")}
         return kept | {name: source[name] for name in ("form",) if name in source}
     except (OSError, ValueError, KeyError, TypeError):
@@ -124,7 +123,7 @@ def check_rows(source_json: Path, file: Path, rows: int) -> None:
 
 
 def _read_key(source_json: Path, key: str) -> Any:
-    return json.loads(source_json.read_text(encoding="utf-8")).get(key)
+    return read_json(source_json).get(key)
 
 
 def _clauses_of(values: pd.Series, clause: Clause) -> np.ndarray:

@@ -71,14 +71,17 @@ def encode_content(content: Content) -> str:
     """A record's content as the column ``text`` holds it. Never empty: an empty text marks a canary left out."""
     if isinstance(content, Text):
         return content.text
-    whole = content.messages if isinstance(content, Chat) else list(vars(content).values())
+    whole = content.stored if isinstance(content, Chat) else list(vars(content).values())
     return json.dumps(whole, ensure_ascii=False, default=str)
 
 
 def decode_content(text: str, form: str) -> Content:
     """The content of a record whose column ``text`` holds ``text``: the inverse of ``encode_content``."""
     if form == "messages":
-        return Chat(tuple(json.loads(text)))
+        stored = json.loads(text)
+        if isinstance(stored, dict):
+            return Chat(tuple(stored["messages"]), stored["inputs"], stored["prompt"])
+        return Chat(tuple(stored))
     if form == "label":
         return Labelled(*json.loads(text))
     return PromptTarget(*json.loads(text)) if form == "pair" else Text(text)

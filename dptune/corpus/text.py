@@ -1,8 +1,7 @@
-"""Records from a user's text file: one paragraph each, or one line each where no line is empty."""
+"""Records from a user's text file: one paragraph or one line each."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from hashlib import blake2b
 from pathlib import Path
@@ -13,7 +12,7 @@ import pyarrow as pa
 from dptune.corpus.narratives import check_files, check_rows, read_source
 from dptune.corpus.reading.formats import FORMATS
 from dptune.corpus.reading.opening import rows_of
-from dptune.corpus.reading.source import RecordSource
+from dptune.corpus.reading.source import RecordsAre, RecordSource
 from dptune.corpus.records import Records, write_records
 from dptune.errors import DataError
 from dptune.files import replacing, sha256, write_json
@@ -24,25 +23,25 @@ OWN_FILES: tuple[str, ...] = tuple(FORMATS)
 _FEWEST = 10
 
 
-def acquire_text(directory: Path, path: Path) -> Path:
-    """Copy a text file into ``directory`` with a description beside it; whole or not at all. Returns the copy.
+def acquire_text(directory: Path, path: Path, records_are: RecordsAre | None = None) -> Path:
+    """Write a text file's records into ``directory``; whole or not at all. Returns the file.
 
-    Raises: DataError as ``read_paragraphs``, and for NUL bytes, content that looks like a table or JSONL, and
-        paragraphs that may have joined records; ConfigError for a file whose ending is that of a table or JSONL.
+    Raises: DataError as ``write_corpus``, for what is not UTF-8, for content that looks like a table or JSONL, and
+        where lines and paragraphs are different records and ``records_are`` does not say which; ConfigError for a file
+        whose ending is that of a table or JSONL.
     """
-    rows = len(read_paragraphs(path))
-    rows_of(RecordSource(path, format="text"), path)
-    about = {"source": SOURCE, "synthetic": False, "label": f"text file {path.name}, the user's own"}
-    with replacing(directory / MANIFEST_NAME) as manifest, replacing(directory / TEXT_NAME) as text:
-        text.write_bytes(path.read_bytes())
-        write_json(manifest, {**about, "rows": rows, "sha256": {TEXT_NAME: sha256(text)}})
-    return directory / TEXT_NAME
+    rows = rows_of(RecordSource(path, format="text", records_are=records_are), path).rows
+    texts = [str(row["text"]) for _, row in rows]
+    return write_corpus(directory, texts, f"text file {path.name}, the user's own", str(path))
 
 
-def write_corpus(directory: Path, texts: Sequence[str], label: str) -> Path:
+def write_corpus(directory: Path, texts: Sequence[str], label: str, called: str | None = None) -> Path:
     """Write texts into ``directory`` in the form of ``acquire_text``; whole or not at all. Returns the file.
 
     White space within a text becomes single spaces.
+
+    Args:
+        called: what messages call the texts' source; ``label`` where there is none.
 
     Raises: DataError naming the first element that is no text or empty, or if there are fewer than ten.
     """
@@ -53,7 +52,8 @@ def write_corpus(directory: Path, texts: Sequence[str], label: str) -> Path:
         if not (text.split() and text.encode(errors="ignore").decode() == text):
             raise DataError("a record is no text", fix="yield non-empty strings of Unicode", file=label, row=row)
     if len(texts) < _FEWEST:
-        raise DataError(f"has {len(texts)} texts, of {_FEWEST} at least", fix="yield more", file=label)
+        problem, fix = f"has {len(texts)} texts, of {_FEWEST} at least", "give more records"
+        raise DataError(problem, fix=fix, file=called or label)
     about = {"source": SOURCE, "synthetic": False, "label": label, "rows": len(texts)}
     with replacing(directory / MANIFEST_NAME) as manifest, replacing(directory / TEXT_NAME) as file:
         file.write_text("".join(f"{' '.join(text.split())}\n\n" for text in texts), encoding="utf-8")
@@ -80,24 +80,5 @@ def _number_of(text: str) -> int:
 
 
 def read_paragraphs(path: Path) -> list[str]:
-    """The file's paragraphs, each on one line.
-
-    Raises: DataError if it is absent, not UTF-8, or has fewer than ten.
-    """
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise DataError(f"cannot be read ({error.strerror})", fix="give data.path a text file", file=path) from None
-    try:
-        text = content.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        row = 1 + content[: error.start].count(b"\n")
-        raise DataError("is not UTF-8", fix="convert the file to UTF-8", file=path, row=row) from None
-    blocks = re.split(r"\n\s*\n", text.strip())
-    if len(blocks) == 1:
-        blocks = text.strip().splitlines()
-    found = [" ".join(block.split()) for block in blocks if block.strip()]
-    if len(found) < _FEWEST:
-        problem = f"has {len(found)} paragraphs (or lines), of {_FEWEST} at least"
-        raise DataError(problem, fix="put an empty line between records, or one record on every line", file=path)
-    return found
+    """The paragraphs of a file of ``write_corpus``."""
+    return path.read_text(encoding="utf-8").split("\n\n")[:-1]

@@ -44,7 +44,10 @@ class AdaClip(Constant):
 
     The scale b_j = sqrt(s_j) sqrt(sum s) minimises the noise energy (sum b^2) for the same clipped share. Unlike the
     paper, the variance of a sample is estimated as that of a batch mean times the constant expected batch size B, for
-    the size of a Poisson batch is private. As in the paper, variances are clamped, then smoothed.
+    the size of a Poisson batch is private. Variances are about the updated mean, clamped, then smoothed.
+
+    Noise has at least d z^2 / B times the variance of the signal (d parameters, noise multiplier z). Where that is far
+    above 1, as for most adapters, estimates jump between floor and ceiling, and coordinates hardly differ.
 
     Attributes:
         mean_decay: beta_1, decay of the running means.

@@ -43,7 +43,7 @@ class RawQuantile(Constant):
         """Raise ConfigError unless the clipper has one radius."""
         needs_one_radius("raw_quantile", initial)
 
-    def peek(self, norms: torch.Tensor, losses: torch.Tensor, knobs: Knobs) -> Knobs:
+    def peek(self, norms: torch.Tensor, losses: torch.Tensor, tokens: torch.Tensor, knobs: Knobs) -> Knobs:
         """LEAK. Returns the quantile of the norms; the given radius for a batch that is empty or has zero norms."""
         quantile = float(total_norms(norms).quantile(self.target)) if len(norms) else 0.0
         return Knobs((quantile or knobs.radii[0],), knobs.noise_multiplier)

@@ -63,7 +63,7 @@ class Constant:
         """Returns None: nothing is released beside the gradients."""
         return None
 
-    def peek(self, norms: torch.Tensor, losses: torch.Tensor, knobs: Knobs) -> Knobs:
+    def peek(self, norms: torch.Tensor, losses: torch.Tensor, tokens: torch.Tensor, knobs: Knobs) -> Knobs:
         """Raise NotImplementedError: a sound controller must not see raw data."""
         raise NotImplementedError(f"{type(self).__name__} must not see raw data")
 

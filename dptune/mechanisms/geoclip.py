@@ -3,6 +3,9 @@
 Algorithm 3 (rank k) as printed can never leave its starting subspace: gradients are projected on span(U) before their
 release, and only released gradients update U. The sound remedy here is ``explore``: a share of the same Gaussian
 budget releases the part of the gradients that lies outside the subspace.
+
+The two algorithms centre their covariance differently, and so does this module: Algorithm 1 about the mean before the
+step, a_t (equations 18 and 20, line 11), the streaming PCA of Algorithm 3 about the mean after it, a_(t+1).
 """
 
 from __future__ import annotations
@@ -72,10 +75,18 @@ class Basis:
 class GeoClip(Constant):
     """Chooses the coordinates by mean and covariance of the released gradients; costs ``explore``'s share alone.
 
+    The paper's own algorithms take these options (h_2 is 1 or 10 there, so ``ceiling`` is):
+
+    - Algorithm 1: rank 0, explore 0, covariance_decay 0.999, floor 1e-15, ceiling 10, start_norm sqrt(parameters).
+    - Algorithm 3: rank k, explore 0, directions axes, floor 1e-15, ceiling 10, start_norm sqrt(k).
+
+    Both listings are for batches of one unit; for others the covariance is multiplied by B, as in equation 20. One
+    difference is left: Algorithm 1 begins with M = I beside Sigma = I, and here the first M is that of Sigma.
+
     Attributes:
         rank: k of the streaming PCA; 0 keeps the full covariance (Algorithm 1), for small models only.
-        directions: "axes" starts from the first k axes as printed, "random" from a public random subspace.
-        explore: share of the budget spent outside the subspace; 0 is Algorithm 3 as printed.
+        directions: "axes" starts from the first k axes, as in the paper, "random" from a public random subspace.
+        explore: share of the budget spent outside the subspace; at 0 the subspace cannot move.
         mean_decay: beta_1.
         covariance_decay: beta_2 of the full covariance, beta_3 of the streaming PCA.
         floor: h_1, smallest eigenvalue, as a multiple of the starting one.
@@ -150,8 +161,10 @@ class GeoClip(Constant):
 
         released, batch = observation.released, self._facts.expected_batch_size
         gradient = torch.cat([part.double() for part in released.gradient])
-        self._mean = self.mean_decay * self._mean + (1 - self.mean_decay) * gradient
-        deviation = gradient - self._mean
+        mean = self.mean_decay * self._mean + (1 - self.mean_decay) * gradient
+        # Algorithm 1 takes the mean before the step, a_t, Algorithm 3 the one after it.
+        deviation = gradient - (self._mean if self.rank == 0 else mean)
+        self._mean = mean
         if self.explore:
             deviation = deviation + released.blocks[1].double() / batch
         if self.rank == 0:
@@ -207,5 +220,5 @@ mechanism(
     clips="the gradient in the basis of least noise (GeoClip, Gilani et al. 2025)",
     adds="Gaussian noise in k directions",
     adapts="covariance of released gradients",
-    costs="the share 'explore' of the budget, which lets the subspace move (0: as printed, it cannot)",
+    costs="the share 'explore' of the budget, which lets the subspace move (at 0 it cannot)",
 )

@@ -35,6 +35,10 @@ class Gradients(Protocol):
         """(units,) float64, finite: mean loss of each unit's records."""
         ...
 
+    def tokens(self) -> torch.Tensor:
+        """(units,) float64: number of tokens that count in each unit's loss, over all its records."""
+        ...
+
     def weighted_sum(self, factors: torch.Tensor) -> list[torch.Tensor]:
         """Per pair, the flat float64 vector sum_u factors[u, pair] * gradient[u, pair]."""
         ...
@@ -444,8 +448,8 @@ class Controller(Protocol):
         """The statistics to release beside the gradients, or None."""
         ...
 
-    def peek(self, norms: torch.Tensor, losses: torch.Tensor, knobs: Knobs) -> Knobs:
-        """LEAK. Read raw (units, pairs) norms and (units,) losses of the batch; return the knobs to use on it."""
+    def peek(self, norms: torch.Tensor, losses: torch.Tensor, tokens: torch.Tensor, knobs: Knobs) -> Knobs:
+        """LEAK. Read raw (units, pairs) norms, (units,) losses and token counts; return the knobs for this batch."""
         ...
 
     def observe(self, observation: Observation) -> None:

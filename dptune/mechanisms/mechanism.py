@@ -14,7 +14,7 @@ from dptune.errors import ConfigError
 from dptune.mechanisms.interfaces import Clipper, Controller, Gradients, Knobs, Noise, Released, RunFacts, Statistics
 from dptune.plugins import plugins_of
 from dptune.privacy.entropy import Entropy
-from dptune.privacy.release import STEP_NOISES, UNBOUNDED, Release
+from dptune.privacy.release import STEP_NOISES, UNBOUNDED, Dealing, Release
 from dptune.privacy.strategy import column_norm
 
 if TYPE_CHECKING:
@@ -35,6 +35,7 @@ class Mechanism:
         name: registered name, or the name of its entry in params.yaml.
         published_accountant: the accountant of its paper (key of ``PUBLISHED_ACCOUNTANTS``).
         pairs: number of LoRA pairs it works on.
+        dealt_by: what decides the group of a unit, for correlated noise; "rank" for a run of an earlier version alone.
     """
 
     name: str
@@ -43,6 +44,7 @@ class Mechanism:
     controller: Controller
     published_accountant: str
     pairs: int = 1
+    dealt_by: Dealing = "key"
 
     def __post_init__(self) -> None:
         self._check_noise()
@@ -126,8 +128,13 @@ class Mechanism:
     @property
     def plugins(self) -> tuple[str, ...]:
         """Name, version and digest of the code outside dptune that its parts are written in, for the run's header."""
-        classes = (base for part in (self.clipper, self.noise, self.controller) for base in type(part).__mro__)
-        return tuple(str(plugin) for plugin in plugins_of(cls.__module__ for cls in classes))
+        return tuple(map(str, plugins_of(self.modules)))
+
+    @property
+    def modules(self) -> tuple[str, ...]:
+        """The modules that its parts are written in, and those that it was derived in itself."""
+        classes = (base for part in (self, self.clipper, self.noise, self.controller) for base in type(part).__mro__)
+        return tuple(dict.fromkeys(cls.__module__ for cls in classes))
 
     @property
     def private(self) -> bool:
@@ -205,6 +212,7 @@ class Mechanism:
             claims=self.noise.claims,
             part=row % len(coefficients) if coefficients else None,
             coefficients=coefficients,
+            dealt_by=self.dealt_by if coefficients else "key",
         )
 
     def _has_moved(self, knobs: Knobs) -> bool:
@@ -297,7 +305,8 @@ class Mechanism:
 
         norms = torch.cat([zeros[0].new_zeros(0, self.pairs), *(batch.norms() for batch in batches)])
         losses = torch.cat([zeros[0].new_zeros(0), *(batch.losses() for batch in batches)])
-        return self.controller.peek(norms, losses, knobs)
+        tokens = torch.cat([zeros[0].new_zeros(0), *(batch.tokens() for batch in batches)])
+        return self.controller.peek(norms, losses, tokens, knobs)
 
 
 def clipped_sums(

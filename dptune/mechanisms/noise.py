@@ -24,9 +24,10 @@ if TYPE_CHECKING:
 #: Bounds of the noise multiplier. Below, float32 would round the noise away; above, noisy sums would overflow after
 #: their charge.
 LEAST_NOISE, MOST_NOISE = 1e-9, 1e9
-#: Outputs lie on multiples of this share of the standard deviation. Machine noise is itself a lattice of
-#: doubles; without a coarser public grid the low bits of noise + sum tell on which sum the lattice was shifted
-#: (Mironov 2012, for Laplace). The grid costs nothing: rounding is post-processing of the ideal mechanism.
+#: Outputs lie on multiples of this share of the standard deviation (of a Laplace noise: of its mean absolute value).
+#: Machine noise is itself a lattice of doubles; without a coarser public grid the low bits of noise + sum tell on which
+#: sum the lattice was shifted (Mironov 2012, for Laplace). The grid costs nothing: rounding is post-processing of the
+#: ideal mechanism.
 _GRID = 2.0**-20
 #: Number of coordinates whose float64 intermediates still fit in a core's cache.
 _BLOCK = 1 << 15

@@ -77,7 +77,7 @@ def fitted(mechanism: Mechanism, schedule: Schedule, bands: int | None = None) -
 
 
 def as_charged(mechanism: Mechanism, charged: Release | None) -> Mechanism:
-    """The mechanism with the correlated noise that a release of its ledger was charged with.
+    """The mechanism with the correlated noise, and the deal into groups, that a release of its ledger was charged with.
 
     All rows of a ledger must have the very same noise, and calibration on another machine, or with other versions of
     libraries, ends in other last digits. Noise that differs by more than those is left as it is: the ledger refuses it.
@@ -89,7 +89,8 @@ def as_charged(mechanism: Mechanism, charged: Release | None) -> Mechanism:
     alike = all(abs(own - theirs) <= _LAST_DIGITS for own, theirs in digits)
     if not (alike and math.isclose(noise.noise_multiplier, charged.noise_multiplier)):
         return mechanism
-    return replace(mechanism, noise=noise.as_charged(charged.noise_multiplier, charged.coefficients))
+    charged_noise = noise.as_charged(charged.noise_multiplier, charged.coefficients)
+    return replace(mechanism, noise=charged_noise, dealt_by=charged.dealt_by)
 
 
 def noise_options(mechanism: Mechanism) -> dict[str, Any]:

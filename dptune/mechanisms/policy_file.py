@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from dptune.errors import ConfigError
-from dptune.files import naming, sha256
+from dptune.files import read_json, replacing, sha256, write_json
 from dptune.privacy.release import Composition, Release
 from dptune.units import RECORD
 
@@ -70,9 +69,8 @@ class SavedPolicy:
         """Write both files into ``folder``. They are as public as the releases, unless the policy leaks."""
         from safetensors.torch import save_file
 
-        folder.mkdir(parents=True, exist_ok=True)
-        with naming(folder / _TENSORS):
-            save_file({key: value.contiguous() for key, value in self.tensors.items()}, folder / _TENSORS)
+        with replacing(folder / _TENSORS) as temporary:
+            save_file({key: value.contiguous() for key, value in self.tensors.items()}, temporary)
         description = {
             "format": _FORMAT,
             "label": self.label,
@@ -85,8 +83,7 @@ class SavedPolicy:
             "leaks": list(self.leaks),
             "options": self.options,
         }
-        with naming(folder / _JSON):
-            (folder / _JSON).write_text(json.dumps(description, indent=2, sort_keys=True), encoding="utf-8")
+        write_json(folder / _JSON, description)
 
     @classmethod
     def read(cls, folder: str) -> SavedPolicy:
@@ -95,7 +92,7 @@ class SavedPolicy:
         from safetensors.torch import load_file
 
         try:
-            values = json.loads((Path(folder) / _JSON).read_text(encoding="utf-8"))
+            values = read_json(Path(folder) / _JSON)
             if values.pop("format") != _FORMAT:
                 raise ValueError("another format")
             releases: Composition = Counter()

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 #: sigma stays within these multiples of its start (RLDP section 2.4).
 NOISE_RANGE = (0.5, 2.0)
 _LARGEST_FEATURE = 10.0
-_PUBLISHED_BATCHES = {0.5: 4, 2.0: 16, 4.0: 8, 5.0: 4, 8.0: 8}
+_BATCHES_OF_MISTRAL = {0.5: 4, 2.0: 16, 4.0: 8, 5.0: 4, 8.0: 8}
 _WORST_UTILITY = -100.0  # utility of a model that diverged: an infinite loss would spoil the agent
 
 
@@ -44,10 +44,10 @@ def moved_noise(noise: float, start: float, action: float, spent: float) -> floa
     return math.exp(0.8 * math.log(noise) + 0.2 * proposal)
 
 
-def published_batch_size(epsilon: float | None) -> int:
-    """B_SAC of RLDP section 3 for this budget, or for the nearest budget that the paper lists."""
-    nearest = min(_PUBLISHED_BATCHES, key=lambda known: abs(math.log(known / (epsilon or 2.0))))
-    return _PUBLISHED_BATCHES[nearest]
+def batch_size_of_mistral(epsilon: float | None) -> int:
+    """B_SAC that RLDP gives Mistral-7B at this budget (section 4.5), or at the nearest budget that the paper lists."""
+    nearest = min(_BATCHES_OF_MISTRAL, key=lambda known: abs(math.log(known / (epsilon or 2.0))))
+    return _BATCHES_OF_MISTRAL[nearest]
 
 
 @dataclass
@@ -90,25 +90,30 @@ class Normaliser:
 
 @dataclass
 class LearnedControl(Constant):
-    """A controller whose agent, SAC by default, acts every ``interval`` releases. Subclasses define what the agent
-    sees and what its actions do.
+    """A controller whose agent, SAC by default, acts every ``interval`` releases. Subclasses define when it acts, what
+    it sees and what its actions do.
+
+    One decision is lines 21 to 42 of RLDP's Algorithm 1, in their order: see the state, draw an action with the weights
+    as they are, apply it, reward the action before, remember that transition, learn for K rounds. So the first action
+    teaches nothing, and m actions make K (m - 1) rounds.
 
     Attributes:
         interval: T_RL, releases between actions.
-        batch_size: B_SAC, transitions per SAC round; 0 takes the paper's for the budget: 4, 16, 8, 4, 8 at epsilon
-            0.5, 2, 4, 5, 8 (that of the nearest one for others).
+        batch_size: B_SAC, transitions per SAC round. The paper has 4 for GPT-2 and both Llamas; 0 takes what it has for
+            Mistral-7B: 4, 16, 8, 4, 8 at epsilon 0.5, 2, 4, 5, 8 (that of the nearest one for others).
         rounds: K, SAC rounds per action.
-        warmup: releases before the first interval starts.
+        warmup: T_warm. The published controller acts after it only; the provable one first acts when it ends.
         radius_cap: largest radius (RLDP equation 10 has 1).
         reward_floor: R_max, the reward is at least minus this; the paper gives no value, 5 is this project's.
         policy: "learned", or "random" for an agent that never improves (an ablation).
         seed: seed of the agent's networks and exploration; public.
         init_from: folder of a saved hyper-policy to start from.
+        actions: how often the agent acted so far.
     """
 
     takes_head: ClassVar[bool] = False
     interval: int = 112
-    batch_size: int = 0
+    batch_size: int = 4
     rounds: int = 2
     warmup: int = 50
     radius_cap: float = 1.0
@@ -119,8 +124,9 @@ class LearnedControl(Constant):
     _facts: Any = field(default=None, init=False, repr=False)
     _agent: Any = field(default=None, init=False, repr=False)
     _normaliser: Any = field(default_factory=Normaliser, init=False, repr=False)
-    _last: Any = field(default=None, init=False, repr=False)  # (state, action, utility, spent) of the last action
+    _last: Any = field(default=None, init=False, repr=False)  # (state, action, utility, epsilon) of the last action
     _reward: float = field(default=math.nan, init=False)
+    actions: int = field(default=0, init=False)
     _radii: tuple[float, ...] = field(default=(), init=False)
     _noise: float = field(default=0.0, init=False)
 
@@ -165,32 +171,60 @@ class LearnedControl(Constant):
         """Turn an action into knobs; ``spent`` is the share of the budget that is spent."""
         raise NotImplementedError
 
+    @property
+    def first_action(self) -> int:
+        """The release (counted from 1) after which the agent acts for the first time; then every ``interval``."""
+        raise NotImplementedError
+
+    def acts_at(self, release: int) -> bool:
+        """Whether the agent acts once this release is made."""
+        return self.planned_actions(release) > self.planned_actions(release - 1)
+
+    @property
+    def learns(self) -> bool:
+        """Whether its agent is meant to learn inside the run."""
+        return self.policy == "learned" and self.rounds > 0 and self.agent_kind == "sac"
+
+    def planned_actions(self, steps: int) -> int:
+        """How often the agent acts in a run of ``steps`` releases."""
+        return max((steps - self.first_action) // self.interval + 1, 0)
+
+    def planned_updates(self, steps: int) -> int:
+        """How many SAC rounds there are in a run of ``steps`` releases: K for every action but the first."""
+        return self.rounds * max(self.planned_actions(steps) - 1, 0) if self.learns else 0
+
+    @property
+    def updates(self) -> int:
+        """SAC rounds so far."""
+        return self.rounds * max(self.actions - 1, 0) if self.learns else 0
+
     def judge(self, gain: float, cost: float) -> float:
         """The reward of an interval with this gain in utility and this cost in epsilon."""
         return reward(gain, cost, self.reward_floor)
 
-    def act(self, features: torch.Tensor, utility: float, spent: float) -> None:
-        """Close the last interval with its reward, learn, and act again.
+    def act(self, features: torch.Tensor, utility: float, epsilon: float, spent: float) -> None:
+        """Make one decision: lines 21 to 42 of Algorithm 1.
 
         Args:
             features: (size,) the state that the controller sees.
             utility: u, minus a mean log loss.
-            spent: share of the budget in [0, 1].
+            epsilon: what the run cost so far, in the terms of the reward.
+            spent: share of the budget in [0, 1], which damps the step of sigma.
         """
         utility = utility if math.isfinite(utility) else _WORST_UTILITY
         if self._agent is None:
             self._agent = self._new_agent()
         state = self._normaliser(features.cpu())
+        action = self._agent.act(state)
+        self.apply(action.tolist(), spent)
+        self.actions += 1
         if self._last is not None:
-            before, action, old_utility, old_spent = self._last
-            budget = self._facts.epsilon or 1.0
-            self._reward = self.judge(utility - old_utility, budget * (spent - old_spent))
-            self._agent.remember(before, action, self._reward, state)
+            before, old_action, old_utility, old_epsilon = self._last
+            self._reward = self.judge(utility - old_utility, epsilon - old_epsilon)
+            self._agent.remember(before, old_action, self._reward, state)
             if self.policy == "learned":
                 self._agent.improve()
-        action = self._agent.act(state)
-        self._last = (state, action, utility, spent)
-        self.apply(action.tolist(), spent)
+        self._last = (state, action, utility, epsilon)
 
     @property
     def decision(self) -> tuple[Any, Any] | None:
@@ -198,32 +232,33 @@ class LearnedControl(Constant):
         return None if self._last is None else self._last[:2]
 
     def metrics(self) -> dict[str, float]:
-        """The last reward, once there is one."""
-        return {} if math.isnan(self._reward) else {"controller_reward": self._reward}
+        """Numbers of actions and SAC rounds so far, and the last reward once there is one."""
+        counts = {"controller_actions": float(self.actions), "controller_updates": float(self.updates)}
+        return counts if math.isnan(self._reward) else counts | {"controller_reward": self._reward}
 
     def _new_agent(self) -> Any:
         from dptune.mechanisms.sac import SacOptions, SoftActorCritic
 
-        batch_size = self.batch_size or published_batch_size(self._facts.epsilon)
+        batch_size = self.batch_size or batch_size_of_mistral(self._facts.epsilon)
         options = SacOptions(batch_size=batch_size, rounds=self.rounds)
         pairs = len(self._facts.pair_sizes)
         return SoftActorCritic(self.feature_size(pairs), self.action_size(pairs), options, self.seed)
 
     def state_dict(self) -> dict[str, Any]:
         """Agent, normaliser, last action and knobs, as a flat table."""
-        state: dict[str, Any] = {"radii": list(self._radii), "noise": self._noise}
+        state: dict[str, Any] = {"radii": list(self._radii), "noise": self._noise, "actions": self.actions}
         if math.isfinite(self._reward):
             state["reward"] = self._reward
         if self._last is not None:
-            last_state, action, utility, spent = self._last
+            last_state, action, utility, epsilon = self._last
             state |= {f"agent.{key}": value for key, value in self._agent.state_dict().items()}
-            state |= {"last.state": last_state, "last.action": action, "last.utility": utility, "last.spent": spent}
+            state |= {"last.state": last_state, "last.action": action, "last.utility": utility, "last.epsilon": epsilon}
             state |= {"features.count": self._normaliser.count, **self._normaliser.tensors()}
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the state that ``state_dict`` gave; call ``start`` first."""
-        self._radii, self._noise = tuple(state["radii"]), state["noise"]
+        self._radii, self._noise, self.actions = tuple(state["radii"]), state["noise"], int(state["actions"])
         self._reward = state.get("reward", math.nan)
         if "last.state" in state:
             self._normaliser.load(state, int(state["features.count"]), self._features_read)
@@ -232,7 +267,7 @@ class LearnedControl(Constant):
             self._agent.load_state_dict(
                 {key.removeprefix(prefix): value for key, value in state.items() if key.startswith(prefix)}
             )
-            self._last = tuple(state[f"last.{name}"] for name in ("state", "action", "utility", "spent"))
+            self._last = tuple(state[f"last.{name}"] for name in ("state", "action", "utility", "epsilon"))
 
     def saved_policy(
         self, label: str, run_id: str, unit: str, releases: Composition, leaks: tuple[str, ...]

@@ -34,11 +34,25 @@ class Rldp(LearnedControl):
 
     Guarantee: radii, weights and sigma of a step are functions of earlier releases and of public data.
 
-    An action sets C_i = min(C_0 exp(a_i), cap), C_0 the starting radius, and relative noise weights w_i (a softmax of
-    their squares); with ``move_noise`` one more number moves sigma. (Equation 10 has no C_0: an untrained agent then
-    starts near C_i = 1, far above the gradient norms that the paper's own start of 0.1 suggests; ``centre`` "one"
-    gives that back.) The reward is the fall of a loss per epsilon spent: of the public loss in design A, and in design
-    AB of the private batches' loss as it was released, with noise, averaged over the interval.
+    The agent acts when release ``warmup`` is made and every ``interval`` releases after it. Until then radii stay
+    where they start and weights are equal: sound medians would cost budget. A decision has the order of Algorithm 1,
+    and states are normalised as the published agent's.
+
+    An action has n numbers for the radii, n for the noise weights and, with ``move_noise``, one that moves sigma. It
+    sets C_i = min(max(C_0 exp(a_i), floor), cap), C_0 the starting radius, and w_i with squares in proportion to
+    softmax(a)_i + 0.0625 / n, so that no weight is below 0.24 / sqrt(n). (Equation 10 has no C_0: an untrained agent
+    then starts near C_i = 1, far above the gradient norms that the paper's own start of 0.1 suggests; ``centre`` "one"
+    gives that back.)
+
+    The state of agent "sac", n numbers for each but the last four: signals and directions of releases (see
+    ``released_features``), which are averaged as 0.9 old + 0.1 new from the first release on; logarithms of the radii
+    and weights of this release; logarithms of each adapter's ||m||, ||B A|| and ||v|| + 1e-12, m and v being the
+    moments of AdamW; log sigma; releases made over releases planned; the share of the budget that is spent; the public
+    loss. Design AB adds its n + 1 statistics, over the expected batch and averaged likewise, after the directions.
+
+    The reward is the fall of a loss per epsilon spent, which is the share spent times the budget: of the public loss
+    after the update in design A, and in design AB of the private batches' loss as it was released, with noise,
+    averaged over the interval.
 
     Attributes:
         agent: "sac" learns inside the run, from nothing or from ``init_from``. "linear" does not learn: it has 18
@@ -130,7 +144,7 @@ class Rldp(LearnedControl):
         noise = self._noise if self.move_noise and self._noise else initial.noise_multiplier
         return Knobs(self._radii or initial.radii, noise, self._weights)
 
-    def peek(self, norms: torch.Tensor, losses: torch.Tensor, knobs: Knobs) -> Knobs:
+    def peek(self, norms: torch.Tensor, losses: torch.Tensor, tokens: torch.Tensor, knobs: Knobs) -> Knobs:
         """Returns the knobs unread. Called only in a run that already leaks through ``init_from``."""
         return knobs
 
@@ -150,17 +164,22 @@ class Rldp(LearnedControl):
             torch.zeros(len(knobs.radii) + 1, dtype=torch.float64),
         )
 
+    @property
+    def first_action(self) -> int:
+        """The release that ends the warm-up; without one, the interval's last."""
+        return self.warmup or self.interval
+
     def observe(self, observation: Observation) -> None:
         """Smooth the features of every release; act every ``interval`` releases."""
         self._update_smooth(released_features(observation, self._before, self._facts.expected_batch_size, self.design))
         self._before = observation.released.blocks
         if self.design == "AB":
             self._note_loss(observation)
-        after = observation.releases - self.warmup
-        if after >= 0 and after % self.interval == 0:
+        if self.acts_at(observation.releases):
             self._public_loss = observation.public_loss()
             utility = -fmean(self._losses) if self._losses else -self._public_loss
-            self.act(self._features(observation), utility, observation.spent)
+            epsilon = (self._facts.epsilon or 1.0) * observation.spent
+            self.act(self._features(observation), utility, epsilon, observation.spent)
             self._losses = []
 
     def _note_loss(self, observation: Observation) -> None:
@@ -280,8 +299,9 @@ def released_features(
 ) -> torch.Tensor:
     """Features of one release, at no cost (float64): per pair, signal and direction; design AB adds its statistics.
 
-    The signal (||G||^2 - noise energy) / (B C)^2 is an unbiased estimate of how aligned the clipped gradients are; the
-    direction is the cosine with the previous release.
+    The signal (||G||^2 - s^2 d) / (B C)^2 is an unbiased estimate of how aligned the clipped gradients are: G is the
+    pair's noisy sum, of d numbers with noise of deviation s, C the radius that it was clipped to and B the expected
+    batch size. The direction is the cosine of G with that of the previous release; 0 for the first one.
     """
     import torch
 

@@ -20,19 +20,30 @@ from dptune.privacy.release import Release
 if TYPE_CHECKING:
     import torch
 
+_SMALLEST_RADIUS = 1e-12  # a radius of 0 would add no noise
+
 
 @controller("rldp_published")
 @dataclass
 class RldpPublished(LearnedControl):
-    """LEAK. A controller that reads the raw batch: 3 n norm quartiles and 8 scalars (see ``raw_features``).
+    """LEAK. Algorithm 1: a controller that reads the raw batch, 3 n norm quartiles and 8 scalars (``raw_features``).
 
-    An action (n + 1 numbers) sets C_i = min(exp(a_i), cap) and moves sigma; after ``warmup`` steps each C_i is the
-    median of its raw norms. The epsilon that the controller reads is Algorithm 1's, which prices all past steps at
-    the current sigma. The paper reads its last micro-batch; here that is the whole Poisson batch.
+    Releases are counted from 1. After each release t <= ``warmup`` the radius of a pair is the median of all its raw
+    norms so far. The agent acts after each release t > ``warmup`` with t mod ``interval`` = 0 (after 112, 224, ... with
+    the paper's 50 and 112): it sets C_i = min(exp(a_i), cap) and moves sigma by a damped step. Radii and sigma hold
+    from one action to the next, and nothing else moves them. Medians are not capped; actions are.
+
+    The paper leaves some places open. They are read so: a median is over all norms of a pair since step 1, the mean of
+    the two middle ones of an even number. State and reward price all past steps at the present sigma, as line 14 is
+    printed (the ledger prices each at its own). The loss of a batch is its mean over tokens; each unit's loss is first
+    the mean over its records. The Fisher moments pool all pairs. The state is normalised by running mean and deviation.
+    A radius is at least 1e-12. An empty batch moves nothing, and a decision after one sees the last batch that was not
+    empty. A decision that falls on a release that a killed run lost is not made up for. What the agent's networks leave
+    open is in ``dptune.mechanisms.sac``.
     """
 
-    _warm: list[Any] = field(default_factory=list, init=False, repr=False)
-    _raw: Any = field(default=None, init=False, repr=False)
+    _warm: list[Any] = field(default_factory=list, init=False, repr=False)  # norms of the batches so far
+    _raw: Any = field(default=None, init=False, repr=False)  # norms and mean loss of the last batch with units
 
     @property
     def adaptive(self) -> bool:
@@ -57,43 +68,48 @@ class RldpPublished(LearnedControl):
         """Length of an action: one number a radius, one for sigma."""
         return pairs + 1
 
+    @property
+    def first_action(self) -> int:
+        """The first multiple of the interval after the warm-up (line 20)."""
+        return (self.warmup // self.interval + 1) * self.interval
+
     def knobs(self, initial: Knobs) -> Knobs:
-        """The knobs as the last action set them."""
+        """The knobs as the last median or action set them."""
         self._noise = self._noise or initial.noise_multiplier
         self._start_noise = initial.noise_multiplier
         return Knobs(self._radii or initial.radii, self._noise)
 
-    def peek(self, norms: torch.Tensor, losses: torch.Tensor, knobs: Knobs) -> Knobs:
-        """LEAK. Keep the raw statistics of this batch."""
+    def peek(self, norms: torch.Tensor, losses: torch.Tensor, tokens: torch.Tensor, knobs: Knobs) -> Knobs:
+        """LEAK. Keep the raw norms and the mean token loss of this batch; its own knobs stay as they were."""
         if len(norms):
-            self._raw = (norms.cpu(), losses.cpu())
+            loss = float((losses * tokens).sum() / tokens.sum().clamp(min=1))
+            self._raw = (norms.cpu(), loss)
             self._warm.append(norms.cpu())
         return knobs
 
     def observe(self, observation: Observation) -> None:
-        """Warm up, then act every ``interval`` releases. The released values themselves are not read."""
+        """Lines 14 to 42, for the batch that ``peek`` kept. The released values themselves are not read."""
         import torch
 
-        after = observation.releases - self.warmup
-        if after >= 0 and self._warm:  # a resumed run may have skipped the release itself
-            self._radii = tuple(torch.cat(self._warm).median(dim=0).values.clamp(min=1e-12).tolist())
-        if after >= 0:
+        release = observation.releases
+        # Lines 16 to 18: after each release of the warm-up, the last one included.
+        if release <= self.warmup and self._warm:
+            medians = torch.cat(self._warm).quantile(0.5, dim=0)
+            self._radii = tuple(medians.clamp(min=_SMALLEST_RADIUS).tolist())
+        if release >= self.warmup:
             self._warm = []
-        if after > 0 and after % self.interval == 0 and self._raw is not None:
-            epsilon = self._epsilon(observation.releases)
-            norms, losses = self._raw
-            features = raw_features(norms, losses, epsilon)
+        # Lines 20 to 42, with the sigma that this release used.
+        if self.acts_at(release) and self._raw is not None:
+            norms, loss = self._raw
+            used = Release(self._facts.sample_rate, observation.released.knobs.noise_multiplier)
+            epsilon = gdp_clt_epsilon(Counter({used: release}), self._facts.delta)
             spent = epsilon / self._facts.epsilon if self._facts.epsilon else 0.0
-            self.act(features, -float(losses.mean()), spent)
+            self.act(raw_features(norms, loss, epsilon), -loss, epsilon, spent)
 
     def apply(self, action: list[float], spent: float) -> None:
-        """Set the radii by equation 10, and sigma by the damped step."""
+        """Set the radii by equation 10, and sigma by the damped step of equations 11 to 15."""
         self._radii = tuple(min(math.exp(max(min(value, 50.0), -50.0)), self.radius_cap) for value in action[:-1])
         self._noise = moved_noise(self._noise, self._start_noise, action[-1], spent)
-
-    def _epsilon(self, releases: int) -> float:
-        past = Counter({Release(self._facts.sample_rate, self._noise): releases})
-        return gdp_clt_epsilon(past, self._facts.delta)
 
     def state_dict(self) -> dict[str, Any]:
         """The state, for checkpoints. Private: it holds raw norms and losses."""
@@ -103,14 +119,14 @@ class RldpPublished(LearnedControl):
         if self._warm:
             state["warm.norms"] = torch.cat(self._warm)
         if self._raw is not None:
-            state |= {"raw.norms": self._raw[0], "raw.losses": self._raw[1]}
+            state |= {"raw.norms": self._raw[0], "raw.loss": self._raw[1]}
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the state that ``state_dict`` gave."""
         super().load_state_dict(state)
         self._warm = [state["warm.norms"]] if "warm.norms" in state else []
-        self._raw = (state["raw.norms"], state["raw.losses"]) if "raw.norms" in state else None
+        self._raw = (state["raw.norms"], state["raw.loss"]) if "raw.norms" in state else None
 
 
 mechanism(
@@ -126,29 +142,30 @@ mechanism(
 )
 
 
-def raw_features(norms: torch.Tensor, losses: torch.Tensor, epsilon: float) -> torch.Tensor:
+def raw_features(norms: torch.Tensor, loss: float, epsilon: float) -> torch.Tensor:
     """LEAK. The published state of a batch, 3 pairs + 8 numbers.
 
-    Quartiles of the norms of every pair; then u = -log perplexity, epsilon spent, variance of the norms, mean loss,
-    mean and variance of the squared norms ("Fisher"), skewness and kurtosis of the norms.
+    Quartiles of the norms of every pair: all lower ones, all medians, all upper ones. Then u = -log perplexity, epsilon
+    spent, variance of the norms, mean loss, mean and variance of the squared norms ("Fisher"), skewness and kurtosis of
+    the norms (3 is not subtracted).
 
     Args:
-        norms: (units, pairs) gradient norms, units > 0.
-        losses: (units,) mean losses.
+        norms: (units, pairs) float64 gradient norms, units > 0.
+        loss: mean token loss of the batch.
     """
     import torch
 
     quartiles = norms.quantile(norms.new_tensor([0.25, 0.5, 0.75]), dim=0).flatten()
-    flat, loss = norms.flatten(), losses.mean()
+    flat = norms.flatten()
     centred = flat - flat.mean()
     variance = centred.square().mean()
     deviation = variance.sqrt().clamp(min=1e-12)
     fisher = flat.square()
     scalars = [
-        -loss,
-        loss.new_tensor(epsilon),
+        norms.new_tensor(-loss),
+        norms.new_tensor(epsilon),
         variance,
-        loss,
+        norms.new_tensor(loss),
         fisher.mean(),
         fisher.var(correction=0),
         (centred / deviation).pow(3).mean(),

@@ -1,7 +1,14 @@
 """Soft Actor-Critic in one file (Haarnoja et al. 2018), with RLDP's sizes (arXiv 2507.22565, section 2.4).
 
-An encoder feeds a Gaussian head (not squashed) and twin critics. The critics' loss trains the encoder; the actor's
-does not. Whether the agent leaks depends only on the states and rewards that its controller shows it.
+An encoder feeds a Gaussian head (not squashed) and twin critics of one hidden layer. What the paper leaves open is
+read as follows. The critics' loss trains the encoder, at the critics' rate; the actor's gradient stops at the encoder,
+which has no target of its own. Replay holds states, which are encoded anew in each round. A round draws its
+transitions with replacement, so that it takes place as soon as there is one. The actor's loss is taken at replayed
+states and fresh actions (replayed ones would give it no gradient). Log deviations are clamped to [-5, 2]; the Huber
+loss turns linear at 1; both optimisers are Adam. Weights start as PyTorch starts them, but for the head's, which are
+multiplied by 0.1: an untrained agent's actions are then close to independent standard normals.
+
+Whether the agent leaks depends only on the states and rewards that its controller shows it.
 """
 
 from __future__ import annotations
@@ -59,20 +66,14 @@ class _Networks(nn.Module):
         )
         self.head = nn.Linear(width, 2 * action_size)
         self.critics = nn.ModuleList(
-            nn.Sequential(
-                nn.Linear(width + action_size, width),
-                nn.ReLU(),
-                nn.Linear(width, width),
-                nn.ReLU(),
-                nn.Linear(width, 1),
-            )
-            for _ in range(2)
+            nn.Sequential(nn.Linear(width + action_size, width), nn.ReLU(), nn.Linear(width, 1)) for _ in range(2)
         )
 
-    def values(self, states: torch.Tensor, actions: torch.Tensor) -> list[torch.Tensor]:
-        """Both critics' (batch,) values."""
-        joined = torch.cat([self.encoder(states), actions], dim=1)
-        return [critic(joined).squeeze(1) for critic in self.critics]
+
+def _values(critics: nn.Module, features: torch.Tensor, actions: torch.Tensor) -> list[torch.Tensor]:
+    """Both critics' (batch,) values of actions in encoded states."""
+    joined = torch.cat([features, actions], dim=1)
+    return [critic(joined).squeeze(1) for critic in critics.children()]
 
 
 class SoftActorCritic:
@@ -85,10 +86,10 @@ class SoftActorCritic:
             # torch.manual_seed would reseed every CUDA device too, and make the secret dropout masks public.
             torch.default_generator.manual_seed(seed)
             self.networks = _Networks(state_size, action_size, options.width)
-        # A head of the usual size would start with large, random actions.
+        # A head of the usual size would make the first policy depend on the seed: its means would be random.
         with torch.no_grad():
             self.networks.head.weight.mul_(0.1)
-        self._target = copy.deepcopy(self.networks).requires_grad_(False)
+        self._target = copy.deepcopy(self.networks.critics).requires_grad_(False)
         critic = [*self.networks.encoder.parameters(), *self.networks.critics.parameters()]
         self._critic_optimizer = torch.optim.Adam(critic, lr=options.critic_learning_rate)
         self._actor_optimizer = torch.optim.Adam(self.networks.head.parameters(), lr=options.actor_learning_rate)
@@ -97,7 +98,7 @@ class SoftActorCritic:
     @torch.no_grad()
     def act(self, state: torch.Tensor) -> torch.Tensor:
         """Sample an action (action_size,) for a state (state_size,)."""
-        action, _ = self._sample(state[None])
+        action, _ = self._sample(self.networks.encoder(state[None]))
         return action[0]
 
     def remember(self, state: torch.Tensor, action: torch.Tensor, reward: float, next_state: torch.Tensor) -> None:
@@ -106,9 +107,9 @@ class SoftActorCritic:
         del self._memory[: -self.options.capacity]
 
     def improve(self) -> None:
-        """Train for K rounds on random transitions, if there are enough of them."""
-        if len(self._memory) < self.options.batch_size:
-            return
+        """Train for K rounds on transitions drawn with replacement. Raises ValueError if there is none yet."""
+        if not self._memory:
+            raise ValueError("an agent that remembers nothing has nothing to learn from")
         for _ in range(self.options.rounds):
             chosen = torch.randint(len(self._memory), (self.options.batch_size,), generator=self._generator)
             rows = [self._memory[index] for index in chosen.tolist()]
@@ -123,26 +124,27 @@ class SoftActorCritic:
         self, states: torch.Tensor, actions: torch.Tensor, rewards: torch.Tensor, next_states: torch.Tensor
     ) -> None:
         with torch.no_grad():
-            next_actions, log_probability = self._sample(next_states)
-            value = torch.minimum(*self._target.values(next_states, next_actions))
+            next_features = self.networks.encoder(next_states)
+            next_actions, log_probability = self._sample(next_features)
+            value = torch.minimum(*_values(self._target, next_features, next_actions))
             wanted = rewards + self.options.discount * (value - self.options.temperature * log_probability)
-        values = self.networks.values(states, actions)
+        values = _values(self.networks.critics, self.networks.encoder(states), actions)
         loss = torch.stack([functional.huber_loss(value, wanted) for value in values]).sum()
         self._critic_optimizer.zero_grad()
         loss.backward()
         self._critic_optimizer.step()
 
     def _improve_actor(self, states: torch.Tensor) -> None:
-        actions, log_probability = self._sample(states)
-        value = torch.minimum(*self.networks.values(states, actions))
+        features = self.networks.encoder(states).detach()
+        actions, log_probability = self._sample(features)
+        value = torch.minimum(*_values(self.networks.critics, features, actions))
         loss = (self.options.temperature * log_probability - value).mean()
         self._actor_optimizer.zero_grad()
         loss.backward()
         self._actor_optimizer.step()
 
-    def _sample(self, states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Draw actions, with their log probabilities; gradients reach the head only."""
-        features = self.networks.encoder(states).detach()
+    def _sample(self, features: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Draw actions in encoded states, with their log probabilities."""
         mean, log_deviation = self.networks.head(features).chunk(2, dim=1)
         log_deviation = log_deviation.clamp(*_LOG_DEVIATIONS)
         noise = torch.randn(mean.shape, generator=self._generator)
@@ -152,7 +154,7 @@ class SoftActorCritic:
 
     @torch.no_grad()
     def _follow(self) -> None:
-        pairs = zip(self._target.parameters(), self.networks.parameters(), strict=True)
+        pairs = zip(self._target.parameters(), self.networks.critics.parameters(), strict=True)
         for target, online in pairs:
             target.lerp_(online, self.options.polyak)
 
@@ -161,9 +163,9 @@ class SoftActorCritic:
         return {name: value.detach().clone() for name, value in self.networks.state_dict().items()}
 
     def load_policy(self, weights: Mapping[str, torch.Tensor]) -> None:
-        """Start from trained weights. Raises RuntimeError if shapes differ."""
+        """Start from trained weights; the target critics are copies. Raises RuntimeError if shapes differ."""
         self.networks.load_state_dict(weights)
-        self._target.load_state_dict(weights)
+        self._target.load_state_dict(self.networks.critics.state_dict())
 
     def state_dict(self) -> dict[str, Any]:
         """The whole state, as a flat table of tensors and numbers."""

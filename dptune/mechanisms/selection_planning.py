@@ -59,7 +59,9 @@ def calibrated_candidate(
     start = 1.1 * alone.mechanism.noise.noise_multiplier
     ratio = search(start) / single(start)  # it hardly moves with the noise
     found = calibrate(search, epsilon, roughly=lambda noise: single(noise) * ratio)
-    return with_noise(found), alone.mechanism
+    # A candidate's own ledger holds it to the budget too, by the accountant of single runs: for hardly more than one
+    # candidate that one asks for a little more noise.
+    return with_noise(max(found, alone.mechanism.noise.noise_multiplier)), alone.mechanism
 
 
 def check_candidate(mechanism: Mechanism) -> None:

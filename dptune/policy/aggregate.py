@@ -23,33 +23,36 @@ def project_to_ball(updates: torch.Tensor, radius: float) -> torch.Tensor:
 
 
 def noisy_means(
-    updates: Sequence[torch.Tensor], radii: Sequence[float], multipliers: Sequence[float], entropy: Entropy
+    updates: Sequence[torch.Tensor],
+    radii: Sequence[float],
+    multipliers: Sequence[float],
+    users: int,
+    entropy: Entropy,
 ) -> list[torch.Tensor]:
-    """Clip each user's update, sum, add noise, and divide by the number of users, for every block (policy, critic).
+    """Clip each user's update, sum, add noise, and divide by a constant, for every block (policy, critic).
 
-    Guarantee: replacing one user's rows by zeros moves the joint release by at most sqrt(sum over blocks of
-    1 / multiplier^2) standard deviations of its noise. Private: ``updates``. Public: everything else, the number of
-    users included.
+    Guarantee: a user's rows, whether they are left out or replaced by zeros, move the joint release by at most
+    sqrt(sum over blocks of 1 / multiplier^2) standard deviations of its noise. Private: ``updates`` and the number of
+    their rows. Public: everything else.
 
     Args:
-        updates: a (users, parameters) matrix for each block, in the same order of users. A user who contributes
-            nothing has a row of zeros, and still counts in the divisor.
+        updates: a (rows, parameters) matrix for each block, with a row for each user, in the same order of users.
         radii: clip radius of each block.
         multipliers: standard deviation of the noise on the *sum*, in units of the clip radius, for each block; all
             positive, or all 0 for no noise.
+        users: K, the divisor; the number of rows that are expected, not that of those who came.
 
     Returns: a (parameters,) float32 mean for each block.
 
     Raises: ConfigError if blocks have different numbers of users, or only some blocks have noise.
     """
-    users = len(updates[0])
-    if any(len(block) != users for block in updates) or not users:
+    if len({len(block) for block in updates}) != 1:
         raise ConfigError("updates", "blocks are not of the same users", fix="give a row of each block for every user")
     if not (all(multiplier > 0 for multiplier in multipliers) or not any(multipliers)):
         raise ConfigError("multipliers", f"{list(multipliers)} are not all positive, nor all 0", fix="add noise to all")
     clipped = [project_to_ball(block, radius) for block, radius in zip(updates, radii, strict=True)]
     for block, radius in zip(clipped, radii, strict=True):
-        assert float(block.norm(dim=1).max()) <= radius * (1 + 1e-6)
+        assert bool((block.norm(dim=1) <= radius * (1 + 1e-6)).all())
     sums = [block.sum(dim=0) for block in clipped]
     scales = [radius * multiplier for radius, multiplier in zip(radii, multipliers, strict=True)]
     noise = Gaussian(1.0) if any(multipliers) else NoNoise()

@@ -1,7 +1,7 @@
 """Loop over a run's updates that ``environments``, ``language`` and ``tenants`` share, and the release of each update.
 
-for number, release in updates_left(ledger, method, updates, entropy):
-    blocks = what each of K new users computes         # private; this part differs between the three packages
+for number, release in updates_left(ledger, method, updates, users, entropy):
+    blocks = what each new user computes, about K      # private; this part differs between the three packages
     means  = release(blocks, radii)                    # charged on disk first, then clipped, summed and given noise
     state  = a function of the state and the means
 
@@ -25,19 +25,25 @@ from dptune.privacy.ledger import Ledger
 ReleaseMeans = Callable[[Sequence[torch.Tensor], Sequence[float]], list[torch.Tensor]]
 
 
-def updates_left(ledger: Ledger, method: Dppg, updates: int, entropy: Entropy) -> Iterator[tuple[int, ReleaseMeans]]:
+def updates_left(
+    ledger: Ledger, method: Dppg, updates: int, users: int, entropy: Entropy
+) -> Iterator[tuple[int, ReleaseMeans]]:
     """Yield the number of every update that is not charged yet, with the function that releases its means.
 
     An update that was charged, and then lost when its process died, is skipped: its users have taken part already, and
     a second update with them would cost more than the guarantee states.
+
+    Args:
+        users: K, by which every sum is divided.
     """
     for number in range(ledger.releases, updates):
-        yield number, partial(release_means, method, number, ledger, entropy)
+        yield number, partial(release_means, method, number, users, ledger, entropy)
 
 
 def release_means(
     method: Dppg,
     number: int,
+    users: int,
     ledger: Ledger,
     entropy: Entropy,
     updates: Sequence[torch.Tensor],
@@ -48,4 +54,4 @@ def release_means(
     Returns: the noisy mean of every block, see ``dptune.policy.aggregate.noisy_means``.
     """
     ledger.charge(method.release(number))
-    return noisy_means(updates, radii, method.multipliers, entropy)
+    return noisy_means(updates, radii, method.multipliers, users, entropy)

@@ -5,21 +5,23 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 
 from dptune.errors import ConfigError
-from dptune.files import replacing, write_json
+from dptune.files import read_json, replacing, write_json
 from dptune.privacy.entropy import Entropy
-from dptune.privacy.ledger import Ledger, check_same_run
+from dptune.privacy.ledger import Booked, Ledger, check_same_run
 from dptune.privacy.ledger_file import is_complete, read_ledger
 from dptune.privacy.release import Composition
 from dptune.privacy.run_folder import RunFolder
 from dptune.privacy.run_header import RunHeader
+from dptune.training.weight_files import read_tensors
 
 Point = TypeVar("Point")
 
@@ -30,15 +32,17 @@ def open_ledger(
     planned: Composition,
     schedule: Mapping[str, Any],
     entropy: Entropy,
+    booked: Booked = nullcontext,
 ) -> Ledger:
     """Start or resume the ledger of the run in ``directory``.
 
     Args:
         directory: the run's folder.
         planned: releases of the whole run.
-        schedule: everything that decides the order in which users arrive, in plain JSON types. Public; the ledger's
-            header holds its digest.
+        schedule: everything public that decides who is in which update, in plain JSON types. The ledger's header holds
+            its digest.
         entropy: source of the run's noise; the header must declare its leaks.
+        booked: makes the context in which a new ledger gets its first line.
 
     Raises: ConfigError if the header does not declare the entropy's leaks; BudgetError if the plan exceeds the budget;
         LedgerError for the ledger of another run or another schedule (users would have other numbers, and some would
@@ -46,7 +50,7 @@ def open_ledger(
     """
     if entropy.leaks != header.leaks:
         raise ConfigError("header.leaks", "does not declare the run's entropy", fix="give it entropy.leaks")
-    return Ledger.open(RunFolder(directory).ledger, _with_schedule(header, schedule), planned)
+    return Ledger.open(RunFolder(directory).ledger, _with_schedule(header, schedule), planned, booked)
 
 
 def save_state(path: Path, tensors: Mapping[str, torch.Tensor], releases: int) -> None:
@@ -73,8 +77,9 @@ def read_progress(directory: Path, kind: type[Point]) -> tuple[dict[str, torch.T
     Args:
         kind: dataclass of the points.
     """
-    points = json.loads(RunFolder(directory).progress.read_text(encoding="utf-8"))
-    return load_file(RunFolder(directory).state), [kind(**values) for values in points]
+    folder = RunFolder(directory)
+    points = read_json(folder.progress, lambda found: [kind(**values) for values in found], kind=list)
+    return read_tensors(folder.state), points
 
 
 def is_finished(directory: Path, header: RunHeader, schedule: Mapping[str, Any]) -> bool:
@@ -87,11 +92,6 @@ def is_finished(directory: Path, header: RunHeader, schedule: Mapping[str, Any])
     if finished:
         check_same_run(path, _with_schedule(header, schedule), read_ledger(path).header)
     return finished
-
-
-def digest_of(units: Sequence[int]) -> str:
-    """SHA-256 of the order in which users arrive, from their numbers in that order."""
-    return hashlib.sha256(json.dumps(list(units)).encode()).hexdigest()
 
 
 def _with_schedule(header: RunHeader, schedule: Mapping[str, Any]) -> RunHeader:

@@ -1,20 +1,15 @@
-"""An ensemble in the register of its records: its whole budget counts before the first answer.
-
-``booking.json`` in the ensemble's folder says which records its shards were tuned on, by their digest, and where the
-register lies. It is private, as all in that folder: with the digest, anybody could test a guess of all records.
-"""
+"""An ensemble in the register of its records: its whole budget counts before the first answer."""
 
 from __future__ import annotations
 
-import json
-import os
 from collections import Counter
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
 from dptune.errors import ConfigError
-from dptune.files import write_json
+from dptune.files import read_json
+from dptune.privacy.booking import FILE, read_booking, write_booking
 from dptune.privacy.ledger_file import LedgerError, read_ledger
 from dptune.privacy.release import Composition
 from dptune.privacy.run_folder import RunFolder
@@ -22,18 +17,7 @@ from dptune.privacy.run_header import RunHeader
 from dptune.privacy.set_aside import earlier_runs, spending_of
 from dptune.privacy.spent import Register, said
 
-FILE = "booking.json"
-
-
-def write_booking(ensemble: Path, records: str, register: Path) -> None:
-    """Write down for which records an ensemble pays, and where: without it, no register counts its answers.
-
-    Args:
-        records: ``fingerprint`` of all records, those of empty shards and of other sides of a split included. Private.
-        register: file of the register, which need not exist yet.
-    """
-    way = os.path.relpath(register.resolve(), ensemble.resolve())  # an ensemble may be moved together with its register
-    write_json(ensemble / FILE, {"records": records, "register": way})
+__all__ = ["FILE", "book", "write_booking"]
 
 
 def book(
@@ -52,21 +36,17 @@ def book(
     Raises: ConfigError for a damaged booking, or one whose register was left behind; LedgerError if the register is
         damaged or cannot be written.
     """
-    file = ensemble / FILE
-    if not file.exists():
+    if (booking := read_booking(ensemble)) is None:
         problem = f"{ensemble} does not say which records it was tuned on, so that no register counts what it answers"
         return [f"{problem}: dptune.prediction.booking.write_booking says it"]
-    try:
-        known = json.loads(file.read_text(encoding="utf-8"))
-        records, way = str(known["records"]), str(known["register"])
-    except (OSError, ValueError, KeyError, TypeError):
-        raise ConfigError(str(file), "is damaged", fix="run `python -m flows.prediction`, or write it again") from None
-    named = Path(os.path.normpath(ensemble.resolve() / way))
+    records, named = booking.records, booking.register
     found = Register(register or named)
     try:
         if register is None and answered and not named.exists():
             problem = f"names the register {named}, which is not there, and a new one would not know what it knows"
-            raise ConfigError(str(file), problem, fix="put it there, or give --register FILE, which may be new")
+            raise ConfigError(
+                str(RunFolder(ensemble).booking), problem, fix="put it there, or give --register FILE, which may be new"
+            )
         found.add_answers(records, header, tokens)
         for folder in earlier_runs(ensemble):
             _book_earlier(found, records, folder, header)
@@ -92,5 +72,5 @@ def _book_earlier(register: Register, records: str, folder: Path, header: RunHea
 def _run_id(folder: Path) -> str:
     """The id of a run without its ledger, from the note beside it; without that the folder's name."""
     with suppress(OSError, ValueError, KeyError, TypeError):
-        return str(json.loads(RunFolder(folder).served.read_text(encoding="utf-8"))["run_id"])
+        return str(read_json(RunFolder(folder).served)["run_id"])
     return folder.name

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from dptune.errors import ConfigError
-from dptune.files import jsonable, locked, write_json
+from dptune.errors import ConfigError, first_line
+from dptune.files import jsonable, locked, read_json, write_json
 from dptune.prediction.booking import book
 from dptune.prediction.ensemble import Manifest, load_adapters, read_manifest
-from dptune.prediction.predictor import Answer, PrivatePredictor
+from dptune.prediction.predictor import Answer, PrivatePredictor, next_log_probabilities
 from dptune.prediction.protocols import PUBLISHED_ACCOUNTANT, FixedMixture, planned_answers, protocol_of
 from dptune.privacy.entropy import Entropy, OsEntropy
 from dptune.privacy.ledger import Ledger, check_same_run
@@ -30,9 +30,11 @@ from dptune.privacy.ledger_file import (
 from dptune.privacy.run_folder import RunFolder
 from dptune.privacy.run_header import RunHeader
 from dptune.privacy.set_aside import Spending, earlier_runs, fresh_start, spending_of
+from dptune.training.causal import plain_tokens
 from dptune.training.chat_template import render_chat
 from dptune.training.data import open_ids
 from dptune.training.model import ModelSource, load_base, load_tokenizer
+from dptune.training.stacked import PUBLIC, StackedAdapters
 from dptune.units import RECORD
 
 _LOCK = "opening.lock"
@@ -136,8 +138,13 @@ def deploy(
     model = load_base(base, device)
     adapters = load_adapters(ensemble, manifest, model, device)
     tokenizer = load_tokenizer(base)
-    ledger = open_ledger(ensemble, manifest, protocol, entropy)
+    _rehearse(model, adapters)
+    notes: list[str] = []
 
+    def count(header: RunHeader, answered: bool) -> None:
+        notes.extend(book(ensemble, header, planned_answers(protocol), register, answered=answered))
+
+    ledger = open_ledger(ensemble, manifest, protocol, entropy, count)
     note = RunFolder(ensemble).served
 
     def remember(charged: Ledger) -> None:
@@ -149,14 +156,22 @@ def deploy(
 
     earlier = tuple(spent for folder in earlier_runs(ensemble) if (spent := spending_of(folder)))
     predictor = PrivatePredictor(model, adapters, protocol, ledger, entropy, remember)
-    try:
-        header = (ledger or read_ledger(RunFolder(ensemble).ledger)).header
-        answered = predictor.tokens_spent > 0
-        notes = book(ensemble, header, planned_answers(protocol), register, answered=answered)
-    except BaseException:
-        predictor.close()
-        raise
     return Deployment(predictor, tokenizer, manifest, earlier, tuple(notes))
+
+
+def _rehearse(model: Any, adapters: StackedAdapters) -> None:
+    """Compute the public model's and one slot's law of a made-up token: an answer that fails is charged all the same.
+
+    Raises: ConfigError for a model that cannot, or whose public law is not finite.
+    """
+    try:
+        logs = next_log_probabilities(model, adapters, plain_tokens(model)[:1].tolist(), [PUBLIC, 0])
+    except Exception as error:  # each model has its own way to fail
+        problem = f"no law of a next token can be computed ({type(error).__name__}: {first_line(error)})"
+        raise ConfigError("model", problem, fix="give the checkpoint that the ensemble was tuned on") from error
+    if bool(logs[0].isnan().any()):  # of the private row nothing is looked at
+        problem = "computes a law of a next token that is not finite"
+        raise ConfigError("model", problem, fix="check the base model's files")
 
 
 def _served_protocol(ensemble: Path, manifest: Manifest) -> FixedMixture:
@@ -183,7 +198,13 @@ def has_answered(ensemble: Path) -> bool:
     return folder.served.exists() or folder.ledger.exists()
 
 
-def open_ledger(ensemble: Path, manifest: Manifest, protocol: FixedMixture, entropy: Entropy) -> Ledger | None:
+def open_ledger(
+    ensemble: Path,
+    manifest: Manifest,
+    protocol: FixedMixture,
+    entropy: Entropy,
+    count: Callable[[RunHeader, bool], object] = lambda header, answered: None,
+) -> Ledger | None:
     """Start or resume the ensemble's only ledger; None if all its tokens are spent.
 
     A note beside the ledger holds the run's number, how many tokens were charged and the chain up to them. It is
@@ -191,6 +212,10 @@ def open_ledger(ensemble: Path, manifest: Manifest, protocol: FixedMixture, entr
     without a note, nor one with fewer tokens than its note states. This detects a ledger that was lost, cut or replaced
     by an older copy, and a note that was removed. It does not detect that both were replaced or removed, or that the
     whole folder was copied.
+
+    Args:
+        count: counts the ensemble in its register, given the header and whether it has answered. Called before a new
+            ledger gets its first line, when nothing can refuse it any more, and for one that is resumed or ended.
 
     Raises: ConfigError for a unit that the partition does not protect; LedgerError if another process answers, the
         ledger or its note was lost or damaged, or was started with other settings.
@@ -214,7 +239,7 @@ def open_ledger(ensemble: Path, manifest: Manifest, protocol: FixedMixture, entr
     try:
         # Two processes that start at once would each write a note, and one of them its ledger.
         with locked(ensemble / _LOCK, wait=True):
-            ledger = _started_or_resumed(ensemble, header, protocol)
+            ledger = _started_or_resumed(ensemble, header, protocol, count)
     except OSError as error:
         problem = f"cannot be opened for answers ({error.strerror}): {error.filename}"
         raise LedgerError(f"{ensemble}: {problem}. Fix: make the folder writable, or free space.") from error
@@ -224,7 +249,9 @@ def open_ledger(ensemble: Path, manifest: Manifest, protocol: FixedMixture, entr
     return ledger
 
 
-def _started_or_resumed(ensemble: Path, header: RunHeader, protocol: FixedMixture) -> Ledger | None:
+def _started_or_resumed(
+    ensemble: Path, header: RunHeader, protocol: FixedMixture, count: Callable[[RunHeader, bool], object]
+) -> Ledger | None:
     """Start or resume the ledger. ``Ledger.open`` would not do: the note must be written before a new ledger."""
     path, note, planned = RunFolder(ensemble).ledger, RunFolder(ensemble).served, planned_answers(protocol)
     ledger: Ledger | None
@@ -238,14 +265,24 @@ def _started_or_resumed(ensemble: Path, header: RunHeader, protocol: FixedMixtur
         if known and known.releases:
             gone = f"{path}: is gone, but this ensemble has answered"
             raise LedgerError(f"{gone}. Fix: restore it; or {fresh_start(ensemble)}.")
+        if known:  # killed before the ledger had its first line: the register may count it already
+            header = replace(header, run_id=known.run_id)
         _write_note(note, _Note(header.run_id, 0, None))
-        known, ledger = None, Ledger.create(path, header, planned)
+
+        @contextmanager
+        def booked() -> Iterator[None]:
+            count(header, False)
+            yield
+
+        known, ledger = None, Ledger.create(path, header, planned, booked)
     else:
         ledger = None if is_complete(path) else Ledger.resume(path, planned)
     try:
+        contents = ledger or read_ledger(path)
         if known is not None:
-            _check_known(path, ledger or read_ledger(path), protocol, header, known)
-        _note(note, contents := ledger or read_ledger(path), chain_after(path, contents.releases))
+            _check_known(path, contents, protocol, header, known)
+            count(contents.header, contents.releases > 0)
+        _note(note, contents, chain_after(path, contents.releases))
     except BaseException:
         if ledger:
             ledger.close()
@@ -283,7 +320,7 @@ def _read_note(note: Path) -> _Note | None:
     if not note.exists():
         return None
     try:
-        known = json.loads(note.read_text(encoding="utf-8"))
+        known = read_json(note)
         found = _Note(str(known["run_id"]), int(known["releases"]), known["chain"])
     except (OSError, ValueError, KeyError, TypeError):
         raise LedgerError(f"{note}: is damaged. Fix: restore it; the ledger alone cannot be trusted.") from None

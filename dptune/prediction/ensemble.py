@@ -9,17 +9,15 @@ A shard without records has an adapter too, untouched, which is the public model
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file
 
 from dptune.errors import ConfigError
-from dptune.files import private_directory, write_json
+from dptune.files import private_directory, read_json, write_json
 from dptune.prediction.shard_tuning import ShardTuning
 from dptune.training.data import Tokens
 from dptune.training.lora import Lora
@@ -36,6 +34,7 @@ from dptune.training.per_sample import lora_pairs
 from dptune.training.plain import fit
 from dptune.training.rehearsal import rehearse
 from dptune.training.stacked import StackedAdapters
+from dptune.training.weight_files import read_tensors
 
 _MANIFEST = "ensemble.json"
 _SHARD = "shard.json"
@@ -169,7 +168,7 @@ def read_manifest(ensemble: Path) -> Manifest:
     Raises: ConfigError if there is none, or it is damaged.
     """
     try:
-        return Manifest(**json.loads((ensemble / _MANIFEST).read_text(encoding="utf-8")))
+        return Manifest(**read_json(ensemble / _MANIFEST))
     except (OSError, ValueError, TypeError):
         problem = f"{ensemble} holds no whole ensemble"
         raise ConfigError("ensemble", problem, fix="run `python -m flows.prediction`, which tunes one") from None
@@ -205,9 +204,9 @@ def _read_shard(
     directory: Path, base: str, vocabulary: int, manifest: Manifest
 ) -> tuple[dict[str, torch.Tensor], float]:
     try:
-        about = json.loads((directory / _SHARD).read_text(encoding="utf-8"))
-        config = json.loads((directory / "adapter_config.json").read_text(encoding="utf-8"))
-        adapter = load_file(directory / "adapter_model.safetensors")
+        about = read_json(directory / _SHARD)
+        config = read_json(directory / "adapter_config.json")
+        adapter = read_tensors(directory / "adapter_model.safetensors")
     except (OSError, ValueError) as error:
         problem = f"{directory} has no adapter ({type(error).__name__})"
         raise ConfigError("ensemble", problem, fix="tune that shard again") from None
@@ -219,5 +218,8 @@ def _read_shard(
     if about["key"] != manifest.key:
         problem = f"{directory} holds records by {about['key']}, the ensemble says by {manifest.key}"
         raise ConfigError("ensemble", problem, fix="tune the ensemble again")
+    if not all(bool(torch.isfinite(tensor).all()) for tensor in adapter.values()):  # tuning leaves none that are not
+        problem = f"{directory / 'adapter_model.safetensors'} holds numbers that are not finite: it was damaged"
+        raise ConfigError("ensemble", problem, fix="restore it, or tune that shard again")
     root = math.sqrt(config["r"]) if config.get("use_rslora") else config["r"]
     return adapter, config["lora_alpha"] / root

@@ -88,8 +88,9 @@ def epsilons(
     """Price a composition three ways. Releases about disjoint parts of the units cost what the dearest part costs.
 
     Guarantee: if ``certified`` is finite, the sequence of releases is (certified, delta)-DP under
-    add/remove of one unit, given Poisson sampling with secret coins; under emptying one unit's slot, where releases
-    name parts. All arguments are public. (Only this function tells parts apart; all others here add up all releases.)
+    add/remove of one unit, given Poisson sampling with secret coins. Where releases name parts, no unit's part may hang
+    on others: it follows from the unit's own key, or the slot of a unit that leaves stays, empty. All arguments are
+    public. (Only this function tells parts apart; all others here add up all releases.)
 
     Args:
         composition: the count of each distinct release.
@@ -284,7 +285,7 @@ def gdp_epsilon(mu: float, delta: float) -> float:
         high *= 2
         if math.isinf(high):
             return math.inf
-    root, _ = brentq(lambda epsilon: gdp_delta(mu, epsilon) - delta, 0.0, high, xtol=1e-12, full_output=True)
+    root, _ = brentq(lambda epsilon: gdp_delta(mu, epsilon) - delta, 0.0, high, xtol=1e-15, full_output=True)
     return float(root)
 
 

@@ -21,12 +21,12 @@ from pathlib import Path
 from typing import Any
 
 from dptune.errors import ConfigError
-from dptune.files import fsync_directory
+from dptune.files import fsync_directory, not_a_file
 from dptune.privacy.accountants import check_delta, smallest_epsilon
 from dptune.privacy.ledger_file import GENESIS, LedgerError, encode, seal
 from dptune.privacy.loss_profile import average, gaussian_profile, profile_of
 from dptune.privacy.parts import dearest
-from dptune.privacy.release import Composition, Release
+from dptune.privacy.release import DEALT_BY_RANK, Composition, Release
 from dptune.privacy.selection import BOUNDS, Bound, selection_epsilon
 from dptune.privacy.selection_law import SelectionLaw
 
@@ -156,9 +156,15 @@ class SearchCertificate:
             raise ConfigError("format", f"{self.format!r} is not {FORMAT}", fix="verify it with a newer dptune")
 
     @property
+    def all_leaks(self) -> tuple[str, ...]:
+        """``leaks``, and that of a search whose candidates an earlier version dealt into groups by rank."""
+        by_rank = any(release.dealt_by == "rank" for _, kind in self.kinds for release, _ in kind)
+        return (*self.leaks, DEALT_BY_RANK) if by_rank else self.leaks
+
+    @property
     def certified(self) -> float:
         """The epsilon of the whole search at ``delta``, from this object alone; infinite with leaks."""
-        return math.inf if self.leaks else self.epsilon_by(self.bound)
+        return math.inf if self.all_leaks else self.epsilon_by(self.bound)
 
     def epsilon_by(self, bound: Bound) -> float:
         """The epsilon by one of the bounds, leaks ignored.
@@ -287,6 +293,8 @@ def read_certificate(path: Path) -> SearchCertificate:
 
 
 def _read(path: Path) -> tuple[SearchCertificate, str]:
+    if other := not_a_file(path):
+        raise LedgerError(f"{path}: is {other}, and no file. Fix: check the path.")
     try:
         lines = path.read_bytes().splitlines(keepends=True)
     except OSError as error:

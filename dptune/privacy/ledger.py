@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 from collections import Counter
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, Self
 
-from dptune.files import fsync_directory
+from dptune.files import fsync_directory, holder_of, lock_now
 from dptune.privacy.budget_gate import BudgetError, BudgetGate
 from dptune.privacy.cyclic_rows import row_problem
 from dptune.privacy.ledger_file import (
@@ -24,7 +25,10 @@ from dptune.privacy.ledger_file import (
 from dptune.privacy.release import Composition, Release
 from dptune.privacy.run_folder import RunFolder
 from dptune.privacy.run_header import FORMAT, RunHeader
-from dptune.privacy.set_aside import fresh_start
+from dptune.privacy.set_aside import fresh_start, witnessed_releases
+
+#: Makes the context in which a new ledger gets its first line, as ``booking.booked``.
+Booked = Callable[[], AbstractContextManager[object]]
 
 
 class Ledger:
@@ -54,10 +58,13 @@ class Ledger:
         return self._gate.spent
 
     @classmethod
-    def open(cls, path: Path, header: RunHeader, planned: Composition) -> Self:
+    def open(cls, path: Path, header: RunHeader, planned: Composition, booked: Booked = nullcontext) -> Self:
         """Start the ledger of a run, or continue one that an earlier process left unfinished.
 
         A ledger whose first line was cut off in writing is started again: nothing was charged to it.
+
+        Args:
+            booked: see ``create``; not entered for a ledger that is continued.
 
         Raises:
             BudgetError: the plan of a new run passes the budget.
@@ -71,22 +78,30 @@ class Ledger:
             if left:
                 lost = f"{left[0]}: has no ledger beside it"
                 raise LedgerError(f"{lost}. Fix: restore the ledger; or {fresh_start(path.parent)}.")
-            return cls.create(path, header, planned)
+            return cls.create(path, header, planned, booked)
         ledger = cls.resume(path, planned)
         try:
             check_same_run(path, header, ledger.header)
+            if ledger.releases < (known := witnessed_releases(path.parent, states=False)):
+                # Checkpoints are left out here: whoever reads one compares its chain with the ledger's.
+                problem = f"{path}: holds {ledger.releases} releases, and files beside it rely on {known}: it was cut"
+                raise LedgerError(f"{problem}. Fix: restore it; its charges cannot be forgotten.")
         except BaseException:
             ledger.close()
             raise
         return ledger
 
     @classmethod
-    def create(cls, path: Path, header: RunHeader, planned: Composition) -> Self:
+    def create(cls, path: Path, header: RunHeader, planned: Composition, booked: Booked = nullcontext) -> Self:
         """Start a ledger for a run that plans these releases.
+
+        Args:
+            booked: makes the context in which the first line is completed, when nothing can refuse it any more.
 
         Raises:
             BudgetError: the plan itself passes the budget.
             LedgerError: the file exists or cannot be written.
+            Exception: what ``booked`` raises; before it yields, the ledger is not begun, and its file goes.
         """
         gate = BudgetGate(header, Counter(), planned)
         if not gate.clears_plan:
@@ -104,13 +119,20 @@ class Ledger:
         _lock(descriptor, path)
         ledger = cls(path, descriptor, LedgerContents(header, Counter(), 0, GENESIS, False), gate)
         try:
-            ledger._append({"kind": "run", **header.to_dict()})
+            # All but the line's end is on the disk first: a full one must refuse the run before anything is booked.
+            line, chain = seal(encode({"kind": "run", **header.to_dict()}), GENESIS)
+            ledger._put(line[:-1])
             fsync_directory(path.parent)
+            with booked():
+                ledger._put(line[-1:])
+                ledger.chain = chain
         except BaseException as error:
             ledger.close()
-            path.unlink(missing_ok=True)
+            if ledger.chain == GENESIS:  # else it has begun, and is counted: it goes on
+                path.unlink(missing_ok=True)
             if isinstance(error, OSError):
-                raise LedgerError(f"{path}: cannot be written ({error.strerror}). Fix: check the disk.") from error
+                problem = f"{error.filename or path}: cannot be written ({error.strerror})"
+                raise LedgerError(f"{problem}. Fix: check the disk.") from error
             raise
         return ledger
 
@@ -191,9 +213,14 @@ class Ledger:
         self._write(encode(record))
 
     def _write(self, body: str) -> None:
+        line, chain = seal(body, self.chain)
+        self._put(line)
+        self.chain = chain
+
+    def _put(self, line: bytes) -> None:
+        """Add bytes to the file, durable when this returns. Raises: LedgerError, and none of them is in the file."""
         if self._descriptor < 0:
             raise LedgerError(f"{self.path}: is closed. Fix: resume it.")
-        line, chain = seal(body, self.chain)
         length = os.fstat(self._descriptor).st_size
         if os.getpid() != self._process or length != self._length:
             # The lock does not stop a forked process, nor one that never asks for it: their lines would be overwritten.
@@ -210,7 +237,6 @@ class Ledger:
             raise LedgerError(
                 f"{self.path}: cannot be written ({error.strerror or error}); nothing was released. Fix: free space."
             ) from error
-        self.chain = chain
         self._length = length + len(line)
 
 
@@ -226,11 +252,11 @@ def _older(older_format: int) -> str:
 
 
 def _lock(descriptor: int, path: Path) -> None:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
+    if not lock_now(descriptor):
+        holder = holder_of(descriptor)
         os.close(descriptor)
-        raise LedgerError(f"{path}: another process is charging it. Fix: wait for that process or stop it.") from None
+        problem = f"{path}: another process is charging it{holder}"
+        raise LedgerError(f"{problem}. Fix: wait for that process or stop it.")
     # Between opening the file and locking it, another process may have removed or replaced its name.
     if not path.exists() or os.stat(path).st_ino != os.fstat(descriptor).st_ino:
         os.close(descriptor)

@@ -8,7 +8,6 @@ unfinished. The file holds nothing private: a release describes the mechanism, n
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import math
@@ -20,6 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from dptune.errors import ConfigError, DptuneError
+from dptune.files import holder_of, lock_now, not_a_file
 from dptune.privacy.accountants import Epsilons
 from dptune.privacy.cyclic_rows import row_problem
 from dptune.privacy.release import NOISES, Composition, Release
@@ -98,6 +98,14 @@ def read_ledger(path: Path) -> LedgerContents:
     return LedgerContents(header, composition, releases, chain, complete, last)
 
 
+def first_header(path: Path) -> RunHeader | None:
+    """The header of a ledger; None if its first line is not whole. Nothing after it is checked."""
+    try:
+        return next((content for _, content, _ in _lines(path) if isinstance(content, RunHeader)), None)
+    except (LedgerError, OSError):
+        return None
+
+
 def first_release(path: Path) -> Release | None:
     """The first release of a ledger; None if no whole line holds one. Nothing after it is checked."""
     try:
@@ -129,10 +137,9 @@ def discard_unborn(path: Path) -> None:
     is kept.
     """
     with path.open("rb") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise LedgerError(f"{path}: another process is starting it. Fix: wait for it.") from None
+        if not lock_now(file.fileno()):
+            holder = holder_of(file.fileno())
+            raise LedgerError(f"{path}: another process is starting it{holder}. Fix: wait for it.")
         content = file.read()
         begun = _RUN_LINE.startswith(content[: len(_RUN_LINE)]) and b'"kind":"release"' not in content
         if begun and b"\n" not in content:
@@ -177,6 +184,8 @@ def _lines(path: Path) -> Iterator[tuple[int, _Content, str]]:
     """Yield number, content and chain of every line, checked against the chain and the one canonical spelling."""
     chain = GENESIS
     known: dict[bytes, Release] = {}
+    if other := not_a_file(path):
+        raise LedgerError(f"{path}: is {other}, and no file. Fix: check the path.")
     try:
         file = path.open("rb")
     except OSError as error:

@@ -20,7 +20,7 @@ from dptune.errors import ConfigError
 from dptune.privacy.accountants import as_kinds, leaks_of
 from dptune.privacy.composed_losses import composed_deltas, merge
 from dptune.privacy.parts import disjoint
-from dptune.privacy.release import LIKE_GAUSSIAN, Composition
+from dptune.privacy.release import DEALT_BY_RANK, LIKE_GAUSSIAN, Composition
 from dptune.privacy.sampled_gaussian import LEAST_NOISE, MASS_ERROR, MOST_NOISE, Direction, Kind
 
 Array = NDArray[np.float64]
@@ -69,11 +69,11 @@ def profile_of(composition: Composition) -> Profile:
     """The profile of a run of these releases, whose parameters were fixed in advance.
 
     Guarantee: never below the truth, under add/remove of one unit; where releases name parts, the larger of their
-    parts' profiles, for a unit is in one.
+    parts' profiles, for a unit is in one. Of groups dealt by rank: under emptying one unit's slot, no more.
 
     Raises: ConfigError for releases that leak, move their noise by what was released, or are tokens.
     """
-    leaks = leaks_of(composition)
+    leaks = [leak for leak in leaks_of(composition) if leak != DEALT_BY_RANK]
     if leaks or any(release.noise not in LIKE_GAUSSIAN for release in composition):
         problem = f"has no loss distribution to select by: {'; '.join(leaks) or 'tokens'}"
         raise ConfigError("mechanism", problem, fix="use a sound mechanism whose noise is fixed in advance")

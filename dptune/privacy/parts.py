@@ -83,7 +83,9 @@ def _split(composition: Composition) -> tuple[Composition, list[Composition]]:
             everybody[release] += count
         else:
             # The strategy is priced by then: its rate, its sensitivity and its parts say all that a bound reads.
-            parts.setdefault(release.part, Counter())[replace(release, part=None, coefficients=())] += count
+            parts.setdefault(release.part, Counter())[replace(release, part=None, coefficients=(), dealt_by="key")] += (
+                count
+            )
     return everybody, list({frozenset(part.items()): part for part in parts.values()}.values())
 
 

@@ -9,7 +9,7 @@ import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
-from typing import Any
+from typing import Any, Literal, get_args
 
 from dptune.errors import ConfigError
 from dptune.privacy.laplace_mixtures import InverseScale
@@ -32,6 +32,13 @@ LIKE_GAUSSIAN = ("gaussian", "laplace_mixture", "shared_laplace_mixture")
 #: Those whose every coordinate is (|shift| / z, 0)-DP, so that a sum bounded in l1 has an epsilon at delta 0.
 PURE = ("laplace_mixture",)
 NORMS = ("l2", "l1")
+#: What decides the group of a unit: its own key; or, in runs of earlier versions, its number among all units.
+Dealing = Literal["key", "rank"]
+#: Why nothing is certified of a run whose groups were dealt by rank. Its other epsilons are those of a weaker promise.
+DEALT_BY_RANK = (
+    "units dealt into groups by their rank among all, as an earlier dptune did: one that joins or leaves moves others "
+    "(epsilon_noise_only holds for one that loses its records and keeps its rank)"
+)
 _CONSISTENT = 1e-9
 
 
@@ -64,6 +71,7 @@ class Release:
         coefficients: strategy (c_0 .. c_(b-1)) of correlated noise, see ``strategy``; empty for independent noise. The
             noise multiplier is then that of z, of which the noise is made, the sample rate that of a unit in the rows
             of its own group, and the part that group. A ledger holds such a release at a step of that group alone.
+        dealt_by: what decides whose group that is, one of ``Dealing``. A leak if it is the unit's rank.
     """
 
     sample_rate: float
@@ -79,6 +87,7 @@ class Release:
     renyi: tuple[float, float] | None = None
     part: int | None = None
     coefficients: tuple[float, ...] = ()
+    dealt_by: Dealing = "key"
 
     def __post_init__(self) -> None:
         if not 0.0 < self.sample_rate <= 1.0:
@@ -128,6 +137,9 @@ class Release:
             raise ConfigError("renyi", "does not fit the other figures of the token", fix="use of_token")
 
     def _check_strategy(self) -> None:
+        if self.dealt_by not in (get_args(Dealing) if self.coefficients else ("key",)):
+            problem = f"{self.dealt_by!r} is not how units were dealt into groups"
+            raise ConfigError("dealt_by", problem, fix="use key, with coefficients")
         if not self.coefficients:
             return
         check_strategy(self.coefficients)
@@ -162,7 +174,8 @@ class Release:
             "unbounded_token": "tokens whose divergence no theorem bounds",
         }
         moves = ("a noise multiplier that moves has a filter for Gaussian noise only",) if self._unfiltered else ()
-        return (*self.raw_inputs, *((reasons[self.noise],) if self.noise in reasons else ()), *moves)
+        dealt = (DEALT_BY_RANK,) if self.dealt_by == "rank" else ()
+        return (*self.raw_inputs, *((reasons[self.noise],) if self.noise in reasons else ()), *moves, *dealt)
 
     @property
     def _unfiltered(self) -> bool:
@@ -173,6 +186,8 @@ class Release:
         data = {key: _plain(value) for key, value in asdict(self).items()}
         if not self.coefficients:
             del data["coefficients"]  # so that ledgers of independent noise stay as they were
+        if not self.coefficients or self.dealt_by == "rank":
+            del data["dealt_by"]  # likewise; and rows by rank as earlier versions wrote them
         return data
 
     @classmethod
@@ -185,7 +200,10 @@ class Release:
         given = data.get("coefficients", ())
         if "coefficients" in data and not (isinstance(given, list) and given and all(map(_is_number, given))):
             raise ConfigError("coefficients", f"{given!r} is no list of numbers", fix="write c_0 .. c_(b-1)")
-        data = {**data, "coefficients": given}
+        if "dealt_by" in data and not (given and data["dealt_by"] == "key"):
+            raise ConfigError("dealt_by", f"{data['dealt_by']!r} is no deal into groups", fix="write key, or nothing")
+        dealt_by = "rank" if given and "dealt_by" not in data else "key"  # earlier versions wrote no word about it
+        data = {**data, "coefficients": given, "dealt_by": dealt_by}
         if set(data) != known:
             raise ConfigError("release", f"keys {sorted(set(data) ^ known)} missing or unknown", fix="use to_dict's")
         for key in ("sample_rate", "noise_multiplier", "sensitivity"):

@@ -18,7 +18,7 @@ from dptune.privacy.accountants import (
     published_epsilon,
 )
 from dptune.privacy.filters import RenyiFilter
-from dptune.privacy.release import Composition, Release
+from dptune.privacy.release import DEALT_BY_RANK, Composition, Release
 from dptune.units import RECORD
 
 ACCOUNTINGS = ("certified", "noise_only", "published")
@@ -124,12 +124,17 @@ class RunHeader:
         return leaks_of(composition + composition_of(self.inherited), self.renyi_filter, self.leaks)
 
     def within_budget(self, composition: Composition) -> bool:
-        """Whether the epsilon that ``accounting`` names is within the budget for this composition."""
+        """Whether the epsilon that ``accounting`` names is within the budget for this composition.
+
+        A run that an earlier version began, with groups dealt by rank, goes on within what it was started for.
+        """
         if self.epsilon is None:
             return True
         if self.accounting == "published":  # pricing the others at every charge is slow if noise moves
             return published_epsilon(self.published_accountant, composition, self.delta) <= self.epsilon
-        return float(getattr(self.price(composition), self.accounting)) <= self.epsilon
+        prices = self.price(composition)
+        by_rank = self.accounting == "certified" and prices.leaks == (DEALT_BY_RANK,)
+        return float(prices.noise_only if by_rank else getattr(prices, self.accounting)) <= self.epsilon
 
     def to_dict(self) -> dict[str, Any]:
         """The header in plain JSON types."""

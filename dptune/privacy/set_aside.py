@@ -7,7 +7,6 @@ starts in a new folder. The total cost of runs on the same records includes both
 
 from __future__ import annotations
 
-import fcntl
 import json
 import math
 import shlex
@@ -16,10 +15,11 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 from dptune.digits import at_most
 from dptune.errors import ConfigError, DptuneError
-from dptune.files import fsync_directory, locked
+from dptune.files import DamagedFileError, fsync_directory, holder_of, lock_now, locked, read_json
 from dptune.privacy.certificate import FILE as CERTIFICATE
 from dptune.privacy.certificate import read_certificate
 from dptune.privacy.ledger_file import LedgerContents, LedgerError, read_ledger
@@ -68,21 +68,23 @@ def spending_of(folder: Path) -> Spending | None:
 
     Of a search it is the whole search's from its start, by its certificate.
     """
-    if certificate := _certificate_of(folder):
+    if certificate := certificate_of(folder):
         return _cost_of_search(folder, certificate)
     path, released = RunFolder(folder).ledger, _has_released(folder)
+    if _kind_of(folder) == "search":
+        return unknown_cost(folder, "the certificate of its search is missing")
     if not path.exists():
-        return _unknown_cost(folder, "its ledger is missing") if released else None
+        return unknown_cost(folder, "its ledger is missing") if released else None
     if not path.is_file():
-        return _unknown_cost(folder, "its ledger is no file")
+        return unknown_cost(folder, "its ledger is no file")
     try:
-        contents = _read_acknowledged(path)
+        contents = read_acknowledged(path)
     except LedgerError:
-        return _unknown_cost(folder, "its ledger is damaged") if released or b"\n" in path.read_bytes() else None
+        return unknown_cost(folder, "its ledger is damaged") if released or b"\n" in path.read_bytes() else None
     if contents.releases == 0:
-        return _unknown_cost(folder, "its ledger holds no release") if released else None
-    if contents.releases < _witnessed_releases(folder):
-        return _unknown_cost(folder, "its ledger was cut: files beside it rely on more releases")
+        return unknown_cost(folder, "its ledger holds no release") if released else None
+    if contents.releases < witnessed_releases(folder):
+        return unknown_cost(folder, "its ledger was cut: files beside it rely on more releases")
     header, certified = contents.header, contents.epsilons.certified
     return Spending(folder.name, header.unit, header.data, contents.releases, certified, header.delta)
 
@@ -138,7 +140,7 @@ def earlier_runs(folder: Path) -> list[Path]:
     return sorted(path for path in folder.parent.iterdir() if path.name.startswith(start) and path.is_dir())
 
 
-def _certificate_of(folder: Path) -> Path | None:
+def certificate_of(folder: Path) -> Path | None:
     """The certificate of the search in ``folder``, under way or ended; None of a run."""
     run = RunFolder(folder)
     places = (run.searching, run.adapter, folder)
@@ -149,8 +151,15 @@ def _cost_of_search(folder: Path, path: Path) -> Spending:
     try:
         found = read_certificate(path)
     except LedgerError:
-        return _unknown_cost(folder, "its certificate is damaged")
+        return unknown_cost(folder, "its certificate is damaged")
     return Spending(folder.name, found.unit, found.data, 0, found.certified, found.delta, search=found.id)
+
+
+def _kind_of(folder: Path) -> Any:
+    """What the folder's settings say was begun there; None where they say nothing, or are damaged."""
+    with suppress(DamagedFileError):
+        return RunFolder(folder).settings.get("kind")
+    return None
 
 
 def _has_released(folder: Path) -> bool:
@@ -159,13 +168,13 @@ def _has_released(folder: Path) -> bool:
     return any(file.exists() and (file not in run.states or _checkpointed_releases(file) != 0) for file in run.released)
 
 
-def _witnessed_releases(folder: Path) -> int:
+def witnessed_releases(folder: Path, *, states: bool = True) -> int:
     """A lower bound on the releases that the files beside the ledger rely on; damaged files do not count."""
     run = RunFolder(folder)
-    known = [_checkpointed_releases(file) or 0 for file in run.states]
+    known = [0, *(_checkpointed_releases(file) or 0 for file in run.states if states)]
     for file in (run.served, run.result):
         with suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
-            known.append(int(json.loads(file.read_text(encoding="utf-8"))["releases"]))
+            known.append(int(read_json(file)["releases"]))
     return max(known)
 
 
@@ -180,11 +189,12 @@ def _checkpointed_releases(path: Path) -> int | None:
         return None
 
 
-def _unknown_cost(folder: Path, problem: str) -> Spending:
+def unknown_cost(folder: Path, problem: str) -> Spending:
+    """The cost of a run that nobody can tell, and why."""
     return Spending(folder.name, "", "", 0, math.inf, 0.0, problem)
 
 
-def _read_acknowledged(path: Path) -> LedgerContents:
+def read_acknowledged(path: Path) -> LedgerContents:
     """Read the ledger, without a last line that was cut off in writing: no noisy value was drawn for such a line."""
     content = path.read_bytes()
     whole = content[: content.rfind(b"\n") + 1]
@@ -207,9 +217,7 @@ def _hold_locks(folder: Path) -> Iterator[None]:
             yield
             return
         with run.ledger.open("rb") as ledger:
-            try:
-                fcntl.flock(ledger, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                problem = f"{run.ledger}: another process is charging it. Fix: wait for that process or stop it."
-                raise LedgerError(problem) from None
+            if not lock_now(ledger.fileno()):
+                problem = f"{run.ledger}: another process is charging it{holder_of(ledger.fileno())}"
+                raise LedgerError(f"{problem}. Fix: wait for that process or stop it.")
             yield

@@ -1,11 +1,13 @@
 """The register of what was published from a set of records: every run and search, whose costs add up.
 
-One file, the owner's (mode 0600), append-only and chained like a ledger. It knows records by a digest under a key of
-its own, so that the same records are recognised, and nobody else can test a guess. A run or search counts from its
-start: what becomes of it, or of its folder, changes nothing. An ensemble that answers prompts counts from its first
-opening, with its whole budget. A cell of a study counts from the end of its training on, with what it released; before
-that its ledger lies in its folder. An entry only ever grows: where the same run is added again with more releases, the
-line of the larger entry follows, and counts. Records that were edited in between are others to it; it says so.
+One file, the owner's (mode 0600), append-only and chained like a ledger (``register_file``). It knows records by a
+digest under a key of its own, so that the same records are recognised, and nobody else can test a guess. A run or
+search counts from the moment on in which its ledger begins: what becomes of it, or of its folder, changes nothing. An
+ensemble that answers prompts counts from its first opening, with its whole budget. A cell of a study counts from the
+end of its training on, with what it released; before that its ledger lies in its folder. An entry only ever grows:
+where the same run is added again with more releases, the line of the larger entry follows, and counts. Records that
+were edited in between are others to it; it says so. Ledgers and certificates that lie beside it (``unregistered``) and
+that no line names count too: the register was cut, or replaced, or a cell has not ended.
 
 What it cannot tell is a copy: the folder of a run (or ensemble) that was copied half-way and finished twice has one id,
 and counts once, though both released. Whoever finishes both must say so by hand.
@@ -15,108 +17,60 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import secrets
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
-from dptune.digits import at_most
 from dptune.errors import ConfigError, DptuneError
-from dptune.files import PRIVATE_FILE, fsync_directory, locked
-from dptune.privacy.certificate import SearchCertificate
-from dptune.privacy.ledger_file import GENESIS, LedgerContents, LedgerError, encode, seal
+from dptune.files import locked
+from dptune.privacy.certificate import SearchCertificate, read_certificate
+from dptune.privacy.ledger_file import LedgerContents, LedgerError, encode
+from dptune.privacy.register_file import DamagedRegisterError, append_line, read_lines, whole_lines
 from dptune.privacy.release import Composition, Release
 from dptune.privacy.run_header import RunHeader
+from dptune.privacy.set_aside import read_acknowledged
+from dptune.privacy.spent_totals import (
+    IN_A_SHARD,
+    SHARD,
+    Spent,
+    SpentPart,
+    SpentTotal,
+    dearest,
+    said,
+    totals_of,
+    totals_of_all_units,
+)
+from dptune.privacy.unregistered import Beside, fault, ledgers_beside, registers_of
+
+__all__ = ["IN_A_SHARD", "SHARD", "Register", "Spent", "SpentPart", "SpentTotal", "said"]
 
 FILE = "spent.jsonl"
 #: Where registers usually lie: that of `dptune tune`, and the pipeline's. Each has a key of its own.
 USUAL_PLACES = (Path(FILE), Path("data") / FILE)
-#: Unit of an ensemble whose guarantee is about all records of a shard at once.
-SHARD = "shard"
-#: End of the unit of a total that ensembles by shards count in, beside others.
-IN_A_SHARD = ", and lies in one shard"
-
-
-@dataclass(frozen=True)
-class Spent:
-    """One entry of the register.
-
-    Attributes:
-        records: keyed digest of the records.
-        id: id of the search, or of the run.
-        what: "search", "run", "cell" or "answers".
-        epsilon: certified epsilon at ``delta``, computed from the entry; infinite where nothing bounds it.
-        study: name of the study that the cell is of; empty for others.
-        folder: name of the folder that a run began in; empty where the entry does not say.
-        units: number of training units.
-    """
-
-    records: str
-    id: str
-    what: str
-    unit: str
-    data: str
-    epsilon: float
-    delta: float
-    study: str = ""
-    folder: str = ""
-    units: int = 0
-
-
-@dataclass(frozen=True)
-class SpentPart:
-    """Entries of one kind in a total: all searches, all runs, or the cells of one study.
-
-    Attributes:
-        bounded: what those with a finite epsilon cost together.
-        unbounded: number of those that nothing bounds.
-    """
-
-    what: str
-    study: str
-    entries: int
-    bounded: float
-    unbounded: int
-
-    def __str__(self) -> str:
-        """The part as a clause."""
-        return _clause(self.entries, self.bounded, self.unbounded)
-
-
-@dataclass(frozen=True)
-class SpentTotal:
-    """What the entries about the same records and unit cost together, by basic composition: epsilons and deltas add.
-
-    Attributes:
-        folders: names of the folders that runs began in, as far as entries say.
-        units: numbers of training units of the entries, each once.
-    """
-
-    records: str
-    data: str
-    unit: str
-    entries: int
-    epsilon: float
-    delta: float
-    parts: tuple[SpentPart, ...] = ()
-    folders: tuple[str, ...] = ()
-    units: tuple[int, ...] = ()
 
 
 class Register:
-    """The register in a file, which need not exist yet."""
+    """The register in a file, which need not exist yet.
 
-    def __init__(self, path: Path) -> None:
+    Attributes:
+        path: the file.
+        beside_too: folders in which ledgers are looked for, besides the file's own.
+    """
+
+    def __init__(self, path: Path, *beside_too: Path) -> None:
         self.path = path
+        self.beside_too = beside_too
 
     @classmethod
-    def beside(cls, out: Path) -> Register:
-        """The register of everything that was tuned into the folders beside ``out``."""
-        return cls(out.absolute().parent / FILE)
+    def beside(cls, out: Path, path: str | Path | None = None) -> Register:
+        """The register of everything that was tuned into the folders beside ``out``, in the file ``path`` if given."""
+        folder = out.absolute().parent
+        return cls(folder / FILE if path is None else Path(path), folder)
 
     def add_search(self, records: str, certificate: SearchCertificate, *, again: bool = True) -> None:
         """Add a search, once. Durable when this returns.
@@ -170,12 +124,17 @@ class Register:
     def earlier(self, records: str, besides: Collection[str] = ()) -> list[Spent]:
         """The entries about these records, but for those with an id in ``besides``.
 
-        Of cells it takes the epsilon that was written when they ended: many are too slow to price at every start.
+        Ledgers beside it that no line names are among them, unless their folders say that other records paid. Of cells
+        it takes the epsilon that was written when they ended: many are too slow to price at every start.
         """
+        found = self._beside()
         entries, salt = self._read()
         key = _keyed(records, salt)
-        mine = [entry for entry in entries if entry["records"] == key and entry["id"] not in {*besides}]
-        return [_priced(entry, stated=True) for entry in mine]
+        mine = [_priced(one, stated=True) for one in _grown_by(found, entries) if one["records"] == key]
+        for one in self._unnamed(found, entries):
+            if one.booking is None or one.booking.records == records:
+                mine += one.entry(key)
+        return [one for one in dearest(mine) if one.id not in {*besides}]
 
     def check(self, records: str, *, again: bool) -> None:
         """Raise ConfigError if a run or search of these records was published before, unless ``again``.
@@ -195,8 +154,9 @@ class Register:
 
     @property
     def others(self) -> list[Path]:
-        """The other registers in the usual places. Their keys differ, so that nothing adds up two of them."""
-        return self._others(USUAL_PLACES)
+        """The other registers in the usual places, and those that count ledgers beside this one. Their keys differ, so
+        that nothing adds up two of them."""
+        return self._others([*USUAL_PLACES, *registers_of(self._beside())])
 
     def _others(self, places: Iterable[Path]) -> list[Path]:
         """The registers in these places but for this one, each once."""
@@ -204,13 +164,13 @@ class Register:
         return [path for real, path in reversed(found.items()) if real != self.path.resolve()]
 
     def elsewhere(self, records: str, *places: Path) -> list[str]:
-        """What to tell who adds to this register, where others know these records too.
+        """What to tell who adds to this register, where others know these records too, or it lost lines of its own.
 
         Args:
-            places: where another register may lie, besides the usual places.
+            places: where another register may lie, besides ``others``.
         """
         told = []
-        for path in self._others([*USUAL_PLACES, *places]):
+        for path in self._others([*USUAL_PLACES, *places, *registers_of(self._beside())]):
             try:
                 earlier = Register(path).earlier(records)
             except (DptuneError, OSError) as error:  # such as that of another user
@@ -218,14 +178,42 @@ class Register:
                 continue
             if earlier:
                 told.append(f"{path} is another register, where these records paid too ({said(earlier)}): add that up")
-        return told
+        return [*told, *self.faults()]
+
+    def faults(self) -> list[str]:
+        """Say which ledgers lie beside the register and are not in it, though they should be; with the fix.
+
+        A cell that has not ended is in none, and no fault.
+        """
+        found = self._beside()
+        entries, salt = self._read() if found else ([], "")
+        missing = [one for one in self._unnamed(found, entries) if one.what != "cell" or one.ended]
+        spent = dearest(entry for one in missing for entry in one.entry(_key_of(one, salt)))
+        return [fault(self.path, missing, spent, lines=bool(entries))] if spent else []
+
+    def restore(self) -> list[str]:
+        """Add what has ended beside the register and is not in it, where its folder says which records paid.
+
+        Returns: names of the folders.
+        """
+        found = self._beside()
+        missing = [one for one in self._unnamed(found, self._read()[0]) if one.may_be_named]
+        for one in missing:
+            assert one.booking is not None  # ``may_be_named``
+            if one.what == "search":
+                self.add_search(one.booking.records, read_certificate(one.file))
+                continue
+            contents = read_acknowledged(one.file)
+            if one.what == "cell":
+                self.add_cell(one.booking.records, one.study, contents)
+                continue
+            told = _content(contents.header, contents.composition) | {"folder": one.name}
+            self._add(one.booking.records, one.what, contents.header.run_id, told)
+        return sorted({one.name for one in missing})
 
     def totals(self) -> list[SpentTotal]:
         """What was spent on each set of records, by unit."""
-        groups: dict[tuple[str, str], list[Spent]] = {}
-        for one in map(_priced, self._read()[0]):
-            groups.setdefault((one.records, one.unit), []).append(one)
-        return [_total(unit, found) for (_, unit), found in groups.items()]
+        return totals_of(self._all())
 
     def of_all_units(self) -> list[SpentTotal]:
         """What was spent on each set of records that paid for more than one unit, all units together.
@@ -235,18 +223,38 @@ class Register:
         changed, which for the guarantee about customers is two steps, out and in again. An ensemble by shards counts
         for whatever lies in one shard, as each record does; no line of a single unit but its own has it.
         """
-        groups: dict[str, list[Spent]] = {}
-        for one in map(_priced, self._read()[0]):
-            groups.setdefault(one.records, []).append(one)
-        units = {records: list(dict.fromkeys(one.unit for one in found)) for records, found in groups.items()}
-        return [_total(_alike(units[records]), found) for records, found in groups.items() if len(units[records]) > 1]
+        return totals_of_all_units(self._all())
+
+    def _all(self) -> list[Spent]:
+        """All entries, and ledgers beside the register that no line names."""
+        found = self._beside()
+        entries, salt = self._read()
+        salt = salt or secrets.token_hex(32)  # without a register there is no key, and no other digest to compare with
+        unnamed = [spent for one in self._unnamed(found, entries) for spent in one.entry(_key_of(one, salt))]
+        return dearest([*map(_priced, _grown_by(found, entries)), *unnamed])
+
+    def _beside(self) -> list[Beside]:
+        """What lies beside the register. Read before it is: a run's line is there before its ledger begins."""
+        return [*ledgers_beside([self.path.absolute().parent, self.path.resolve().parent, *self.beside_too])]
+
+    def _unnamed(self, found: Sequence[Beside], entries: Sequence[Mapping[str, Any]]) -> list[Beside]:
+        """Those that neither this register names nor another one that their folders name, or that lies as usual."""
+        named = {str(entry["id"]) for entry in entries}
+        if all(named.intersection(one.ids) for one in found):
+            return []
+        for path in self._others([*USUAL_PLACES, *registers_of(found)]):
+            try:
+                named |= {str(entry["id"]) for entry in Register(path)._read()[0]}
+            except (DptuneError, OSError):
+                continue  # whatever it counts counts here too
+        return [one for one in found if not named.intersection(one.ids)]
 
     def _add(self, records: str, what: str, identity: str, content: Mapping[str, Any], *, again: bool = True) -> None:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         real = self.path.resolve()  # a link in a copy of the checkout: one lock for all who write the file
         with locked(real.with_name(f".{real.name}.lock"), wait=True):
-            if not self._lines():
-                self._append({"kind": "register", "salt": secrets.token_hex(32)}, GENESIS)
+            if not whole_lines(self.path):
+                append_line(self.path, {"kind": "register", "salt": secrets.token_hex(32)})
             entries, salt = self._read()
             key = _keyed(records, salt)
             known = next((entry for entry in entries if (entry["records"], entry["id"]) == (key, identity)), None)
@@ -254,65 +262,22 @@ class Register:
             if grown is None:
                 return
             if known is None and not again:
-                _refuse(self.earlier(records))
-            entry = {"kind": what, "id": identity, "records": key, "content": grown}
-            self._append(entry, str(json.loads(self._lines()[-1])["chain"]))
-
-    def _append(self, entry: Mapping[str, Any], chain: str) -> None:
-        line, _ = seal(encode(entry), chain)
-        try:
-            descriptor = os.open(self.path, os.O_CREAT | os.O_WRONLY, PRIVATE_FILE)
-            try:
-                whole = b"".join(self._lines())
-                kept = min(len(whole), os.fstat(descriptor).st_size)
-                os.ftruncate(descriptor, kept)  # cuts off a line that nobody was told of
-                os.lseek(descriptor, 0, os.SEEK_END)
-                line = whole[kept:] + line  # a newline that was lost
-                while line:
-                    line = line[os.write(descriptor, line) :]
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
-            fsync_directory(self.path.resolve().parent)
-        except OSError as error:
-            problem = f"{self.path}: cannot be written ({error.strerror})"
-            raise LedgerError(f"{problem}. Fix: free space, or make it writable; nothing was charged.") from None
-
-    def _lines(self) -> list[bytes]:
-        """All whole lines; the last one of a write that was cut off was never acknowledged.
-
-        A last line that lacks its newline alone is whole: editors strip it. If nobody was told of it, it harms nobody.
-
-        Raises: ConfigError if others can read the file: with its key they could test a guess of all records.
-        """
-        if not self.path.exists():
-            return []
-        if self.path.stat().st_mode & 0o077:
-            raise ConfigError(str(self.path), "can be read by others", fix=f"find out by whom; `chmod 600 {self.path}`")
-        *lines, last = self.path.read_bytes().split(b"\n")
-        if _is_json(last):
-            lines.append(last)
-        return [line + b"\n" for line in lines]
+                _refuse(self.earlier(records, [identity]))
+            append_line(self.path, {"kind": what, "id": identity, "records": key, "content": grown})
 
     def _read(self) -> tuple[list[dict[str, Any]], str]:
-        """The entries, the last line of each, and the key of the records' digests. Raises: LedgerError if edited."""
-        entries: dict[tuple[str, str], dict[str, Any]] = {}
-        chain, salt = GENESIS, ""
-        for number, raw in enumerate(self._lines(), start=1):
-            try:
-                record = json.loads(raw)
-                stated = record.pop("chain")
-                line, chain = seal(encode(record), chain)
-            except (ValueError, KeyError, AttributeError, TypeError, RecursionError):
-                stated, line = None, b""
-            if stated != chain or raw != line or (number == 1) != (record.get("kind") == "register"):
-                problem = f"{self.path}, line {number}: was edited"
-                raise LedgerError(f"{problem}. Fix: restore the file; it is all that tells what was spent.")
-            if number == 1:
-                salt = str(record["salt"])
-            else:
-                entries[record["records"], record["id"]] = record
-        return list(entries.values()), salt
+        """The entries, the last line of each, and the key of the records' digests.
+
+        Raises: DamagedRegisterError for lines that are not what was written there, with what ledgers beside it show.
+        """
+        try:
+            own, *lines = read_lines(self.path) or [{}]
+        except DamagedRegisterError as error:
+            shown = dearest(replace(spent, named=True) for one in self._beside() for spent in one.entry(""))
+            told = f"; the ledgers beside it show that records paid {said(shown)}, or more" if shown else ""
+            raise DamagedRegisterError(error.problem, told) from None
+        entries = {(line["records"], line["id"]): line for line in lines}
+        return list(entries.values()), str(own.get("salt", ""))
 
 
 def _may_be_there(path: Path) -> bool:
@@ -321,15 +286,6 @@ def _may_be_there(path: Path) -> bool:
         return path.is_file()
     except OSError:
         return True
-
-
-def _is_json(line: bytes) -> bool:
-    """Whether a line is whole JSON, which no shorter start of an entry's line is."""
-    try:
-        json.loads(line)
-    except (ValueError, RecursionError):
-        return False
-    return True
 
 
 def _content(header: RunHeader, composition: Composition) -> dict[str, Any]:
@@ -374,52 +330,27 @@ def _refuse(earlier: list[Spent]) -> None:
         raise ConfigError("search.again", problem, fix="set search.again, if both may be published")
 
 
-def said(found: list[Spent]) -> str:
-    """Earlier entries as a clause."""
-    total, delta = sum(one.epsilon for one in found), sum(one.delta for one in found)
-    times = "once, " if len(found) == 1 else f"{len(found)} times, together "
-    bounded = [one.epsilon for one in found if math.isfinite(one.epsilon)]
-    known = f", {at_most(sum(bounded), 4)} without the {len(found) - len(bounded)} that nothing bounds"
-    price = f"{times}epsilon {at_most(total, 4)} at delta {at_most(delta)}"
-    return price + (known if 0 < len(bounded) < len(found) else "")
+def _key_of(one: Beside, salt: str) -> str:
+    """The keyed digest of a ledger's records; empty where its folder does not say which paid."""
+    return _keyed(one.booking.records, salt) if one.booking else ""
 
 
-def _clause(entries: int, bounded: float, unbounded: int) -> str:
-    if unbounded == entries:
-        return f"{entries}, without bound"
-    return f"{entries}, epsilon {at_most(bounded, 4)}" + (f" and {unbounded} without bound" if unbounded else "")
+def _grown_by(found: Iterable[Beside], entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The entries; that of a cell whose ledger holds more than its last line says, with what the ledger holds.
 
-
-def _parts(found: list[Spent]) -> tuple[SpentPart, ...]:
-    """Searches, runs and studies, each in the order of its first entry."""
-    groups: dict[tuple[str, str], list[float]] = {}
-    for one in found:
-        groups.setdefault((one.what, one.study), []).append(one.epsilon)
-    return tuple(
-        SpentPart(what, study, len(own), math.fsum(filter(math.isfinite, own)), sum(map(math.isinf, own)))
-        for (what, study), own in groups.items()
-    )
-
-
-def _alike(units: list[str]) -> str:
-    """What all guarantees about these units, which are two or more, are about together."""
-    others = [unit for unit in units if unit != SHARD]
-    alike = " alike" if len(others) > 1 else ""
-    return f"what is one {' and one '.join(others)}{alike}{'' if others == units else IN_A_SHARD}"
-
-
-def _total(unit: str, found: list[Spent]) -> SpentTotal:
-    return SpentTotal(
-        found[0].records,
-        ", ".join(dict.fromkeys(one.data for one in found)),
-        unit,
-        len(found),
-        sum(one.epsilon for one in found),
-        sum(one.delta for one in found),
-        _parts(found),
-        tuple(dict.fromkeys(one.folder for one in found if one.folder)),
-        tuple(dict.fromkeys(one.units for one in found if one.units)),
-    )
+    Other entries are plans, which no ledger exceeds.
+    """
+    cells = {one.ids[0]: one.file for one in found if one.what == "cell" and one.file.is_file()}
+    grown = []
+    for entry in entries:
+        path, content = cells.get(entry["id"]), entry["content"]
+        if path is not None and path.read_bytes().count(b"\n") - 1 > sum(_counts(content).values()):
+            with suppress(LedgerError):
+                contents = read_acknowledged(path)
+                more = {**content, **_content(contents.header, contents.composition)}
+                entry = entry | {"content": _grown(content, more, "cell") or content}
+        grown.append(entry)
+    return grown
 
 
 def _keyed(records: str, salt: str) -> str:

@@ -19,6 +19,10 @@ decides whether the means shift by (c_0 g, c_1 g, ..), a vector of norm at most 
 dominated by one Poisson-sampled Gaussian. Dominating pairs compose adaptively (Zhu, Dong and Wang 2022), and the unit
 has k_j blocks.
 
+Of the deal into groups the proof needs one thing: that no other unit's group hangs on this unit, or the known vector is
+another one without it. So a unit's group is a hash of its own key (``dptune.training.groups``). Groups may be known,
+and of any sizes: p, sigma and what divides the sums are the same for all.
+
 Nothing above needs g to be independent of earlier rows, T to be known, or b to divide T. Where a process dies, the
 recursion begins again with no past noise: C is then block diagonal, still b-banded, and each of its columns is c or c
 cut short, of norm at most n. When it dies may depend on releases: a cut block is the whole one, of which the last rows

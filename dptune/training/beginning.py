@@ -12,6 +12,18 @@ from typing import Any
 from dptune.errors import ConfigError
 
 _FIELD = "add_bos_token"
+#: Made-up texts, of which each tokenizer knows some.
+_TEXTS = ("a", "The 2nd of May, A-B.", "0 1 2", "ACGT", "数学", "Привет", "مرحبا")
+
+
+def check_reads(tokenizer: Any) -> None:
+    """Raise ConfigError for a tokenizer that maps every text to no token; it is tried on made-up texts alone."""
+    if not any(tokenizer(text, verbose=False, add_special_tokens=False)["input_ids"] for text in _TEXTS):
+        if len(tokenizer) <= len(tokenizer.all_special_tokens):  # transformers makes one where no file is found
+            problem = "the tokenizer has no vocabulary: its files are missing, or hold none"
+            raise ConfigError("tokenizer", problem, fix="save the model's own tokenizer in its folder")
+        problem = f"maps made-up texts such as {_TEXTS[1]!r} to no token, so that nothing would be learned"
+        raise ConfigError("tokenizer", problem, fix="mend its normalizer and vocabulary, or give the model's own")
 
 
 def beginning_of(tokenizer: Any) -> list[int]:
@@ -19,7 +31,7 @@ def beginning_of(tokenizer: Any) -> list[int]:
     whole, plain = (
         list(tokenizer("a", verbose=False, add_special_tokens=added)["input_ids"]) for added in (True, False)
     )
-    place = next(start for start in range(len(whole)) if whole[start : start + len(plain)] == plain)
+    place = next((start for start in range(len(whole)) if whole[start : start + len(plain)] == plain), 0)
     return whole[:place]
 
 

@@ -12,7 +12,13 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
+from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    PretrainedConfig,
+)
 from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES
 
 from dptune.errors import ConfigError, first_line
@@ -34,15 +40,15 @@ def check_configuration(source: str, config: Any) -> None:
     Raises: ConfigError for a classifier, an encoder, an encoder-decoder, a model of another kind, or weights that are
         quantised by another method than bitsandbytes' 4 bits.
     """
-    architectures = tuple(getattr(config, "architectures", None) or ())
+    architectures = architectures_of(source, config)
     kind = f"{source!r} ({', '.join(architectures) or config.model_type})"
     if any(_OTHER_TASK.search(name) for name in architectures):
         problem = f"{kind} is a classification checkpoint, whose head would be lost"
         raise ConfigError(_FIELD, problem, fix=_FIX)
-    loaded = _causal_class(config)
+    loaded = _name_in(MODEL_FOR_CAUSAL_LM_MAPPING, config)
     if getattr(config, "is_encoder_decoder", False) and loaded not in architectures:
         raise ConfigError(_FIELD, f"{kind} is an encoder-decoder, whose encoder would be lost", fix=_FIX)
-    if loaded is None:
+    if loaded is None and auto_class(config) is AutoModelForCausalLM:
         raise ConfigError(_FIELD, f"{kind} is no causal language model: {config.model_type} has no such form", fix=_FIX)
     decodes = getattr(config, "is_decoder", False) or getattr(config, "causal", False)
     if config.model_type in MODEL_FOR_MASKED_LM_MAPPING_NAMES and not decodes:
@@ -52,6 +58,21 @@ def check_configuration(source: str, config: Any) -> None:
         problem = f"{kind} holds quantised weights ({method_of(config)}), on which dptune does not train"
         fix = "give the checkpoint before quantisation, with model.load_in_4bit, or model.dtype: bfloat16"
         raise ConfigError(_FIELD, problem, fix=fix)
+
+
+def architectures_of(source: str, config: Any) -> tuple[str, ...]:
+    """The classes that a checkpoint says it is of. transformers hands on whatever config.json holds there.
+
+    Raises: ConfigError for a list of anything but names, and for a text model that is no configuration.
+    """
+    found, text = getattr(config, "architectures", None) or (), config.get_text_config()
+    if not isinstance(text, PretrainedConfig):
+        problem = f"{source}/config.json: text_config is {text!r}, and no configuration of a model"
+    elif not isinstance(found, list | tuple) or not all(isinstance(name, str) for name in found):
+        problem = f"{source}/config.json: architectures is {found!r}, and no list of names"
+    else:
+        return tuple(found)
+    raise ConfigError(_FIELD, problem, fix="give the config.json that save_pretrained wrote")
 
 
 def check_weights(source: str, model: Any, report: Mapping[str, Collection[Any]]) -> None:
@@ -64,14 +85,38 @@ def check_weights(source: str, model: Any, report: Mapping[str, Collection[Any]]
 
     Raises: ConfigError naming some of the weights.
     """
-    missing = sorted(map(str, [*report["missing_keys"], *report["mismatched_keys"]]))
-    if missing:
+    check_shapes(source, report["mismatched_keys"])
+    if missing := sorted(map(str, report["missing_keys"])):
         problem = f"{source!r} lacks weights of {type(model).__name__}, which would be random ({_some(missing)})"
         raise ConfigError(_FIELD, problem, fix=f"{_FIX}, whole")
     lost, named = sorted(map(str, report["unexpected_keys"])), getattr(model.config, "architectures", None) or ()
     if lost and type(model).__name__ not in named:
         problem = f"{source!r} holds weights that {type(model).__name__} would lose ({_some(lost)})"
         raise ConfigError(_FIELD, problem, fix=_FIX)
+
+
+def check_embeddings(source: str, model: Any) -> None:
+    """Raise ConfigError for a model without a table of token embeddings, such as CANINE, which reads characters."""
+    try:
+        model.get_input_embeddings().weight  # noqa: B018 (whatever it raises)
+    except (NotImplementedError, AttributeError) as error:
+        problem = f"{source!r} ({type(model).__name__}) has no table of token embeddings"
+        fix = "give a model that reads the tokens of a vocabulary, such as BERT, GPT-2 or Llama"
+        raise ConfigError(_FIELD, problem, fix=fix) from error
+
+
+def check_shapes(source: str, mismatched: Collection[Any]) -> None:
+    """Raise ConfigError for weights of other shapes than config.json asks for: they would be random.
+
+    Args:
+        mismatched: name, shape in the file and shape in the model of each.
+    """
+    for name, stored, asked in sorted(mismatched, key=str):
+        others = f" (and {len(mismatched) - 1} more)" if len(mismatched) > 1 else ""
+        problem = (
+            f"{source!r} holds {name} of shape {tuple(stored)}, and its config.json asks for {tuple(asked)}{others}"
+        )
+        raise ConfigError(_FIELD, problem, fix="give config.json and weights of the same model")
 
 
 @torch.no_grad()
@@ -93,6 +138,10 @@ def check_causal(source: str, model: Any) -> None:
     except Exception as error:  # whatever a model that is asked for less than it needs may raise
         problem = f"{source!r} cannot read a text alone ({type(error).__name__}: {first_line(error)})"
         raise ConfigError(_FIELD, problem, fix=_FIX) from error
+    if not bool(torch.isfinite(logits).all()):
+        problem = f"{source!r} ({type(model).__name__}) computes no finite numbers of a short text in {logits.dtype}"
+        fix = "check its config.json, and that its weights are of this model; or give another dtype"
+        raise ConfigError(_FIELD, problem.replace("torch.", ""), fix=fix)
     allowed = _ROUNDING * torch.finfo(logits.dtype).eps * float(logits.abs().max())
     for position in range(1, width):
         moved = float((logits[position, :position].float() - logits[0, :position].float()).abs().max())
@@ -136,17 +185,30 @@ def _probe(model: Any, width: int) -> torch.Tensor:
 
 
 def most_positions(model: Any) -> int | None:
-    """The most tokens that the model can read, by its configuration; None if it sets no bound."""
+    """The most tokens that the model can read, by configuration and positions; None if it sets no bound."""
     config = model.config.get_text_config()
     found = [getattr(config, name, None) for name in _WIDTHS]
+    for name, module in model.named_modules():  # RoBERTa counts positions from its padding token's number on
+        if isinstance(module, torch.nn.Embedding) and module.padding_idx is not None and "position" in name:
+            found.append(module.num_embeddings - module.padding_idx - 1)
     return min((width for width in found if isinstance(width, int) and width > 0), default=None)  # XLNet says -1
 
 
-def _causal_class(config: Any) -> str | None:
-    """The class that ``AutoModelForCausalLM`` would load, by name."""
-    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
-        return None
-    return str(MODEL_FOR_CAUSAL_LM_MAPPING[type(config)].__name__)
+def auto_class(config: Any) -> Any:
+    """transformers' automatic class for a checkpoint: that of texts and images if the checkpoint is of such a class.
+
+    An adapter's keys are then the names of layers by which serving tools know the checkpoint.
+    """
+    own, causal = (
+        _name_in(known, config) for known in (MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING)
+    )
+    is_own = own is not None and own in (getattr(config, "architectures", None) or ())
+    return AutoModelForImageTextToText if is_own and own != causal else AutoModelForCausalLM
+
+
+def _name_in(known: Any, config: Any) -> str | None:
+    """The name of a configuration's class in a mapping of transformers; None where it has none."""
+    return str(known[type(config)].__name__) if type(config) in known else None
 
 
 def _some(names: list[str]) -> str:

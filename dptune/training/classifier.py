@@ -12,13 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
 from transformers import MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING, AutoConfig, AutoModelForSequenceClassification
 from transformers.utils import cached_file
 
 from dptune.errors import ConfigError, first_line
+from dptune.training.causal import architectures_of, check_embeddings, check_shapes
 from dptune.training.model import ModelSource, check_device, fuse_activations
 from dptune.training.quantized import is_trainable, method_of
+from dptune.training.weight_files import Stored, check_enough, check_finite, check_layers, stored_weights
 
 _FIELD = "model.source"
 _FIX = "give a BERT, RoBERTa, DistilBERT, ModernBERT or a causal language model"
@@ -42,7 +43,7 @@ def load_classifier_config(base: ModelSource, labels: Collection[str], padding: 
         config = AutoConfig.from_pretrained(base.source, revision=base.revision, trust_remote_code=False)
     except Exception as error:
         raise _not_loaded(base, error) from error
-    architectures = tuple(getattr(config, "architectures", None) or ())
+    architectures = architectures_of(base.source, config)
     kind = f"{base.source!r} ({', '.join(architectures) or config.model_type})"
     if any(_OTHER_TASK.search(name) for name in architectures):
         problem = f"{kind} has the head of another task already, which would be lost"
@@ -63,11 +64,13 @@ def load_classifier_config(base: ModelSource, labels: Collection[str], padding: 
 
 def empty_classifier(base: ModelSource, config: Any) -> Any:
     """The classifier of a configuration with no memory behind its weights. Raises: ConfigError if there is none."""
+    check_layers(base.source, config, stored_weights(base.source, base.revision))
     try:
         with torch.device("meta"):
             model = AutoModelForSequenceClassification.from_config(config, dtype=getattr(torch, base.dtype))
     except Exception as error:
         raise _not_loaded(base, error) from error
+    check_embeddings(base.source, model)
     return model.requires_grad_(False)
 
 
@@ -82,7 +85,7 @@ def head_names(base: ModelSource, model: Any) -> tuple[str, ...]:
     if not names:
         raise ConfigError(_FIELD, f"{type(model).__name__} has no head that dptune knows", fix=_FIX)
     poolers = [name for name, module in model.named_modules() if _is_pooler(name, module)]
-    if poolers and not any(".pooler." in f".{key}" for key in _weight_names(base)):
+    if poolers and not any(".pooler." in f".{key}" for key in _stored(base)):
         names = [*poolers, *names]
     return tuple(names)
 
@@ -91,20 +94,14 @@ def _is_pooler(name: str, module: torch.nn.Module) -> bool:
     return name.rpartition(".")[2] == _POOLER and any(True for _ in module.parameters())
 
 
-def _weight_names(base: ModelSource) -> set[str]:
-    """The names of all weights of a checkpoint, from the headers of its safetensors files."""
-    try:
-        if Path(base.source).is_dir():
-            files = sorted(Path(base.source).glob("*.safetensors"))
-        else:
-            files = [Path(str(cached_file(base.source, "model.safetensors", revision=base.revision)))]
-        found: set[str] = set()
-        for file in files:
-            with safe_open(file, framework="pt") as opened:
-                found |= set(opened.keys())
-        return found
-    except Exception as error:
-        raise _not_loaded(base, error) from error
+def _stored(base: ModelSource) -> dict[str, Stored]:
+    """The checkpoint's tensors by name, which are downloaded if need be. Raises: ConfigError as ``stored_weights``."""
+    if not Path(base.source).is_dir():
+        try:
+            cached_file(base.source, "model.safetensors", revision=base.revision)
+        except Exception as error:
+            raise _not_loaded(base, error) from error
+    return stored_weights(base.source, base.revision)
 
 
 def load_classifier(base: ModelSource, config: Any, head: tuple[str, ...], device: torch.device) -> Any:
@@ -114,6 +111,8 @@ def load_classifier(base: ModelSource, config: Any, head: tuple[str, ...], devic
         transformer that the classifier has no place for.
     """
     check_device(device)
+    asked = sum(weight.numel() for weight in empty_classifier(base, config).parameters())
+    check_enough(base.source, asked, stored_weights(base.source, base.revision))
     try:
         model, report = AutoModelForSequenceClassification.from_pretrained(
             base.source,
@@ -123,15 +122,28 @@ def load_classifier(base: ModelSource, config: Any, head: tuple[str, ...], devic
             use_safetensors=True,
             trust_remote_code=False,
             output_loading_info=True,
+            ignore_mismatched_sizes=True,  # else it names none of them
         )
     except Exception as error:  # transformers raises any type for a broken checkpoint
+        stored_weights(base.source, base.revision)  # names a file that was downloaded just now
         raise _not_loaded(base, error) from error
-    _check_weights(base.source, model, head, report)
+    check_classifier_weights(base.source, model, head, report)
+    check_finite(base.source, model, stored_weights(base.source, base.revision))
     return fuse_activations(model.to(device).requires_grad_(False))
 
 
-def _check_weights(source: str, model: Any, head: tuple[str, ...], report: Mapping[str, Collection[Any]]) -> None:
-    absent = sorted(map(str, [*report["missing_keys"], *report["mismatched_keys"]]))
+def check_classifier_weights(
+    source: str, model: Any, head: tuple[str, ...], report: Mapping[str, Collection[Any]]
+) -> None:
+    """Refuse a checkpoint that lacks more than the head, or holds weights that the transformer has no place for.
+
+    Args:
+        report: as for ``causal.check_weights``.
+
+    Raises: ConfigError naming one of the weights.
+    """
+    check_shapes(source, report["mismatched_keys"])
+    absent = sorted(map(str, report["missing_keys"]))
     missing = [name for name in absent if not any(name.startswith(f"{one}.") for one in head)]
     if missing:
         problem = f"{source!r} lacks weights of {type(model).__name__}, which would be random ({missing[0]})"

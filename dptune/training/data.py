@@ -16,6 +16,9 @@ from dptune.training.groups import Turn, hash_keys
 from dptune.training.losses import CONTEXT, COUNTED, PADDING
 from dptune.units import RECORD, check_unit
 
+#: Key of an auditor's first slot. Units have none down there: theirs are of 63 bits, and planted records' just below 0.
+_SLOTS = -(2**63)
+
 
 @dataclass(frozen=True)
 class Tokens:
@@ -148,7 +151,11 @@ class _Singles(Sequence[NDArray[np.int64]]):
 
 
 class _Grouped(Sequence[NDArray[np.int64]]):
-    """Records in the order of their units, and where each unit starts: two flat arrays, however many units."""
+    """Records in the order of their units, and where each unit starts: two flat arrays, however many units.
+
+    Attributes:
+        keys: (units,) the own key of each unit: what its records were grouped by.
+    """
 
     def __init__(self, units: NDArray[np.integer[Any]], count: int | None, absent: NDArray[np.bool_] | None) -> None:
         """Sort records by ``units``, (records,) unit of each: a number below ``count``, or any without ``count``."""
@@ -156,8 +163,10 @@ class _Grouped(Sequence[NDArray[np.int64]]):
         order = np.argsort(units, kind="stable").astype(small)
         ordered = units[order]
         if count is None:
-            starts = np.concatenate([[0], np.flatnonzero(ordered[1:] != ordered[:-1]) + 1, [len(ordered)]])
+            first = np.flatnonzero(np.concatenate([[True], ordered[1:] != ordered[:-1]])[: len(ordered)])
+            starts, self.keys = np.concatenate([first, [len(ordered)]]), ordered[first]
         else:
+            self.keys = np.arange(count)
             starts = np.searchsorted(ordered, np.arange(count + 1))
         if absent is not None and absent.any():
             present = ~absent[order]
@@ -207,12 +216,15 @@ class PrivacyUnits:
         members: indices of each unit's records. Computed when asked for, so that memory does not grow with the units.
         most: m, the most records one unit puts into a batch.
         planted: (slots,) whether the auditor's coin put a gradient into each slot. Slots are numbered after the units.
+        keys: (units,) the own key of each unit of the whole run, which says what group it is in; None for units that
+            nothing deals into groups.
     """
 
     kind: str
     members: Sequence[NDArray[np.int64]] = field(repr=False)
     most: int
     planted: NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, dtype=bool), repr=False)
+    keys: NDArray[np.integer[Any]] | None = field(default=None, repr=False)
 
     @classmethod
     def of(
@@ -222,7 +234,9 @@ class PrivacyUnits:
 
         Args:
             kind: "record", or the name of the column that ``keys`` come from.
-            keys: (records,) the key of each record's unit; of single records only their number counts.
+            keys: (records,) the own key of each record's unit: a number that follows from the column's value, or from
+                the record's content or id, never from its place. Records that are units of their own may have equal
+                keys: they stay units of their own.
             most: m, for units of many records.
             absent: (records,) units that are not in the data, as an auditor's coin left them out. They count, so
                 that the number of units tells nothing, and bring no record.
@@ -233,12 +247,13 @@ class PrivacyUnits:
         if most < 1:
             raise ConfigError("records_per_unit", f"{most} is below 1", fix="use 1 or more")
         if kind == RECORD:
-            return cls.records(len(keys), absent)
-        return cls(kind, _Grouped(keys, None, absent), most)
+            return replace(cls.records(len(keys), absent), keys=keys)
+        members = _Grouped(keys, None, absent)
+        return cls(kind, members, most, keys=members.keys)
 
     @classmethod
     def records(cls, count: int, absent: NDArray[np.bool_] | None = None) -> PrivacyUnits:
-        """Each of ``count`` records its own unit; ``absent`` as in ``of``."""
+        """Each of ``count`` records its own unit, without keys; ``absent`` as in ``of``."""
         return cls(RECORD, _Singles(count, absent), 1)
 
     @classmethod
@@ -256,7 +271,7 @@ class PrivacyUnits:
         """
         client = hash_keys(keys) % np.uint64(count)
         members = _Grouped(client.astype(np.int64), count, absent)
-        return cls("client", members, members.most)
+        return cls("client", members, members.most, keys=members.keys)
 
     def with_slots(self, planted: NDArray[np.bool_]) -> PrivacyUnits:
         """The units plus one auditor's slot for each entry: one more unit, which is empty if the entry is False.
@@ -301,12 +316,27 @@ class PrivacyUnits:
 
         Args:
             turn: the group that is drawn from; a unit of another group never enters. None draws from all units.
+
+        Raises: ConfigError for a turn of units without keys.
         """
         chosen = poisson_sample(entropy, len(self), sample_rate)
         if turn is not None:
-            chosen = chosen[turn.holds(self._numbers(chosen))]
+            chosen = chosen[self.of_turn(turn, chosen)]
         drawn = (self._brought(int(unit)) for unit in chosen)
         return [self._choose(records, entropy) for records in drawn if len(records)]
+
+    def of_turn(self, turn: Turn, units: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """(units,) whether each of these units is of the turn's group. Raises: ConfigError for units without keys."""
+        numbers = self._numbers(units)
+        if turn.dealt_by == "rank":
+            return turn.holds(numbers)
+        if self.keys is None:
+            problem = "have no keys of their own, by which correlated noise deals them into groups"
+            raise ConfigError("units", problem, fix="make them with PrivacyUnits.of, and give it the keys")
+        keys, are_units = np.zeros(len(numbers), dtype=np.int64), numbers < len(self.keys)
+        keys[are_units] = self.keys[numbers[are_units]]
+        keys[~are_units] = _SLOTS + (numbers[~are_units] - len(self.keys))  # a slot's own place, and no unit's number
+        return turn.holds(keys)
 
     def _numbers(self, units: NDArray[np.int64]) -> NDArray[np.int64]:
         """The numbers that units have in the whole run, of which these may be one rank's part; slots come last."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -20,7 +21,7 @@ from dptune.corpus.reading.record import Chat, Labelled, PromptTarget, Record, T
 from dptune.corpus.reading.token_counts import TokenCounts
 from dptune.corpus.records import decode_content
 from dptune.errors import ConfigError, DataError
-from dptune.training.chat_template import dated_template, render_chat
+from dptune.training.chat_template import TurnError, Turns, dated_template, render_chat, with_content
 from dptune.training.data import Tokens, tokenize, with_context
 from dptune.training.labelled import encode_labelled
 from dptune.training.token_file import token_batch
@@ -123,9 +124,10 @@ def _encode_record(record: Record, tokenizer: Any, loss_on: LossOn | None) -> Co
     if isinstance(content, Labelled):
         fix = "set task to classify, or name no column of labels"
         raise DataError("has a label, which only a classifier learns", fix=fix, file=record.file, row=record.row)
-    loss_on = loss_on or _DEFAULT[type(content)]
-    if loss_on not in ("all", _DEFAULT[type(content)]):
-        fix = f"use all, or {_DEFAULT[type(content)]}"
+    own: LossOn = "completion" if isinstance(content, Chat) and content.prompt else _DEFAULT[type(content)]
+    loss_on = loss_on or own
+    if loss_on not in ("all", own):
+        fix = f"use all, or {own}"
         problem = f"{loss_on!r} is nothing that row {record.row} of {record.file} has"
         raise ConfigError("training.loss_on", problem, fix=fix)
     if isinstance(content, Chat):
@@ -164,14 +166,38 @@ def _common_prefix(first: Sequence[int], second: Sequence[int]) -> int:
 
 
 def _chat(record: Record, chat: Chat, tokenizer: Any, *, every: bool) -> Counted:
-    if not every and all(message["role"] != "assistant" for message in chat.messages):
+    learned = [place for place, message in enumerate(chat.messages) if message["role"] == "assistant"]
+    if not every and not learned and not chat.prompt:
         raise _refusal(record, "no message is an assistant's", "give one, or use training.loss_on: all")
-    if not every and tokenizer.is_fast and _MARKED.search(_template(tokenizer)):
+    if not every and not chat.prompt and tokenizer.is_fast and _MARKED.search(_template(tokenizer)):
         return _encode_marked(record, chat, tokenizer)
-    _template(tokenizer)
-    text = _render(record, chat.messages, tokenizer)
-    ids = _plain(text, tokenizer)
-    return _whole(ids) if every else (ids, _said_by_assistant(record, chat, tokenizer, text, ids))
+    if "tool_calls" not in _template(tokenizer):
+        for place, message in enumerate(chat.messages, start=1):
+            if message.get("tool_calls") and not message.get("content"):  # else an empty answer would be learned
+                problem = f"message {place} has only tool_calls, which the chat template does not know"
+                raise _refusal(record, problem, "use a model whose template does, or give what it says as content")
+    turns = Turns(chat.messages, partial(_render, record, chat, tokenizer))
+    ids = _plain(turns.text, tokenizer)
+    if every:
+        return _whole(ids)
+    counts = np.zeros(len(ids), dtype=bool)
+    try:
+        if chat.prompt:
+            # All that follows the prompt for it, as far as the chat begins so, is the completion: that is TRL's rule.
+            prompted = _render(record, chat, tokenizer, chat.messages[: chat.prompt], add_generation_prompt=True)
+            own = _common_prefix(_plain(turns.text[: turns.start(chat.prompt)], tokenizer), ids)
+            counts[max(own, _common_prefix(_plain(prompted, tokenizer), ids)) :] = True
+        for place in () if chat.prompt else learned:
+            ends = (_plain(turns.text[:end], tokenizer) for end in (turns.start(place), turns.end(place + 1)))
+            first, last = (_common_prefix(own, ids) for own in ends)
+            counts[first:last] = True
+    except TurnError as error:
+        problem = (
+            f"the chat template renders message {error.place + 1} otherwise in a longer chat, and leaves its text out"
+        )
+        fix = "use a template that marks generations, or training.loss_on: all"
+        raise _refusal(record, problem, fix) from None
+    return ids, counts
 
 
 def _encode_marked(record: Record, chat: Chat, tokenizer: Any) -> Counted:
@@ -180,13 +206,18 @@ def _encode_marked(record: Record, chat: Chat, tokenizer: Any) -> Counted:
     The tokenizer's own ``return_assistant_tokens_mask`` counts all the rest of a chat where the last character between
     marks belongs to no token, as a space that a tokenizer drops.
     """
-    with _template_errors(record):
+
+    def marked(messages: Sequence[Any]) -> tuple[str, list[tuple[int, int]]]:
         (text,), (spans,) = render_jinja_template(
-            conversations=[list(chat.messages)],
+            conversations=[list(messages)],
             chat_template=dated_template(tokenizer),
             return_assistant_tokens_mask=True,
-            **tokenizer.special_tokens_map,
+            **tokenizer.special_tokens_map | chat.options,
         )
+        return text, spans
+
+    with _template_errors(record):
+        text, spans = marked(with_content(chat.messages, lambda messages: marked(messages)[0]))
     found = tokenizer(text, add_special_tokens=False, truncation=False, verbose=False, return_offsets_mapping=True)
     starts, ends = np.array(found["offset_mapping"], dtype=np.int64).reshape(-1, 2).T
     counts = np.zeros(len(starts), dtype=bool)
@@ -203,27 +234,9 @@ def _template(tokenizer: Any) -> str:
         raise ConfigError("data.messages", "the tokenizer has no chat template", fix=fix) from None
 
 
-def _said_by_assistant(record: Record, chat: Chat, tokenizer: Any, text: str, ids: Sequence[int]) -> NDArray[np.bool_]:
-    """(tokens,) whether each belongs to an assistant's turn: the text that its message adds to the chat before."""
-    counts = np.zeros(len(ids), dtype=bool)
-    for place, message in enumerate(chat.messages):
-        if message["role"] != "assistant":
-            continue
-        before = _render(record, chat.messages[:place], tokenizer, add_generation_prompt=True)
-        after = _render(record, chat.messages[: place + 1], tokenizer)
-        if not (text.startswith(after) and after.startswith(before)):
-            problem = f"the chat template renders what precedes or ends message {place + 1} otherwise in a longer chat"
-            fix = "use a template that marks generations, or training.loss_on: all"
-            raise _refusal(record, problem, fix)
-        counts[_common_prefix(_plain(before, tokenizer), ids) : _common_prefix(_plain(after, tokenizer), ids)] = True
-    return counts
-
-
-def _render(record: Record, messages: Sequence[Any], tokenizer: Any, **options: Any) -> str:
-    if not messages:
-        return ""  # an assistant speaks first; templates take no empty chat
+def _render(record: Record, chat: Chat, tokenizer: Any, messages: Sequence[Any], **options: Any) -> str:
     with _template_errors(record):
-        return render_chat(messages, tokenizer, **options)
+        return render_chat(messages, tokenizer, **chat.options, **options)
 
 
 @contextmanager
@@ -233,7 +246,9 @@ def _template_errors(record: Record) -> Iterator[None]:
         yield
     except Exception as error:
         problem = f"the chat template does not take these messages ({type(error).__name__})"
-        raise _refusal(record, problem, "give the roles and the order that the model knows") from error
+        raise _refusal(
+            record, problem, "give the roles and the order that the model knows, and each message a content"
+        ) from error
 
 
 def _plain(text: str, tokenizer: Any) -> list[int]:

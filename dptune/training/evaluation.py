@@ -24,7 +24,9 @@ def perplexity(model: Any, tokens: Tokens, rows: int, *, autocast: torch.dtype |
     return math.exp(loss) if loss < _LARGEST_LOG else math.inf
 
 
-def mean_loss(model: Any, tokens: Tokens, rows: int, *, autocast: torch.dtype | None = None) -> float:
+def mean_loss(
+    model: Any, tokens: Tokens, rows: int, *, autocast: torch.dtype | None = None, called: str = "these records"
+) -> float:
     """Total negative log-likelihood (nats) over the number of predicted tokens that count, in eval mode.
 
     Of a classifier, that of the labels, over the number of records.
@@ -36,6 +38,7 @@ def mean_loss(model: Any, tokens: Tokens, rows: int, *, autocast: torch.dtype | 
         tokens: the records.
         rows: physical batch size.
         autocast: dtype of the forward pass.
+        called: what messages call the records.
 
     Raises: ConfigError if no token of any record counts.
     """
@@ -43,7 +46,7 @@ def mean_loss(model: Any, tokens: Tokens, rows: int, *, autocast: torch.dtype | 
         return score_classifier(model, tokens, rows, autocast=autocast).loss
     losses, counts = record_losses(model, tokens, rows, autocast=autocast)
     if not counts.sum():
-        problem = "leaves no token of these records that counts in the loss"
+        problem = f"leaves no token of {called} that counts in the loss"
         raise ConfigError("training.max_length", problem, fix="raise it, or give records with shorter prompts")
     return float(losses.sum() / counts.sum())
 

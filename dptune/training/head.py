@@ -81,8 +81,8 @@ def keep_in_float32(head: HeadModules) -> None:
     """Hold a head in float32, whatever dtype the frozen model has: AdamW's steps are lost in fewer digits."""
     for layer in head.layers:
         layer.float()
-        layer.register_forward_pre_hook(_as_float32)
+        layer.register_forward_pre_hook(_in_its_dtype)
 
 
-def _as_float32(_layer: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
-    return (inputs[0].float(), *inputs[1:])
+def _in_its_dtype(layer: torch.nn.Linear, inputs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+    return (inputs[0].to(layer.weight.dtype), *inputs[1:])

@@ -31,7 +31,7 @@ def train(
 
     Guarantee: the final weights are a function of releases that the returned ledger lists, charged before they
     were made, so its certified epsilon is theirs (add/remove one of ``spec.units``). Private: ``spec.tokens``, the
-    units' members, and every gradient. Public: everything else.
+    units' members and keys, and every gradient. Public: everything else.
 
     Args:
         spec: the run's specification, with freshly initialised adapters, even if the run is resumed.
@@ -41,9 +41,9 @@ def train(
         ranks: the processes of the run, of which this is rank 0. The others call ``follow`` with the same ``spec``, in
             which an auditor's slots are empty.
 
-    A resumed run takes the same units in the same order. With several bands that is a part of the guarantee: a unit's
-    number says in which steps it can be drawn, and one that got another number could be drawn once more than is
-    charged. ``tune`` and the pipeline check it by a digest of the records; here the caller answers for it.
+    A resumed run takes the same units with the same keys, in the same order. With several bands that is a part of the
+    guarantee: a unit's key says in which steps it can be drawn, and one that got another key could be drawn once more
+    than is charged. ``tune`` and the pipeline check it by digests of records and keys; here the caller answers for it.
 
     A run whose controller moves the noise may use up its budget early; it then ends with fewer releases. Ctrl-C and
     SIGTERM stop a run at the end of a step, with a checkpoint, by a KeyboardInterrupt.
@@ -56,15 +56,20 @@ def train(
     run = open_run(spec, directory, entropy, on_step, ranks)
     seed_dropout(entropy, run.step)
     try:
-        modes = train_adapters(spec.model)
         with stop_request() as asked:
-            while not asked() and (step := run.begin()) is not None:
-                set_modes(modes)  # whoever looked at the last step may have changed them
-                run.complete(step, gradients_of(run, step.batch))
-            if not asked():
-                run.end()
-            elif run.step:
-                run.save()
+            try:
+                modes = train_adapters(spec.model)
+                while not asked() and (step := run.begin()) is not None:
+                    set_modes(modes)  # whoever looked at the last step may have changed them
+                    run.complete(step, gradients_of(run, step.batch))
+                if not asked():
+                    run.end()
+                elif run.step:
+                    run.save()
+            except Exception as error:
+                run.fail(error)
+                if not asked():  # else the stop goes first: a search would go on with its next candidate
+                    raise
     except BaseException:
         run.ledger.close()
         raise

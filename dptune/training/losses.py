@@ -50,6 +50,11 @@ def sequence_losses(logits: torch.Tensor, input_ids: torch.Tensor, mask: torch.T
     return losses.sum(dim=1) / valid.sum(dim=1).clamp(min=1)
 
 
+def counted_tokens(mask: torch.Tensor) -> torch.Tensor:
+    """(rows,): how many tokens of each sequence count in its loss."""
+    return (mask[:, 1:] == COUNTED).sum(dim=1)
+
+
 def is_classifier(model: Any) -> bool:
     """Whether a model, with or without PEFT's adapters, gives one row of label logits for each text."""
     base = model.get_base_model() if hasattr(model, "get_base_model") else model

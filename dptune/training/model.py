@@ -6,36 +6,40 @@ import hashlib
 import logging
 import re
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
-from peft.utils import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING as TARGET_MODULES
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoTokenizer
 from transformers.activations import NewGELUActivation
 from transformers.pytorch_utils import Conv1D
 from transformers.utils.logging import disable_progress_bar
 
 from dptune.errors import ConfigError, DivergedError, first_line
 from dptune.files import naming
-from dptune.training.causal import check_causal, check_configuration, check_weights
+from dptune.training.beginning import check_reads
+from dptune.training.causal import auto_class, check_causal, check_configuration, check_embeddings, check_weights
 from dptune.training.head import HeadModules, keep_in_float32, start_head
 from dptune.training.lora import Lora
 from dptune.training.losses import is_classifier
 from dptune.training.per_sample import PairModules, lora_pairs, trained_blocks
-from dptune.training.pinned import check_pinned
+from dptune.training.pinned import check_pinned, name_of
 from dptune.training.quantized import check_library, in_4bit, keep_layout, loading_options, states_of
+from dptune.training.target_modules import beside_words, layers_to_name, linear_layers, lora_targets
+from dptune.training.weight_files import (
+    check_enough,
+    check_finite,
+    check_layers,
+    report_of,
+    stored_weights,
+    unused_layers,
+)
 
-_LINEAR = (torch.nn.Linear, Conv1D)
-#: Query and value projections of families that PEFT's own table lacks.
-_NOT_IN_PEFT = {"distilbert": ["q_lin", "v_lin"], "modernbert": ["Wqkv"]}
 #: Heads that PEFT trains and saves by itself where the task is SEQ_CLS.
 _ADDED_BY_PEFT = ("classifier", "score")
-#: The layer of a classifier by label words that holds the words' rows of the output layer: frozen, as those are.
-_WORDS_LAYER = "score"
 _log = logging.getLogger(__name__)
 
 
@@ -81,26 +85,32 @@ def load_base(base: ModelSource, device: torch.device) -> Any:
 
     Only safetensors are read and no code from the checkpoint is run.
 
-    Raises: ConfigError if the checkpoint cannot be had, or is no causal language model, or there is no such device; the
-        message says why.
+    Raises: ConfigError if the checkpoint cannot be had, is damaged, or is no causal language model, or there is no such
+        device; the message says why, and names the file.
     """
     check_device(device)
     if not sys.stderr.isatty():
         disable_progress_bar()
-    quantised = in_4bit(base, load_config(base))
+    config = load_config(base)
+    quantised = in_4bit(base, config)
+    asked = sum(weight.numel() for weight in without_weights(base, config).parameters())
+    check_enough(base.source, asked, stored_weights(base.source, base.revision))
     try:
-        model, report = AutoModelForCausalLM.from_pretrained(
+        model, report = auto_class(config).from_pretrained(
             base.source,
             revision=base.revision,
             dtype=getattr(torch, base.dtype),
             use_safetensors=True,
             trust_remote_code=False,
             output_loading_info=True,
+            ignore_mismatched_sizes=True,  # else it names none of them
             **(loading_options(base, torch.device(device)) if quantised else {}),
         )
     except Exception as error:  # transformers raises any type for a broken checkpoint
+        stored_weights(base.source, base.revision)  # names a file that was downloaded just now
         raise _not_loaded(base, error) from error
     check_weights(base.source, model, report)
+    check_finite(base.source, model, stored_weights(base.source, base.revision))
     # On its device before adapters are attached: attaching first is known to corrupt LoRA updates silently.
     model = fuse_activations((keep_layout(model) if quantised else model.to(device)).requires_grad_(False))
     check_causal(base.source, model)
@@ -126,14 +136,46 @@ def load_config(base: ModelSource) -> Any:
 def without_weights(base: ModelSource, config: Any) -> Any:
     """The model of a configuration with all its layers and no memory behind them (device "meta").
 
-    Raises: ConfigError if the configuration describes no model.
+    Raises: ConfigError if the configuration describes no model, or one without token embeddings, or calls a decoder an
+        encoder-decoder, which then writes nothing.
     """
+    check_layers(base.source, config, stored_weights(base.source, base.revision))
     try:
         with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, base.dtype), trust_remote_code=False)
+            model = auto_class(config).from_config(config, dtype=getattr(torch, base.dtype), trust_remote_code=False)
     except Exception as error:
         raise _not_loaded(base, error) from error
+    check_embeddings(base.source, model)
+    if getattr(model.config, "is_encoder_decoder", False):  # the decoder half of BART says no, whatever its file says
+        problem = f"{base.source}/config.json: is_encoder_decoder is true, and {type(model).__name__} has no encoder"
+        raise ConfigError("model.source", problem, fix="set it to false, or give the config.json of these weights")
     return model.requires_grad_(False)
+
+
+def check_headers(base: ModelSource, empty: Any, check: Callable[[Mapping[str, Any]], None]) -> tuple[str, ...]:
+    """Check by their headers, within a second, that a checkpoint's files hold the weights of a model.
+
+    Args:
+        empty: the model, see ``without_weights``.
+        check: called with the loading info that transformers would give.
+
+    Returns: a note about whole layers that the files hold and the model lacks; some good checkpoints have such.
+
+    Raises: ConfigError for what ``load_base`` would refuse after a minute; nothing is asked of files not downloaded.
+    """
+    stored = stored_weights(base.source, base.revision)
+    check_enough(base.source, sum(weight.numel() for weight in empty.parameters()), stored)
+    if in_4bit(base, empty.config) or (report := report_of(empty, stored)) is None:
+        return ()
+    check(report)
+    check_finite(base.source, empty, stored)  # it has no numbers: their types alone
+    if not (unused := unused_layers(empty, report["unexpected_keys"])):
+        return ()
+    layers = getattr(empty.config.get_text_config(), "num_hidden_layers", "fewer")
+    return (
+        f"{name_of(base.source)} holds {len(unused)} weights of layers that are not used, for its config.json asks for "
+        f"{layers} ({unused[0]}): unless they are to be left out, it is not the config.json of these weights",
+    )
 
 
 def _not_loaded(base: ModelSource, error: Exception) -> ConfigError:
@@ -151,10 +193,11 @@ def fuse_activations(model: Any) -> Any:
 
 
 def load_tokenizer(base: ModelSource) -> Any:
-    """The checkpoint's tokenizer, with a padding token."""
+    """The checkpoint's tokenizer, with a padding token. Raises: ConfigError for one that makes no token of any text."""
     tokenizer = AutoTokenizer.from_pretrained(base.source, revision=base.revision, trust_remote_code=False)
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
+    check_reads(tokenizer)
     return tokenizer
 
 
@@ -170,7 +213,7 @@ def attach_lora(model: Any, lora: Lora, init_seed: int, head: tuple[str, ...] = 
     """
     targets = lora_targets(model, lora)
     if is_classifier(model) and not head:
-        targets = _beside_words(model, targets)
+        targets = beside_words(model, targets)
     if head:
         start_head(model, head, init_seed)
     with torch.random.fork_rng(devices=_cuda_devices(model)):
@@ -188,10 +231,12 @@ def attach_lora(model: Any, lora: Lora, init_seed: int, head: tuple[str, ...] = 
             init_lora_weights=lora.init_lora_weights,
             fan_in_fan_out=any(isinstance(module, Conv1D) for module in model.modules()),
         )
+        layers = linear_layers(model)
         try:
             adapted = get_peft_model(model, config)
-        except ValueError as error:
-            raise ConfigError("lora.target_modules", first_line(error), fix=_names_of_layers(model)) from error
+        except ValueError as error:  # some layers are wrapped by then
+            fix = layers_to_name(layers, model.config.model_type)
+            raise ConfigError("lora.target_modules", first_line(error), fix=fix) from error
     if not head:
         _check_matched(lora, lora_pairs(adapted))
         return adapted
@@ -211,67 +256,6 @@ def _check_matched(lora: Lora, pairs: Sequence[PairModules]) -> None:
             if not any(re.match(rf"(.*\.)?({key})$", layer) for layer in names):
                 adapted = ", ".join(sorted({layer.rpartition(".")[2] for layer in names}))
                 raise ConfigError(f"lora.{name}", f"no adapted layer is called {key!r}", fix=f"name some of {adapted}")
-
-
-def lora_targets(model: Any, lora: Lora) -> list[str] | str:
-    """The target modules to give to PEFT, each checked: PEFT ignores an unknown name if another one is known.
-
-    Raises: ConfigError naming the layers that there are.
-    """
-    family = model.config.model_type
-    targets = lora.target_modules or TARGET_MODULES.get(family) or _NOT_IN_PEFT.get(family)
-    if targets is None:
-        problem = f"not known for model type {family!r}"
-        raise ConfigError("lora.target_modules", problem, fix=_names_of_layers(model))
-    if lora.target_modules is None and isinstance(targets, str):
-        return targets  # PEFT's own regular expression
-    if targets in ("all-linear", ("all-linear",)):
-        return "all-linear"
-    if isinstance(targets, str):
-        return _checked_expression(model, targets)
-    layers = [f".{name}" for name, _ in model.named_modules()]
-    for target in targets:
-        if not any(layer.endswith(f".{target}") for layer in layers):
-            raise ConfigError("lora.target_modules", f"no layer is called {target!r}", fix=_names_of_layers(model))
-    return list(targets)
-
-
-def _beside_words(model: Any, targets: list[str] | str) -> list[str] | str:
-    """The target modules without the words' layer, which PEFT takes for any other linear layer.
-
-    Raises: ConfigError if they name it.
-    """
-    if targets == "all-linear":
-        return [name for name, one in model.named_modules() if isinstance(one, _LINEAR) and name != _WORDS_LAYER]
-    if re.fullmatch(targets, _WORDS_LAYER) if isinstance(targets, str) else _WORDS_LAYER in targets:
-        problem = f"include {_WORDS_LAYER!r}, the label words' rows of the output layer, which stay frozen"
-        raise ConfigError("lora.target_modules", problem, fix="leave it out")
-    return targets
-
-
-def _checked_expression(model: Any, expression: str) -> str:
-    """A regular expression of layers' whole names. Raises: ConfigError if it is none, or matches no linear layer."""
-    try:
-        compiled = re.compile(expression)
-    except re.error as error:
-        raise ConfigError(
-            "lora.target_modules", f"{expression!r} is no regular expression ({error})", fix="mend it"
-        ) from None
-    matched = [(name, module) for name, module in model.named_modules() if compiled.fullmatch(name)]
-    other = next((name for name, module in matched if not isinstance(module, _LINEAR)), None)
-    if other is not None or not matched:
-        problem = f"as a regular expression of whole names, {expression!r} matches "
-        problem += f"{other}, which is no linear layer" if other is not None else "no layer"
-        example = next(name for name, module in model.named_modules() if isinstance(module, _LINEAR))
-        fix = f"match whole names such as {example}, or give a list of names, or all-linear"
-        raise ConfigError("lora.target_modules", problem, fix=fix)
-    return expression
-
-
-def _names_of_layers(model: Any) -> str:
-    names = {name.rpartition(".")[2] for name, module in model.named_modules() if isinstance(module, _LINEAR)}
-    listed = ", ".join(sorted(name for name in names if not name.isdigit()))
-    return f"name its query and value projections, or other linear layers ({listed}), or write all-linear"
 
 
 def train_adapters(model: torch.nn.Module) -> list[tuple[torch.nn.Module, bool]]:
@@ -348,10 +332,15 @@ def trainable_state(model: torch.nn.Module) -> dict[str, torch.Tensor]:
 
 
 def save_adapter(model: PeftModel, directory: Path) -> None:
-    """Write the adapter so that ``PeftModel.from_pretrained(base, directory)`` loads it."""
+    """Write the adapter so that ``PeftModel.from_pretrained(base, directory)`` loads it: no card, and no path of this
+    machine."""
+    for config in model.peft_config.values():
+        if config.base_model_name_or_path:
+            config.base_model_name_or_path = name_of(config.base_model_name_or_path)
     # "auto" would ask the hub whether the vocabulary was resized.
     with naming(directory):
         model.save_pretrained(str(directory), safe_serialization=True, save_embedding_layers=False)
+    (directory / "README.md").unlink()  # PEFT's blank form, which says nothing of this model
 
 
 def _cuda_devices(model: Any) -> list[int]:

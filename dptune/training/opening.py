@@ -20,6 +20,7 @@ from dptune.mechanisms.policy_file import fits_unit
 from dptune.privacy.entropy import Entropy
 from dptune.privacy.ledger import Ledger
 from dptune.privacy.ledger_file import first_release
+from dptune.privacy.release import DEALT_BY_RANK
 from dptune.privacy.run_folder import RunFolder
 from dptune.privacy.run_header import composition_of
 from dptune.privacy.set_aside import fresh_start
@@ -52,6 +53,8 @@ def open_run(
         # After the ranks agreed on the strategy that each of them calibrated: rank 0 alone makes noise.
         charged = first_release(RunFolder(directory).ledger)
         spec = rank.spec = replace(spec, mechanism=as_charged(spec.mechanism, charged))
+        if spec.mechanism.dealt_by == "rank":
+            _log.warning("%s goes on as it was begun: %s. Nothing is certified", directory, DEALT_BY_RANK)
     optimizer = make_optimizer(spec.plan.rule, rank.weights, spec.plan.learning_rate)
     initial = trainable_state(spec.model)
     if spec.auditor is not None:
@@ -87,9 +90,7 @@ def open_rank(spec: RunSpec, entropy: Entropy, ranks: Ranks) -> RankRun:
         freeze_down(model)
     pairs, fingerprint = trained_blocks(model), frozen_fingerprint(model)
     _check_fits(mechanism, pairs)
-    rehearse(model, pairs, checkpointing=spec.plan.gradient_checkpointing)
-    for width in public_widths(tokens.width, spec.plan.expected_batch_size, spec.plan.physical_batch_size):
-        check_width(model, width)
+    rehearse_run(spec, pairs)
     ranks.agree(
         {
             "model": (fingerprint, [(pair.name, pair.size) for pair in pairs]),
@@ -112,13 +113,27 @@ def open_rank(spec: RunSpec, entropy: Entropy, ranks: Ranks) -> RankRun:
     return RankRun(spec, pairs, units.part(ranks.rank, ranks.world), entropy, ranks, fingerprint)
 
 
+def rehearse_run(spec: RunSpec, blocks: list[Block] | None = None) -> None:
+    """Compute a run's gradients, and its widest batches, on made-up tokens; no record is read, and nothing is written.
+
+    Args:
+        blocks: the modules that train; None finds them.
+
+    Raises: ConfigError as ``rehearse`` and ``check_width``.
+    """
+    model, plan = spec.model, spec.plan
+    rehearse(model, trained_blocks(model) if blocks is None else blocks, checkpointing=plan.gradient_checkpointing)
+    for width in public_widths(spec.tokens.width, plan.expected_batch_size, plan.physical_batch_size):
+        check_width(model, width)
+
+
 def _digest(tokens: Tokens, units: PrivacyUnits) -> str:
-    """SHA-256 of all records and of the units that they belong to. Private.
+    """SHA-256 of all records, of the units that they belong to, and of the units' keys. Private.
 
     Ranks deal units out by number: in another order, one unit would be drawn by two ranks and move a sum twice.
     """
     digest = hashlib.sha256()
-    for arrays in (tokens.rows, units.members):
+    for arrays in (tokens.rows, units.members, [] if units.keys is None else [units.keys]):
         for array in arrays:
             digest.update(len(array).to_bytes(8, "little") + np.asarray(array, dtype=np.int64).tobytes())
     return digest.hexdigest()
@@ -178,6 +193,9 @@ def _check_units(spec: RunSpec) -> None:
         raise ConfigError("plan.expected_batch_size", "is not sample_rate x units", fix="use calibration.sampling")
     if (federation is not None) != (units.kind == "client"):
         raise ConfigError("data.unit", f"{units.kind} does not fit {mechanism.name}", fix="give it units of clients")
+    if mechanism.bands > 1 and (units.keys is None or len(units.keys) != len(units.members)):
+        problem = f"have not a key each, by which {mechanism.name} deals them into groups"
+        raise ConfigError("units", problem, fix="make them with PrivacyUnits.of, and give it the keys")
     if federation is None and units.most > plan.physical_batch_size:
         problem = f"{plan.physical_batch_size} is less than the {units.most} rows that one unit may bring"
         raise ConfigError("training.physical_batch_size", problem, fix="raise it")
@@ -209,7 +227,7 @@ def _open(spec: RunSpec, optimizer: torch.optim.Optimizer, directory: Path) -> t
     releases = planned(mechanism, Schedule(spec.plan.sample_rate, spec.plan.steps, spec.header.delta))
     if not folder.ledger.exists():
         refuse_used(spec)
-    ledger, checkpoint = Ledger.open(folder.ledger, spec.header, releases), folder.checkpoint
+    ledger, checkpoint = Ledger.open(folder.ledger, spec.header, releases, spec.booked), folder.checkpoint
     try:
         refuse_used(spec, ledger.header.run_id)
         claim_noise(spec, ledger.header.run_id)

@@ -20,7 +20,7 @@ from peft.tuners.lora import LoraLayer
 from dptune.errors import ConfigError
 from dptune.training.checkpointing import checkpointed
 from dptune.training.head import HeadModules, head_of
-from dptune.training.losses import model_losses
+from dptune.training.losses import counted_tokens, model_losses
 
 #: PEFT's LoRA on a linear layer, in any bits: an update of B A added to its output, and nothing else.
 _PLAIN = ("peft.tuners.lora.layer.Linear", "peft.tuners.lora.bnb.Linear4bit")
@@ -184,25 +184,28 @@ class PairGradients:
     A unit with any non-finite entry becomes all zeros, so that it cannot spread and its influence stays bounded.
     """
 
-    def __init__(self, per_pair: Sequence[torch.Tensor], losses: torch.Tensor) -> None:
+    def __init__(
+        self, per_pair: Sequence[torch.Tensor], losses: torch.Tensor, tokens: torch.Tensor | None = None
+    ) -> None:
         """Take the gradients and losses of the units.
 
         Args:
             per_pair: one (units, parameters of the pair) float32 tensor for each pair.
             losses: (units,) mean loss of each unit's records.
+            tokens: (units,) number of tokens that count in each unit's loss; None: as many in each.
         """
         layout = Layout(tuple(((1, part.shape[1]),) for part in per_pair))
         groups = [torch.stack([per_pair[pair] for pair in group], dim=1) for group in layout.groups]
-        self._take(groups, layout, losses)
+        self._take(groups, layout, losses, torch.ones_like(losses) if tokens is None else tokens)
 
     @classmethod
-    def of_table(cls, table: torch.Tensor, layout: Layout, losses: torch.Tensor) -> PairGradients:
+    def of_table(cls, table: torch.Tensor, layout: Layout, losses: torch.Tensor, tokens: torch.Tensor) -> PairGradients:
         """Make gradients of a (units, parameters) float32 table, which is overwritten."""
         gradients = cls.__new__(cls)
-        gradients._take(layout.split(table), layout, losses)
+        gradients._take(layout.split(table), layout, losses, tokens)
         return gradients
 
-    def _take(self, groups: list[torch.Tensor], layout: Layout, losses: torch.Tensor) -> None:
+    def _take(self, groups: list[torch.Tensor], layout: Layout, losses: torch.Tensor, tokens: torch.Tensor) -> None:
         # float32 norms of long vectors err by more than any margin one would like to keep.
         by_group = [torch.linalg.vector_norm(group, dim=2, dtype=torch.float64) for group in groups]
         norms = (
@@ -216,7 +219,7 @@ class PairGradients:
             group.masked_fill_(broken[:, None, None], 0.0)
         self._groups, self._layout = groups, layout
         self._norms = norms.masked_fill(broken[:, None], 0.0)
-        self._losses = losses.double().nan_to_num(0.0, 0.0, 0.0)
+        self._losses, self._tokens = losses.double().nan_to_num(0.0, 0.0, 0.0), tokens.double()
 
     def norms(self) -> torch.Tensor:
         """(units, pairs) float64 l2 norms, A and B jointly."""
@@ -225,6 +228,10 @@ class PairGradients:
     def losses(self) -> torch.Tensor:
         """(units,) float64 mean loss of each unit's records; 0 where it was not finite."""
         return self._losses
+
+    def tokens(self) -> torch.Tensor:
+        """(units,) float64 number of tokens that count in each unit's loss."""
+        return self._tokens
 
     def matrix(self) -> torch.Tensor:
         """(units, parameters) float64: whole gradients, pair after pair."""
@@ -278,7 +285,7 @@ class Taps:
     """Taps on layers, which compute per-sample gradients from inputs and outputs during the backward pass.
 
     Attributes:
-        table: (rows, parameters) float32, filled by ``backward``.
+        table: (rows, parameters) float32 (float64 where the adapters are), filled by ``backward``.
         layout: layout of its columns.
         names: names of the pairs, for messages.
         tokens: number of tokens of each row.
@@ -317,9 +324,9 @@ class Taps:
                 self._lowest.append(output)  # whatever else is tapped lies above one of these
 
         def fill(gradient: torch.Tensor, kept: torch.Tensor) -> None:
-            # In float32, whatever dtype the forward pass ran in.
+            # In the table's dtype, whatever the forward pass ran in.
             into = self.layout.weight(self.table, pair, weight)
-            torch.bmm(by_row(gradient, rows, tokens, name).float().mT, kept.float(), out=into)
+            torch.bmm(by_row(gradient, rows, tokens, name).to(into.dtype).mT, kept.to(into.dtype), out=into)
             self._filled.add((pair, weight))
 
         tapped: torch.Tensor = _Tap.apply(output, kept, fill)
@@ -398,25 +405,32 @@ def per_sample_gradients(
         checkpointing: keep the inputs of transformer layers alone, and run each layer again on the way back.
     """
     layout = Layout.of(pairs)
-    table = torch.empty(len(input_ids), sum(layout.sizes), device=input_ids.device)
+    dtype = torch.promote_types(torch.float32, pairs[0].parameters[0].dtype)  # adapters are held in float32 at least
+    table = torch.empty(len(input_ids), sum(layout.sizes), dtype=dtype, device=input_ids.device)
     taps = Taps(table, layout, [pair.name for pair in pairs], input_ids.shape[1])
     device = input_ids.device.type
     with _tap_layers(pairs, taps), checkpointed(model, enabled=checkpointing):
         with torch.autocast(device, dtype=autocast, enabled=autocast is not None):
             losses = model_losses(model, input_ids, mask)
         taps.backward(losses)
-    return by_unit(taps.table, layout, losses.detach(), owners, units)
+    return by_unit(taps.table, layout, losses.detach(), counted_tokens(mask), owners, units)
 
 
 def by_unit(
-    table: torch.Tensor, layout: Layout, losses: torch.Tensor, owners: torch.Tensor | None, units: int
+    table: torch.Tensor,
+    layout: Layout,
+    losses: torch.Tensor,
+    tokens: torch.Tensor,
+    owners: torch.Tensor | None,
+    units: int,
 ) -> PairGradients:
     """The rows of a table added up by their owners, as ``per_sample_gradients`` says; the table is overwritten."""
     if owners is None:
-        return PairGradients.of_table(table[:units], layout, losses[:units])
+        return PairGradients.of_table(table[:units], layout, losses[:units], tokens[:units])
     rows = _sum_by_owner(torch.ones_like(losses)[:, None], owners, units)
     of_units = _sum_by_owner(losses[:, None], owners, units) / rows
-    return PairGradients.of_table(_sum_by_owner(table, owners, units), layout, of_units[:, 0])
+    tokens = _sum_by_owner(tokens[:, None], owners, units)[:, 0]
+    return PairGradients.of_table(_sum_by_owner(table, owners, units), layout, of_units[:, 0], tokens)
 
 
 def _sum_by_owner(rows: torch.Tensor, owners: torch.Tensor, units: int) -> torch.Tensor:

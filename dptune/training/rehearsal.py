@@ -7,23 +7,29 @@ records, or puts them in another order, is named before anything is charged, and
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import logging
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch.overrides import TorchFunctionMode
 
-from dptune.errors import ConfigError, first_line
+from dptune.errors import ConfigError, DptuneError, first_line, is_of_device
 from dptune.training.causal import evaluation_mode, plain_tokens
-from dptune.training.losses import CONTEXT, COUNTED, is_classifier, model_losses
+from dptune.training.losses import CONTEXT, COUNTED, attention_mask, is_classifier, label_logits, model_losses
 from dptune.training.per_sample import Block, PairModules, per_sample_gradients
+from dptune.training.quantized import method_of
 
+_log = logging.getLogger(__name__)
 #: Tokens of the records, fewer than any shape would confuse with the number of records.
 _LENGTHS = (7, 5, 3)
-#: Largest distance of a gradient from the loop's, relative to its norm: kernels round by shape. If rows are mixed, the
-#: distance is about 1.
-_CLOSE = {torch.float32: 1e-2, torch.float64: 1e-2}
-_CLOSE_IN_HALF = 0.3
+#: Distances of a layer's gradient from the loop's, relative to its norm. Up to the first the layer is taken: kernels
+#: round by shape. Beyond it the layer is doubtful, and float64 decides, where rounding explains less than a billionth.
+#: Where float64 is not to be had, for want of memory or in 4 bits, it is refused beyond the second.
+_DOUBTFUL = {torch.float32: (1e-4, 1e-2), torch.float64: (1e-6, 1e-6)}
+_DOUBTFUL_IN_HALF = (0.1, 0.3)
+_CLOSE_IN_FLOAT64 = 1e-6
 #: A pair whose gradient is so small a part of the record's has nothing to compare.
 _NOTHING = 1e-6
 
@@ -48,48 +54,180 @@ def rehearse(model: Any, pairs: Sequence[Block], *, checkpointing: bool = False)
     ids, mask = _records(model)
     with evaluation_mode(model), _random_up_factors(pairs):
         try:
-            found = per_sample_gradients(model, pairs, ids, mask, None, len(ids), checkpointing=checkpointing)
-            alone = [
-                _alone(model, pairs, ids[row : row + 1, :length], mask[row : row + 1, :length])
-                for row, length in enumerate(_LENGTHS)
-            ]
+            off, alone = _distances(model, pairs, ids, mask, checkpointing)
         except ConfigError:
             raise
         except Exception as error:  # an adapter may sit where the model does not expect one, and raise anything
             problem = f"no gradients of a short text can be computed ({type(error).__name__}: {first_line(error)})"
             raise ConfigError("model", problem, fix="train another model, or adapt other layers") from error
-        matrix = found.matrix()
-    close = _CLOSE.get(next(model.parameters()).dtype, _CLOSE_IN_HALF)
-    for row, expected in enumerate(alone):
-        start, whole = 0, float(expected.norm())
-        for pair in pairs:
-            part = slice(start, start + pair.size)
-            start += pair.size
-            norm = float(expected[part].norm())
-            off = float((matrix[row, part] - expected[part]).norm())
-            if not off <= close * max(norm, _NOTHING * whole):  # nor a NaN
-                problem = (
-                    f"layer {pair.name} gives a record another gradient in a batch than alone (relative error "
-                    f"{off / max(norm, _NOTHING * whole):.2g}): its rows are not the records'"
-                )
-                raise ConfigError(
-                    "lora.target_modules", problem, fix="name the other layers that are to train, without this one"
-                )
+        _check_gradients(alone)
+        doubtful, close = _DOUBTFUL.get(next(model.parameters()).dtype, _DOUBTFUL_IN_HALF)
+        if not all(distance <= doubtful for distance in off):  # nor a NaN
+            try:
+                with in_float64(model):
+                    exact = _distances(model, pairs, ids, mask, checkpointing)[0]
+                # Rounding is harmless where it follows from shapes. What follows from other records couples them.
+                swayed = _swayed(model, pairs, ids, mask, checkpointing)
+                off = [one if other <= doubtful else other for one, other in zip(exact, swayed, strict=True)]
+                close = _CLOSE_IN_FLOAT64
+            except Exception as error:  # memory, or an operation that knows no float64
+                _log.debug("the rehearsal was not repeated in float64: %s", first_line(error))
+    for pair, distance in zip(pairs, off, strict=True):
+        if not distance <= close:
+            problem = (
+                f"layer {pair.name} gives a record another gradient in a batch than alone (relative error "
+                f"{distance:.2g}): its rows are not the records'"
+            )
+            raise ConfigError(
+                "lora.target_modules", problem, fix="name the other layers that are to train, without this one"
+            )
+
+
+def _distances(
+    model: Any, pairs: Sequence[Block], ids: torch.Tensor, mask: torch.Tensor, checkpointing: bool
+) -> tuple[list[float], list[torch.Tensor]]:
+    """Each pair's largest relative distance between a record's gradient in the batch and alone, and those alone."""
+    matrix = per_sample_gradients(model, pairs, ids, mask, None, len(ids), checkpointing=checkpointing).matrix()
+    alone = [
+        _alone(model, pairs, ids[row : row + 1, :length], mask[row : row + 1, :length])
+        for row, length in enumerate(_LENGTHS)
+    ]
+    return _farthest(pairs, zip(matrix, alone, strict=True)), alone
+
+
+def _swayed(
+    model: Any, pairs: Sequence[Block], ids: torch.Tensor, mask: torch.Tensor, checkpointing: bool
+) -> list[float]:
+    """Each pair's largest relative distance of a record's gradient among other records of the same shape."""
+
+    def rows(contents: torch.Tensor) -> torch.Tensor:
+        return per_sample_gradients(model, pairs, contents, mask, None, len(ids), checkpointing=checkpointing).matrix()
+
+    first, two = rows(ids), []
+    for row in range(len(ids)):
+        others = ids.flip(1).roll(1, 0)  # other tokens, of other records
+        if is_classifier(model):
+            others = others.where(mask != COUNTED, ids)  # a label stays one
+        others[row] = ids[row]
+        two.append((rows(others)[row], first[row]))
+    return _farthest(pairs, two)
+
+
+def _farthest(pairs: Sequence[Block], two: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> list[float]:
+    """Each pair's largest distance between two gradients of a record, relative to the norm of the second."""
+    sizes, found = [pair.size for pair in pairs], torch.zeros(len(pairs), dtype=torch.float64)
+    for own, expected in two:
+        least = _NOTHING * expected.norm()
+        norms = torch.stack([part.norm() for part in expected.split(sizes)]).maximum(least)
+        off = torch.stack([part.norm() for part in (own - expected).split(sizes)])
+        # If a distance is NaN, the maximum is NaN, and the layer is refused.
+        found = found.to(off.device).maximum(torch.where(off > 0, off / norms, off))
+    return list(found.tolist())
+
+
+@contextmanager
+def in_float64(model: torch.nn.Module) -> Iterator[None]:
+    """Context in which the model computes in float64, also where its code asks for float32; its own tensors come back.
+
+    Takes the memory of a copy in float64 beside the model.
+
+    Raises: ConfigError for a model with weights in 4 bits, whose products are not made in float64.
+    """
+    if method_of(model.config) is not None:
+        raise ConfigError("model.load_in_4bit", "has no products in float64", fix="load the model without it")
+    tensors = [tensor for tensor in (*model.parameters(), *model.buffers()) if tensor.is_floating_point()]
+    before = [tensor.data for tensor in tensors]
+    buffers = [(module, dict(module._buffers)) for module in model.modules()]
+    try:
+        for tensor in tensors:
+            tensor.data = tensor.data.double()
+        with _Float64():
+            yield
+    finally:
+        for tensor, own in zip(tensors, before, strict=True):
+            tensor.data = own
+        for module, own_buffers in buffers:  # model code may put a new one in the place of its buffer
+            module._buffers.update(own_buffers)
+
+
+class _Float64(TorchFunctionMode):
+    """Puts float64 in the place of float32: norms, softmax and rotations of many models are made in float32."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Call ``func`` with float64 wherever it was told float32."""
+        if func is torch.Tensor.float:
+            func = torch.Tensor.double
+        args = [torch.float64 if one is torch.float32 else one for one in args]
+        kwargs = {name: torch.float64 if one is torch.float32 else one for name, one in (kwargs or {}).items()}
+        return func(*args, **kwargs)
+
+
+def _check_gradients(alone: Sequence[torch.Tensor]) -> None:
+    """Raise ConfigError for gradients that are no numbers, or all zero: nothing could be learned by them."""
+    sizes = torch.stack([gradient.norm() for gradient in alone])
+    if not bool(torch.isfinite(sizes).all()):
+        problem = "computes no finite gradient of a short text"
+        raise ConfigError("model", problem, fix="check its weights and config.json; or give another dtype")
+    if not bool(sizes.any()):
+        problem = "has no gradient at all of a short text: no token reaches a layer that is adapted"
+        raise ConfigError("model", problem, fix="check that its weights are not all zero; or adapt other layers")
 
 
 def check_width(model: Any, width: int) -> None:
-    """Check that the model takes a record of ``width`` made-up tokens: a step that fails is charged at every retry.
+    """Check that the model evaluates a record of ``width`` made-up tokens: a step that fails is charged at every retry.
 
-    Raises: ConfigError if it does not.
+    Raises: ConfigError naming the most tokens that it takes, or the model if it evaluates no short text either.
     """
-    tokens, device = plain_tokens(model.get_base_model()), next(model.parameters()).device
+    error = _evaluation_error(model, width)
+    if error is None:
+        return
+    why = f"({type(error).__name__}: {first_line(error)})"
+    takes, fails = max(_LENGTHS), width
+    if width <= takes or _evaluation_error(model, takes) is not None:
+        problem = f"({type(model.get_base_model()).__name__}) evaluates no text {why}"
+        raise ConfigError("model", problem, fix="give another model; this one's code fails, whatever the settings")
+    while fails - takes > 1:
+        middle = (takes + fails) // 2
+        takes, fails = (middle, fails) if _evaluation_error(model, middle) is None else (takes, middle)
+    raise ConfigError(
+        "training.max_length", f"the model does not take {width} tokens {why}", fix=f"use {takes} or less"
+    )
+
+
+@torch.no_grad()
+def _evaluation_error(model: Any, width: int) -> Exception | None:
+    """What the model raises of a text of ``width`` tokens, as it is evaluated; None if nothing."""
+    base, device = model.get_base_model(), next(model.parameters()).device
+    tokens = plain_tokens(base)
     ids = tokens[torch.arange(width) % len(tokens)][None].to(device)
+    mask = torch.full_like(ids, COUNTED if not is_classifier(model) else CONTEXT)
     try:
-        with evaluation_mode(model), torch.no_grad():
-            model(input_ids=ids, attention_mask=torch.ones_like(ids))
-    except Exception as error:  # each model has its own way to refuse a long text
-        problem = f"the model does not take {width} tokens ({type(error).__name__}: {first_line(error)})"
-        raise ConfigError("training.max_length", problem, fix="lower it") from error
+        with evaluation_mode(model):
+            if is_classifier(model):
+                label_logits(model, ids, mask)
+            else:
+                model(input_ids=ids, attention_mask=attention_mask(mask), use_cache=False)
+    except Exception as error:  # each model has its own way to refuse a text
+        return error
+    return None
+
+
+@contextmanager
+def first_evaluation(model: Any) -> Iterator[None]:
+    """Context of the first evaluation of a rehearsed model: an error of its own code is named, as nothing is paid yet.
+
+    Raises: ConfigError for a model that fails on some record, such as a very short one; whatever a device raises.
+    """
+    try:
+        yield
+    except Exception as error:
+        if isinstance(error, DptuneError) or is_of_device(error):
+            raise
+        problem = f"({type(model.get_base_model()).__name__}) cannot evaluate some of the held-out or public records "
+        problem += f"({type(error).__name__}: {first_line(error)})"
+        raise ConfigError(
+            "model", problem, fix="give another model, or evaluate nothing (eval_share 0, no public)"
+        ) from error
 
 
 def _records(model: Any) -> tuple[torch.Tensor, torch.Tensor]:

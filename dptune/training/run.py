@@ -120,6 +120,7 @@ class Run(RankRun):
 
     Attributes:
         restarts: lengths of the ledger at which correlated noise began anew.
+        computing: whether gradients are being computed. What is raised then is the pass's error, and no run's own.
     """
 
     ledger: Ledger
@@ -129,6 +130,7 @@ class Run(RankRun):
     initial: dict[str, torch.Tensor] = field(repr=False)
     step: int
     restarts: list[int] = field(default_factory=list)
+    computing: bool = False
 
     def begin(self) -> Step | None:
         """Choose the knobs, charge the release, draw the batch; None when the run is over, its weights then saved.
@@ -145,7 +147,7 @@ class Run(RankRun):
         knobs = knobs or mechanism.knobs()
         row = self.ledger.releases
         release = mechanism.release(knobs, plan.sample_rate, row)
-        turn = Turn.of(self.ledger.header.run_id, mechanism.bands, row)
+        turn = Turn.of(self.ledger.header.run_id, mechanism.bands, row, mechanism.dealt_by)
         self.ledger.charge(release)
         mark_used(self.spec, self.ledger.header.run_id)
         self.ranks.broadcast(Order(knobs, mechanism.statistics(knobs), release.sample_rate, turn))
@@ -158,11 +160,26 @@ class Run(RankRun):
         Args:
             gradients: gradients of the step's batch, micro-batch by micro-batch; each unit is in exactly one.
         """
-        report = _complete(self, step, gradients)
+        report = _complete(self, step, self._computed(gradients))
         self.step += 1
         self.on_step(report)
         if self.step % self.spec.plan.checkpoint_every == 0 or self.ledger.releases == self.spec.plan.steps:
             self.save()
+
+    def _computed(self, gradients: Iterable[Gradients]) -> Iterator[Gradients]:
+        """Yield the gradients, with ``computing`` set while the next ones are made."""
+        self.computing = True
+        for batch in gradients:
+            self.computing = False
+            yield batch
+            self.computing = True
+        self.computing = False
+
+    def fail(self, error: Exception) -> None:
+        """Report an error of the run's own, and close the ledger of a run that ``error`` ended."""
+        if not self.computing:
+            self.spec.on_failure(error)
+        self.ledger.close()
 
     def end(self) -> None:
         """Let the other ranks go, check that the run did what it should have done, and put the average in place.
@@ -260,10 +277,10 @@ def _complete(run: Run, step: Step, gradients: Iterable[Gradients]) -> StepRepor
 
 def _turns(run: Run, row: int) -> NDArray[np.bool_]:
     """(slots,) whether each of the auditor's slots could be drawn in a row."""
-    units = run.spec.units
-    turn = Turn.of(run.ledger.header.run_id, run.spec.mechanism.bands, row)
-    numbers = len(units.members) + np.arange(len(units.planted))
-    return np.ones(len(numbers), dtype=bool) if turn is None else turn.holds(numbers)
+    units, mechanism = run.spec.units, run.spec.mechanism
+    turn = Turn.of(run.ledger.header.run_id, mechanism.bands, row, mechanism.dealt_by)
+    slots = len(units.members) + np.arange(len(units.planted))
+    return np.ones(len(slots), dtype=bool) if turn is None else units.of_turn(turn, slots)
 
 
 def _observation(run: Run, released: Released) -> Observation:
@@ -285,7 +302,8 @@ def _public_loss(run: Run) -> float:
     if run.spec.public is None:
         raise ConfigError("controller", "follows the loss on public records, and none were given", fix="give them")
     sample = replace(run.spec.public, rows=run.spec.public.rows[:_PUBLIC_RECORDS])
-    return mean_loss(run.spec.model, sample, _PUBLIC_RECORDS, autocast=run.spec.plan.autocast_dtype)
+    autocast, called = run.spec.plan.autocast_dtype, f"the first {len(sample.rows)} public records"
+    return mean_loss(run.spec.model, sample, _PUBLIC_RECORDS, autocast=autocast, called=called)
 
 
 @torch.no_grad()

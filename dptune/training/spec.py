@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -14,6 +15,7 @@ from dptune.errors import ConfigError
 from dptune.mechanisms.interfaces import Gradients, Released
 from dptune.mechanisms.mechanism import Mechanism
 from dptune.privacy.entropy import Entropy
+from dptune.privacy.ledger import Booked
 from dptune.privacy.run_header import RunHeader
 from dptune.step_settings import StepSettings
 from dptune.training.data import PrivacyUnits, Tokens
@@ -59,7 +61,7 @@ class TrainingPlan(StepSettings):
 class RunSpec:
     """All that a run needs; ``train(spec, directory, entropy)`` carries it out.
 
-    Private: ``tokens`` and the members of ``units``. Public: everything else, ``public`` included.
+    Private: ``tokens``, and members and keys of ``units``. Public: everything else, ``public`` included.
 
     Attributes:
         model: a PEFT model on its device, with its adapters as the run starts from them. The run trains it, so that a
@@ -72,6 +74,9 @@ class RunSpec:
         header: the first line of the run's ledger. It must describe this very run, or ``train`` refuses.
         public: public records, for controllers that follow the loss on them.
         auditor: the auditor whose gradients fill the slots of ``units.with_slots``.
+        on_failure: called at once with an error of the run's own, before other runs of its pass go on: with what a step
+            raises, and neither with what computing its gradients raises, nor with what opening the run does.
+        booked: makes the context in which a new ledger gets its first line, when nothing can refuse the run any more.
     """
 
     model: Any = field(repr=False)
@@ -82,6 +87,8 @@ class RunSpec:
     header: RunHeader
     public: Tokens | None = None
     auditor: Auditor | None = None
+    booked: Booked = nullcontext
+    on_failure: Callable[[Exception], None] = field(default=lambda error: None, repr=False)
 
 
 _OWNER = "_dptune_run"

@@ -23,7 +23,7 @@ from dptune.stopping import stop_request
 from dptune.training.checkpointing import checkpointed
 from dptune.training.data import MicroBatch, micro_batches
 from dptune.training.head import HeadModules
-from dptune.training.losses import model_losses
+from dptune.training.losses import counted_tokens, model_losses
 from dptune.training.model import set_modes, train_adapters
 from dptune.training.per_sample import Layout, PairGradients, PairModules, Taps, by_row, by_unit
 from dptune.training.run import Run, Step, seed_dropout
@@ -47,7 +47,8 @@ def train_together(base: Any, runs: Sequence[Run]) -> list[Exception | None]:
             settings, ``tokens``, physical batch size and autocast.
 
     Returns: None for each run that ended well, with its ledger open for the caller to finish; else the error that ended
-        it, with its ledger closed.
+        it, with its ledger closed. An error of a run's own goes to ``spec.on_failure`` at once, for the others may
+        take hours, and be killed. What computing gradients raises ends every run whose units it misses, and is none's.
 
     Raises: ConfigError if the runs cannot share a pass; every ledger is then closed.
     """
@@ -59,7 +60,7 @@ def train_together(base: Any, runs: Sequence[Run]) -> list[Exception | None]:
             return action(*arguments)
         except Exception as error:
             errors[number] = error
-            runs[number].ledger.close()
+            runs[number].fail(error)
             return None
 
     try:
@@ -80,8 +81,7 @@ def train_together(base: Any, runs: Sequence[Run]) -> list[Exception | None]:
                 shared = _Pass(base, runs, stacks, layout, {number: steps[number] for number in active})
                 for number in active:
                     set_modes(modes[number])
-                    clipped = runs[number].spec.mechanism.clipper.gradients(_RunGradients(shared, number))
-                    attempt(number, runs[number].complete, steps[number], clipped)
+                    attempt(number, shared.complete, number, steps[number])
                 active = [number for number in active if number not in errors]
             for number in (number for number in active if asked() and runs[number].step):
                 attempt(number, runs[number].save)
@@ -90,6 +90,17 @@ def train_together(base: Any, runs: Sequence[Run]) -> list[Exception | None]:
             run.ledger.close()
         raise
     return [errors.get(number) for number in range(len(runs))]
+
+
+def rehearse_pass(base: Any, runs: Sequence[Run]) -> None:
+    """Compute a micro-batch without any record as ``train_together`` would: a pass that fails here has cost no step.
+
+    Raises: ConfigError as ``train_together``, and whatever the pass raises, such as an error of a full GPU.
+    """
+    _check(base, runs)
+    base.eval()
+    stacks, nothing = _stack_pairs(runs), np.zeros(0, dtype=np.int64)
+    _Pass(base, runs, stacks, _whole_layout(stacks), {})._compute(MicroBatch(nothing, nothing, 0), [0])
 
 
 def _check(base: Any, runs: Sequence[Run]) -> None:
@@ -191,6 +202,11 @@ class _Pass:
         self._missing = {number: len(step.batch) for number, step in steps.items()}
         self._ready: dict[int, deque[PairGradients]] = {number: deque() for number in steps}
 
+    def complete(self, number: int, step: Step) -> None:
+        """Make the step of run ``number``. Raises: what the run raises by itself, and as ``gradients``."""
+        run = self._runs[number]
+        run.complete(step, run.spec.mechanism.clipper.gradients(_RunGradients(self, number)))
+
     def gradients(self, number: int) -> Iterator[PairGradients]:
         """All of a run's units, in one or more micro-batches. If one fails, every waiting run raises; none trains on a
         part of its batch.
@@ -206,7 +222,7 @@ class _Pass:
             raise RuntimeError(problem) from self._broken
         part, run_of_unit = self._parts.popleft()
         try:
-            table, losses = self._compute(part, run_of_unit)
+            table, losses, tokens = self._compute(part, run_of_unit)
         except Exception as error:
             self._broken = error
             raise
@@ -218,12 +234,12 @@ class _Pass:
             own = None if np.array_equal(part.owners[rows], np.arange(first_unit, first_unit + count)) else owners
             layout = Layout.of(self._runs[number].pairs)
             trained = self._trained_columns(table[rows], layout)
-            self._ready[number].append(by_unit(trained, layout, losses[rows], own, count))
+            self._ready[number].append(by_unit(trained, layout, losses[rows], tokens[rows], own, count))
             self._missing[number] -= count
             first_unit += count
 
-    def _compute(self, part: MicroBatch, run_of_unit: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
-        """The (rows, parameters) table of a micro-batch and its (rows,) losses."""
+    def _compute(self, part: MicroBatch, run_of_unit: list[int]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """The (rows, parameters) table of a micro-batch, its (rows,) losses and numbers of tokens that count."""
         run = self._runs[0]
         plan, device = run.spec.plan, self._stacks[0].up.device
         ids, mask = run.spec.tokens.batch(part.records, device, height=plan.physical_batch_size)
@@ -239,7 +255,7 @@ class _Pass:
             with torch.autocast(device.type, dtype=plan.autocast_dtype, enabled=plan.autocast is not None):
                 losses = model_losses(self._base, ids, mask)
             taps.backward(losses)
-        return taps.table, losses.detach()
+        return taps.table, losses.detach(), counted_tokens(mask)
 
     def _trained_columns(self, table: torch.Tensor, layout: Layout) -> torch.Tensor:
         """The columns of the weights that runs train: all, or those of the B factors."""

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from copy import deepcopy
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -13,26 +15,45 @@ import torch
 from transformers.pytorch_utils import Conv1D
 
 from dptune.errors import ConfigError, first_line
-from dptune.training.beginning import with_beginning
-from dptune.training.causal import check_causal, check_configuration, most_positions
+from dptune.training.beginning import check_reads, with_beginning
+from dptune.training.causal import (
+    auto_class,
+    check_causal,
+    check_configuration,
+    check_embeddings,
+    check_weights,
+    most_positions,
+)
 from dptune.training.checkpointing import layers_of
-from dptune.training.classifier import empty_classifier, head_names, load_classifier, load_classifier_config
+from dptune.training.classifier import (
+    check_classifier_weights,
+    empty_classifier,
+    head_names,
+    load_classifier,
+    load_classifier_config,
+)
 from dptune.training.lora import Lora
+from dptune.training.losses import is_classifier
 from dptune.training.model import (
     ModelSource,
     attach_lora,
     check_device,
+    check_headers,
     frozen_fingerprint,
     load_base,
     load_config,
     load_tokenizer,
     without_weights,
 )
-from dptune.training.per_sample import trained_blocks
+from dptune.training.per_sample import PairModules, trained_blocks
+from dptune.training.pinned import name_of
 from dptune.training.quantized import BYTES_EACH, METHOD, keep_layout, method_of
+from dptune.training.target_modules import linear_layers, said_share
 from dptune.training.together import shared_copy
 from dptune.training.verbalizer import cut_at_beginning, load_verbalizer, load_verbalizer_config
-from dptune.tuning.places import check_model, name_of
+from dptune.training.weight_files import check_finite, digest_of_weights
+from dptune.tuning.named_base import NamedBase
+from dptune.tuning.places import check_model
 from dptune.tuning.settings import TuneSettings
 
 _MIB = 2**20
@@ -54,6 +75,8 @@ class Base:
         positions: the most tokens of a text; None if the model sets no bound.
         layers, width, vocabulary: sizes of the transformer, for estimates.
         pair_sizes: number of parameters of each LoRA pair, and of a classifier's head.
+        adapted: how many of the model's linear layers are adapted, in words.
+        loaded_by: transformers' automatic class that loads the checkpoint, by name.
         notes: sentences that the user should read, such as one about a missing padding token.
         checkpoint: where ``load`` reads the weights; None for a loaded model.
         loaded_model: the transformers model that was given instead of a checkpoint; None for a checkpoint.
@@ -77,6 +100,8 @@ class Base:
     width: int
     vocabulary: int
     pair_sizes: tuple[int, ...]
+    adapted: str
+    loaded_by: str
     notes: tuple[str, ...]
     checkpoint: ModelSource | None
     loaded_model: Any = field(repr=False)
@@ -88,6 +113,17 @@ class Base:
     def weights(self) -> str | None:
         """How the frozen weights are held, for the card: "bfloat16", or in 4 bits; None for float32."""
         return self.quantization or ("bfloat16" if self.bytes_each == 2 else None)
+
+    @cached_property
+    def named(self) -> NamedBase:
+        """What is delivered of it. Of a checkpoint it takes as long as reading the weights: first when they are loaded,
+        for ``identity``, which a dry run has in no time, is of pieces of them."""
+        if self.checkpoint is None:
+            dtype = str(self.loaded_model.get_input_embeddings().weight.dtype).removeprefix("torch.")
+            held = "4 bits" if self.quantization else dtype
+            return NamedBase(self.name, None, self.identity, held)
+        digest = digest_of_weights(self.checkpoint.source, self.checkpoint.revision)
+        return NamedBase(self.name, self.revision, digest)
 
     @property
     def pairs(self) -> int:
@@ -112,6 +148,7 @@ class Base:
         if self.checkpoint is not None:
             return load_base(self.checkpoint, self.device)
         model = keep_layout(shared_copy(self.loaded_model))
+        check_finite(self.name, model)
         check_causal(self.name, model)
         return model
 
@@ -145,6 +182,7 @@ def open_base(model: Any, settings: TuneSettings, revision: str | None = None, t
         labels = settings.labels if settings.task == "classify" else None
         config = load_config(checkpoint) if labels is None else None
         tokenizer = tokenizer if tokenizer is not None else _tokenizer_of(checkpoint)
+        check_reads(tokenizer)
         tokenizer = with_beginning(tokenizer) if settings.add_bos_token else tokenizer
         head: tuple[str, ...] = ()
         words = {label: settings.words[label] for label in labels} if labels and settings.words else {}
@@ -158,14 +196,20 @@ def open_base(model: Any, settings: TuneSettings, revision: str | None = None, t
             config = load_classifier_config(checkpoint, labels, tokenizer.pad_token_id)
             empty = empty_classifier(checkpoint, config)
             head = head_names(checkpoint, empty)
+            tokenizer = deepcopy(tokenizer)
+            # Training pads right, so the delivered tokenizer does too. Padding on the left would move an encoder's
+            # first token, which the label is read from, and GPT-2's positions.
+            tokenizer.padding_side = "right"
         if settings.gradient_checkpointing:
             layers_of(empty)
-        name = name_of(str(model))
+        name, unused = name_of(str(model)), _check_files(checkpoint, empty, head)
+        found = _describe_base(empty, empty, name, revision, "", lora, tokenizer, device, checkpoint, head)
         identity = revision or _digest_of_folder(Path(model), config)
-        found = _describe_base(empty, empty, name, revision, identity, lora, tokenizer, device, checkpoint, head)
+        found = replace(found, identity=identity, notes=(*found.notes, *unused))
         return found if labels is None else replace(found, classifier=config, vocabulary=len(labels), words=words)
     if tokenizer is None:
         raise ConfigError("tokenizer", "is missing", fix="give the tokenizer that belongs to the loaded model")
+    check_reads(tokenizer)
     tokenizer = with_beginning(tokenizer) if settings.add_bos_token else tokenizer
     if getattr(model, "config", None) is None or getattr(model, "peft_config", None):
         problem = f"is a {type(model).__name__}"
@@ -173,6 +217,7 @@ def open_base(model: Any, settings: TuneSettings, revision: str | None = None, t
     device = next(model.parameters()).device
     source = str(getattr(model.config, "_name_or_path", "") or type(model).__name__)
     check_configuration(source, model.config)
+    check_embeddings(source, model)
     trainable = [parameter.requires_grad for parameter in model.parameters() if parameter.is_floating_point()]
     if any(trainable) and not all(trainable):  # somebody chose some of them
         problem = "has some weights to train, and tune trains adapters alone"
@@ -182,6 +227,16 @@ def open_base(model: Any, settings: TuneSettings, revision: str | None = None, t
         layers_of(model)
     identity = frozen_fingerprint(model)
     return _describe_base(model, shared_copy(model), Path(source).name, None, identity, lora, tokenizer, device, None)
+
+
+def _check_files(checkpoint: ModelSource, empty: Any, head: tuple[str, ...]) -> tuple[str, ...]:
+    """Notes about the checkpoint's files. Raises: ConfigError if their headers show that ``Base.load`` would."""
+    if head:
+        return check_headers(
+            checkpoint, empty, lambda report: check_classifier_weights(checkpoint.source, empty, head, report)
+        )
+    causal = without_weights(checkpoint, load_config(checkpoint)) if is_classifier(empty) else empty
+    return check_headers(checkpoint, causal, lambda report: check_weights(checkpoint.source, causal, report))
 
 
 def _describe_base(
@@ -202,6 +257,9 @@ def _describe_base(
     if checkpoint is not None and checkpoint.load_in_4bit:
         quantization = f"{METHOD} (4 bit)"
     parameters, frozen = _sizes_of(model, quantised=quantization is not None and checkpoint is not None)
+    linear = [layer for layer in linear_layers(copy) if not layer.startswith(head)]  # adapters are linear layers too
+    blocks = trained_blocks(attach_lora(copy, lora, 0, head))
+    adapted = [block.name.removeprefix("base_model.model.") for block in blocks if isinstance(block, PairModules)]
     return Base(
         name=name,
         revision=revision,
@@ -217,7 +275,9 @@ def _describe_base(
         layers=int(config.num_hidden_layers),
         width=int(config.hidden_size),
         vocabulary=rows,
-        pair_sizes=tuple(pair.size for pair in trained_blocks(attach_lora(copy, lora, 0, head))),
+        pair_sizes=tuple(block.size for block in blocks),
+        adapted=said_share(model, adapted, linear),
+        loaded_by=auto_class(model.config).__name__,
         notes=_checked_tokenizer(tokenizer, rows),
         checkpoint=checkpoint,
         loaded_model=None if checkpoint else model,
@@ -246,13 +306,20 @@ def _tokenizer_of(checkpoint: ModelSource) -> Any:
     folder = Path(checkpoint.source)
     fix = "save the model's tokenizer in its folder, or give tokenizer"
     names = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
-    if folder.is_dir() and not any((folder / name).is_file() for name in names):
-        raise ConfigError("tokenizer", f"{checkpoint.source!r} holds none", fix=fix)
+    bare = folder.is_dir() and not any((folder / name).is_file() for name in names)
     try:
-        return load_tokenizer(checkpoint)
+        found = load_tokenizer(checkpoint)
     except Exception as error:  # a torn file makes the tokenizers library raise anything
-        problem = f"of {checkpoint.source!r} cannot be loaded ({first_line(error)})"
+        if isinstance(error, ConfigError) and not bare:
+            raise
+        why = f"of {checkpoint.source!r} cannot be loaded ({first_line(error)})"
+        problem = f"{checkpoint.source!r} holds none" if bare else why
         raise ConfigError("tokenizer", problem, fix=fix) from error
+    if (
+        bare and found.vocab_files_names
+    ):  # transformers makes one of an empty vocabulary; ByT5's reads bytes, and has none
+        raise ConfigError("tokenizer", f"{checkpoint.source!r} holds none", fix=fix)
+    return found
 
 
 def _checked_tokenizer(tokenizer: Any, rows: int) -> tuple[str, ...]:
@@ -264,7 +331,8 @@ def _checked_tokenizer(tokenizer: Any, rows: int) -> tuple[str, ...]:
         raise ConfigError("tokenizer", "has neither a padding nor an end-of-text token", fix=fix)
     if (largest := max(tokenizer.get_vocab().values(), default=0)) >= rows:
         problem = f"has token {largest}, and the model knows {rows} tokens"
-        raise ConfigError("tokenizer", problem, fix="give the tokenizer that belongs to this model")
+        fix = "give the tokenizer that belongs to this model, or resize_token_embeddings(len(tokenizer)) and save both"
+        raise ConfigError("tokenizer", problem, fix=fix)
     if tokenizer.pad_token_id == tokenizer.eos_token_id:
         return ("the tokenizer has no padding token of its own: the end-of-text token pads, without loss",)
     return ()

@@ -1,13 +1,14 @@
 """The model card of a deliverable.
 
-Its section "Privacy" follows from the ledger and the weights alone, so that ``verify`` writes it again and compares.
+Its section "Privacy" follows from the ledger and the weights alone, so that ``verify`` writes it again and compares. No
+other line follows from private records: figures of held-out ones stay in the run's folder.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from decimal import ROUND_CEILING, Context
 from importlib.metadata import version
 from typing import Any
@@ -16,6 +17,7 @@ from dptune.corpus.reading.template import template_columns
 from dptune.digits import at_most
 from dptune.privacy.certificate import SearchCertificate
 from dptune.privacy.ledger_file import LedgerContents
+from dptune.tuning.named_base import NamedBase
 
 START, END = "<!-- dptune: checked by `dptune verify` -->", "<!-- dptune: end -->"
 #: Names of the rows with figures that earlier versions rounded to the nearest.
@@ -27,24 +29,55 @@ GLOSSES = {
     "epsilon_published": "as the mechanism's paper counts",
 }
 NOT_MEASURED = "not measured"
+_AUDITED = "not on this card, which is written before any attack: a study has it in audit.json of the run"
+_FIGURES = "Figures of private records, which the owner was shown: they are left out here, and no epsilon covers them."
+_LABELS = "The names of the labels, which are public."
+_TOLD = "on held-out private records, which is told beside the weights: the guarantee is about the weights alone."
+#: Lines of the section "Privacy", each with those that earlier versions wrote in its place.
+EARLIER = {
+    f"| epsilon_audited | {_AUDITED} |": (f"| epsilon_audited | {NOT_MEASURED} |",),
+    f"- {_FIGURES}": (f"- Perplexity {_TOLD}", f"- Accuracy {_TOLD}"),
+    f"- {_LABELS}": ("- The names of the labels, whether they were given or read from the records.",),
+}
+#: The records that figures of a run are about. Those of the first are private, and on no card.
+HELD_OUT, PUBLIC = "held-out private records", "public records"
+#: What a card says of weights with a certified epsilon, and of no others: a tag of its metadata, and a sentence.
+TAG, SENTENCE = "differential-privacy", "Fine-tuned with differential privacy by dptune."
+#: How the title of a card begins, and the last line of a command, where no epsilon is certified.
+NO_GUARANTEE = "NO GUARANTEE"
+#: How the first of what is not covered begins, where no epsilon is certified.
+EVERYTHING = "Everything, for: "
 _DIGITS, _DIGITS_OF_DELTA, _DIGITS_OF_NOISE = 4, 6, 6
+_NEIGHBOURS = "data sets of which one lacks a unit of the other (add or remove)"
 _SCORES = {"accuracy": "accuracy", "f1": "F1", "calibration_error": "calibration error", "loss": "loss"}
 
 
-def card_text(section: str, result: Mapping[str, Any]) -> str:
+def has_guarantee(epsilon: float) -> bool:
+    """Whether cards, pages and commands may say "differential privacy" of what has this certified epsilon."""
+    return math.isfinite(epsilon)
+
+
+def why_not(leaks: Sequence[str]) -> str:
+    """Why an epsilon that is not certified is infinite, in words."""
+    return "; ".join(leaks) or "its noise is too small"
+
+
+def card_text(section: str, result: Mapping[str, Any], epsilon: float) -> str:
     """The card below its metadata.
 
     Args:
         section: the result of ``privacy_section``.
-        result: the content of result.json.
+        result: the content of result.json; of its figures, those of ``PUBLIC`` records alone are told.
+        epsilon: the certified one.
     """
     classifies = "scores" in result
     by_words = classifies and "words" in result
     head, means = ("and classification head " if classifies and not by_words else ""), ", a classifier by label words"
+    private = has_guarantee(epsilon)
     lines = [
-        f"# LoRA adapter {head}for {result['base']}{means if by_words else ''}",
+        f"# {'' if private else f'{NO_GUARANTEE}: '}LoRA adapter {head}for {result['base']}{means if by_words else ''}",
         "",
-        "Fine-tuned with differential privacy by dptune.",
+        SENTENCE if private else "Nothing bounds what these weights tell about a record: treat them like the records.",
         "",
         section,
         "",
@@ -65,7 +98,7 @@ def card_text(section: str, result: Mapping[str, Any]) -> str:
         *(_use_of_words(result) if by_words else _use_of_classifier(result) if classifies else _use(result)),
         "```",
         "",
-        "`dptune verify` with this folder computes each epsilon again from the ledger, and compares this card with it.",
+        "`dptune verify` with this folder computes each epsilon again, and compares the section Privacy with it.",
         "",
         "### Framework versions",
         "",
@@ -76,18 +109,18 @@ def card_text(section: str, result: Mapping[str, Any]) -> str:
 
 
 def _measured(result: Mapping[str, Any]) -> list[str]:
-    figures = result["scores"] if "scores" in result else result["perplexity"]
-    if "search" in result and not figures:
-        return ["Not told: held-out records scored the candidates, and of them only a noisy score left."]
-    return _scores(figures) if "scores" in result else _perplexities(figures)
+    told = result["scores"] if "scores" in result else result["perplexity"]
+    if PUBLIC not in told:
+        return ["Not told: figures are of public records alone, and none were given."]
+    return [f"- {PUBLIC}: {(_scores if 'scores' in result else _perplexity)(told[PUBLIC])}"]
 
 
 def _use(result: Mapping[str, Any]) -> list[str]:
     return [
         "from peft import PeftModel",
-        "from transformers import AutoModelForCausalLM",
+        f"from transformers import {_loader(result)}",
         "",
-        f'base = AutoModelForCausalLM.from_pretrained("{result["base"]}"{_revision(result)})',
+        f'base = {_loader(result)}.from_pretrained("{result["base"]}"{_revision(result)})',
         'model = PeftModel.from_pretrained(base, "this folder")',
     ]
 
@@ -128,11 +161,11 @@ def _use_of_words(result: Mapping[str, Any]) -> list[str]:
     return [
         "import json",
         "from peft import PeftModel",
-        "from transformers import AutoModelForCausalLM, AutoTokenizer",
+        f"from transformers import {_loader(result)}, AutoTokenizer",
         "",
         'said, labels = json.load(open("this folder/words.json")), json.load(open("this folder/labels.json"))',
         'tokenizer = AutoTokenizer.from_pretrained("this folder", truncation_side="left")',
-        f'base = AutoModelForCausalLM.from_pretrained("{result["base"]}"{_revision(result)})',
+        f'base = {_loader(result)}.from_pretrained("{result["base"]}"{_revision(result)})',
         'model = PeftModel.from_pretrained(base, "this folder").eval()',
         'words = [tokenizer(said["words"][label], add_special_tokens=False)["input_ids"][0] for label in labels]',
         f"text = {text}",
@@ -146,6 +179,7 @@ def privacy_section(
     *,
     classifies: bool = False,
     certificate: SearchCertificate | None = None,
+    base: NamedBase | None = None,
 ) -> str:
     """The card's section "Privacy", between the marks ``START`` and ``END``. Epsilons, delta and noise are rounded up.
 
@@ -153,6 +187,7 @@ def privacy_section(
         digests: SHA-256 by file name, of the ledger and of the adapter's and tokenizer's files.
         classifies: whether the weights are a classifier's.
         certificate: of the search whose winner this is; the guarantee is then the whole search's.
+        base: the base model; None where an earlier version delivered the folder, and named no digest of it.
     """
     header = contents.header
     rates = sorted({release.sample_rate for release in contents.composition})
@@ -166,15 +201,12 @@ def privacy_section(
         "data": header.data,
         "telemetry": header.telemetry,
         "run": "finished" if contents.complete else "not finished",
+        **({} if base is None else {"base model": base.row}),
         **{name: f"SHA-256 {digest}" for name, digest in digests.items()},
     }
-    measure = "Accuracy" if classifies else "Perplexity"
-    told = f"{measure} on held-out private records, which" if header.telemetry == "research" else "What"
     not_covered = [
         "The weights of the base model, and what it was trained on.",
-        f"{told} is told beside the weights: the guarantee is about the weights alone."
-        if header.telemetry == "research"
-        else "The number of training units, and how long the run took.",
+        _FIGURES if header.telemetry == "research" else "The number of training units, and how long the run took.",
         "Other adapters from the same records: their epsilons add up.",
         "Choosing settings by looking at the private records.",
     ]
@@ -187,9 +219,10 @@ def privacy_section(
         not_covered[-1] = "Choosing outside this search, or its space by looking at the records."
         not_covered.append("A record that crashes a run: the guarantee assumes that none can.")
     if classifies:
-        not_covered.insert(2, "The names of the labels, whether they were given or read from the records.")
-    if header.leaks:
-        not_covered.insert(0, f"Everything, for: {'; '.join(header.leaks)}.")
+        not_covered.insert(2, _LABELS)
+    if not has_guarantee(certified_epsilon(contents, certificate)):
+        leaks = contents.epsilons.leaks if certificate is None else certificate.all_leaks
+        not_covered.insert(0, f"{EVERYTHING}{why_not(leaks)}.")
     plugins = header.plugins if certificate is None else certificate.plugins
     not_covered += [f"Mistakes in {plugin}, which dptune cannot check." for plugin in plugins]
     return "\n".join(
@@ -215,12 +248,13 @@ def certified_epsilon(contents: LedgerContents, certificate: SearchCertificate |
 def guarantee_rows(contents: LedgerContents, certificate: SearchCertificate | None) -> dict[str, str]:
     """What is guaranteed, to whom, and by which mechanism, by name. Epsilons and delta are rounded up."""
     header, prices = contents.header, contents.epsilons
-    # The price of a search also covers the candidates that lost, so their noise counts here as well.
-    of_search = certificate.kinds if certificate is not None else ()
-    charged = [*contents.composition, *(release for _, kind in of_search for release, _ in kind)]
-    bands = any(release.coefficients for release in charged)
-    noise_only = prices.noise_only if certificate is None else certificate.epsilon_by(certificate.bound)
-    proved = GLOSSES["epsilon_certified"] + ("" if certificate is None else ", of the whole search")
+    neighbours, dealt_by = _NEIGHBOURS, _dealt_by(contents, certificate)
+    if "rank" in dealt_by:
+        neighbours += (
+            ", whose number stays empty; groups were dealt by rank, so nothing is certified where others move up"
+        )
+    elif dealt_by:
+        neighbours += ", each dealt into a group by its own key, so that all others keep their groups"
     published = f"{_up(prices.published)} ({GLOSSES['epsilon_published']})"
     if certificate is not None:
         published = "infinity (the mechanism's paper counts no search)"
@@ -230,18 +264,43 @@ def guarantee_rows(contents: LedgerContents, certificate: SearchCertificate | No
         else f"one unit `{header.unit}`: all records that share a value of that column"
     )
     return {
-        "epsilon_certified": f"{_up(certified_epsilon(contents, certificate))} ({proved})",
-        "epsilon_noise_only": f"{_up(noise_only)} ({GLOSSES['epsilon_noise_only']})",
+        "epsilon_certified": f"{_up(certified_epsilon(contents, certificate))} ({_proved(certificate)})",
+        "epsilon_noise_only": f"{_up(_noise_only(contents, certificate))} ({GLOSSES['epsilon_noise_only']})",
         "epsilon_published": published,
-        "epsilon_audited": NOT_MEASURED,
+        "epsilon_audited": _AUDITED,
         DELTA: at_most(header.delta, _DIGITS_OF_DELTA),
         **({} if certificate is None else _searched(certificate, prices.published)),
         "unit": whose,
-        "neighbours": "data sets of which one lacks a unit of the other (add or remove)"
-        + (", whose number stays empty, so that all others keep their groups" if bands else ""),
+        "neighbours": neighbours,
         "units": f"{header.units} in training: public, and covered by no epsilon",
         "mechanism": header.mechanism,
     }
+
+
+def rows_of_ranks(contents: LedgerContents, certificate: SearchCertificate | None) -> dict[str, str]:
+    """The rows that an earlier version wrote otherwise, where it dealt units into groups by rank; empty elsewhere."""
+    if "rank" not in _dealt_by(contents, certificate):
+        return {}
+    return {
+        "epsilon_certified": f"{_up(_noise_only(contents, certificate))} ({_proved(certificate)})",
+        "neighbours": f"{_NEIGHBOURS}, whose number stays empty, so that all others keep their groups",
+    }
+
+
+def _dealt_by(contents: LedgerContents, certificate: SearchCertificate | None) -> set[str]:
+    """What decided the groups of units; empty for independent noise."""
+    # The price of a search also covers the candidates that lost, so their noise counts here as well.
+    of_search = certificate.kinds if certificate is not None else ()
+    charged = [*contents.composition, *(release for _, kind in of_search for release, _ in kind)]
+    return {release.dealt_by for release in charged if release.coefficients}
+
+
+def _noise_only(contents: LedgerContents, certificate: SearchCertificate | None) -> float:
+    return contents.epsilons.noise_only if certificate is None else certificate.epsilon_by(certificate.bound)
+
+
+def _proved(certificate: SearchCertificate | None) -> str:
+    return GLOSSES["epsilon_certified"] + ("" if certificate is None else ", of the whole search")
 
 
 def table(rows: Mapping[str, str]) -> list[str]:
@@ -263,28 +322,22 @@ def _searched(certificate: SearchCertificate, published: float) -> dict[str, str
     }
 
 
-def _perplexities(figures: Mapping[str, Any]) -> list[str]:
-    if not figures:
-        return ["Not told: telemetry is private, and no public records were given."]
-    said = [f"- {name}: {pair[0]:.4g} before, {pair[1]:.4g} after" for name, pair in figures.items()]
-    if "held-out private records" in figures:
-        said.append("\nThe first is a statistic of private held-out records, which the guarantee does not cover.")
-    return said
+def _perplexity(pair: Sequence[float | str]) -> str:
+    before, after = map(float, pair)
+    return f"{before:.4g} before, {after:.4g} after"
 
 
-def _scores(figures: Mapping[str, Any]) -> list[str]:
-    if not figures:
-        return ["Not told: telemetry is private, and no public records were given."]
-    said = []
-    for name, scores in figures.items():
-        parts = [
-            f"{shown} {scores[score][0]:.4g} before, {scores[score][1]:.4g} after" for score, shown in _SCORES.items()
-        ]
-        said.append(f"- {name}: {'; '.join(parts)}; a constant answer has accuracy {scores['largest_class'][1]:.4g}")
-    said.append("\nF1 is the mean over labels; the calibration error is the expected one over 15 bins.")
-    if "held-out private records" in figures:
-        said.append("The first line is of private held-out records, which the guarantee does not cover.")
-    return said
+def _scores(scores: Mapping[str, Sequence[float | str]]) -> str:
+    parts = [f"{shown} {_perplexity(scores[score])}" for score, shown in _SCORES.items()]
+    return (
+        f"{'; '.join(parts)}; a constant answer has accuracy {float(scores['largest_class'][1]):.4g}\n\n"
+        "F1 is the mean over labels; the calibration error is the expected one over 15 bins."
+    )
+
+
+def _loader(result: Mapping[str, Any]) -> str:
+    """transformers' automatic class that loads the base model; earlier versions loaded them all by one."""
+    return str(result.get("loaded_by", "AutoModelForCausalLM"))
 
 
 def _revision(result: Mapping[str, Any]) -> str:

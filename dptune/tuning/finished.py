@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import json
-import math
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from dptune.corpus.records import FORMS
 from dptune.errors import ConfigError, DptuneError
+from dptune.files import read_json
 from dptune.privacy.certificate import SearchCertificate
 from dptune.privacy.ledger_file import LedgerContents
 from dptune.privacy.run_folder import RunFolder
-from dptune.tuning.card import certified_epsilon
+from dptune.tuning.card import certified_epsilon, has_guarantee, why_not
 from dptune.tuning.verifying import CONFIG, LABELS, RECORDS, adapter_within, certificate_of, check_deliverable
 
 
@@ -43,6 +42,23 @@ class FinishedAdapter:
         """The certified epsilon, at ``contents.header.delta``."""
         return certified_epsilon(self.contents, self.certificate)
 
+    @property
+    def leaks(self) -> tuple[str, ...]:
+        """Why no epsilon is certified; empty where one is."""
+        return self.contents.epsilons.leaks if self.certificate is None else self.certificate.all_leaks
+
+    @property
+    def plugins(self) -> tuple[str, ...]:
+        """The plug-ins that the guarantee rests on. For a search they include the losers' plug-ins."""
+        return self.contents.header.plugins if self.certificate is None else self.certificate.plugins
+
+    def check_guarantee(self) -> None:
+        """Raise ConfigError where no epsilon is certified."""
+        if not has_guarantee(self.epsilon):
+            problem = f"{self.path} has no certified epsilon ({why_not(self.leaks)})"
+            fix = "take another adapter, or allow texts without any guarantee (no_guarantee)"
+            raise ConfigError("adapter", problem, fix=fix)
+
 
 def open_adapter(path: Path, *, no_guarantee: bool = False) -> FinishedAdapter:
     """Check a delivered adapter as ``dptune verify`` does.
@@ -51,8 +67,8 @@ def open_adapter(path: Path, *, no_guarantee: bool = False) -> FinishedAdapter:
         path: its folder, or that of its run.
         no_guarantee: also take an adapter whose certified epsilon is infinite.
 
-    Raises: ConfigError for a folder that ``tune`` did not deliver, a classifier, a run that has not ended, or no
-        certified epsilon; LedgerError and CardError as ``check_deliverable``.
+    Raises: ConfigError for a folder that ``tune`` did not deliver, a classifier, or no certified epsilon; LedgerError
+        and CardError as ``check_deliverable``.
     """
     path = adapter_within(path)
     fix = "give the folder of an adapter that dptune tune delivered"
@@ -61,17 +77,13 @@ def open_adapter(path: Path, *, no_guarantee: bool = False) -> FinishedAdapter:
     if not (ledger := RunFolder(path).ledger).is_file():
         raise ConfigError("adapter", f"{path} holds no {ledger.name}, which says what it cost", fix=fix)
     contents, certificate = check_deliverable(path), certificate_of(path)
-    if not contents.complete:
-        raise ConfigError("adapter", f"the ledger of {path} has no end, so more may have been released", fix=fix)
-    config = json.loads((path / CONFIG).read_text(encoding="utf-8"))
+    config = read_json(path / CONFIG)
     form, tokens = _records_of(path / RECORDS)
     revision = config.get("revision")
     base = str(config.get("base_model_name_or_path"))
     found = FinishedAdapter(path, contents, certificate, base, revision, form, tokens)
-    if not no_guarantee and not math.isfinite(found.epsilon):
-        why = "; ".join(contents.epsilons.leaks) or "its noise is too small"
-        fix = "take another adapter, or allow texts without any guarantee (no_guarantee)"
-        raise ConfigError("adapter", f"{path} has no certified epsilon ({why})", fix=fix)
+    if not no_guarantee:
+        found.check_guarantee()
     return found
 
 
@@ -80,7 +92,7 @@ def _records_of(file: Path) -> tuple[str | None, int | None]:
     if not file.is_file():
         return None, None
     try:
-        said = json.loads(file.read_text(encoding="utf-8"))
+        said = read_json(file)
         form, tokens = said["form"], said["tokens"]
     except (ValueError, TypeError, KeyError):
         form, tokens = None, None

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import logging
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from dptune.corpus.reading.read import Records, Sides, read, read_sides
-from dptune.corpus.reading.record import Labelled
+from dptune.corpus.reading.fields import note_of_unread
+from dptune.corpus.reading.read import Records, Sides, read_sides
+from dptune.corpus.reading.report import as_text
 from dptune.corpus.reading.source import Fractions, RecordSource
 from dptune.corpus.records import form_of
 from dptune.errors import ConfigError
+from dptune.mechanisms.idle_agent import idle_agent
 from dptune.mechanisms.mechanism import Mechanism
 from dptune.mechanisms.planning import Calibrated, calibrated, planned
 from dptune.mechanisms.registry import MECHANISMS, PARTS, build, describe_options, of_model, takes_noise
@@ -24,18 +24,17 @@ from dptune.mechanisms.rldp import Rldp
 from dptune.privacy.calibration import delta_warning
 from dptune.privacy.entropy import OsEntropy
 from dptune.privacy.run_header import RunHeader
+from dptune.training.chat_template import check_template
 from dptune.training.data import PrivacyUnits, Tokens
 from dptune.training.encoding import tokens_of
 from dptune.training.labelled import BESIDE_TEXT, labelled_tokens
 from dptune.training.spec import TrainingPlan, header_of
 from dptune.tuning.base import Base
 from dptune.tuning.defaults import TuneSchedule, max_length_of, schedule_of
-from dptune.tuning.labels import check_labels, check_read_labels
-from dptune.tuning.settings import MOST_LABELS, TuneSettings
+from dptune.tuning.labels import check_labels
+from dptune.tuning.settings import TuneSettings
 from dptune.tuning.verifying import LABELS, RECORDS, WORDS
 from dptune.units import MADE_OF_OTHERS, RECORD
-
-_log = logging.getLogger(__name__)
 
 #: Runs with fewer units are warned that noise hides nearly everything in their records.
 _FEW_UNITS = 100
@@ -59,6 +58,8 @@ class PreparedRun:
         form: what the records are, one of ``corpus.records.FORMS``. Public.
         template: the template of the records' texts; None without one, or where their sides were dealt before. Public.
         made_by: what benchmark made the rows, and how; see ``RecordSource``. Public.
+        first: the first two records as they were read: public ones if there are any, else, except under private
+            telemetry, the owner's.
         way: how their texts were made of rows, one of ``corpus.reading.fields.WAYS``; empty where nobody said. Public.
         fingerprint: digest of the contents of all private records, by which a register recognises them. Private.
     """
@@ -79,6 +80,7 @@ class PreparedRun:
     template: str | None = None
     made_by: Mapping[str, str] = field(default_factory=dict)
     way: str = ""
+    first: tuple[str, ...] = field(default=(), repr=False)
 
     @property
     def kept(self) -> dict[str, Any]:
@@ -128,6 +130,15 @@ class PreparedRun:
             renyi_filter=self.mechanism.renyi_filter,
         )
 
+    def digest_of_keys(self, salt: str) -> str:
+        """A keyed digest of the units' keys, by which correlated noise deals them into groups. Private, as ``digest``.
+
+        Records may be the same to the last token that is read, and their keys others.
+        """
+        assert self.units.keys is not None  # ``units_of_side`` gives them
+        keys = np.asarray(self.units.keys, dtype=np.int64)
+        return blake2b(keys.tobytes(), digest_size=16, key=bytes.fromhex(salt)).hexdigest()
+
     def digest(self, salt: str) -> str:
         """A keyed digest of all records and their units. Private: with the salt it tests a guess of all of them."""
         found = blake2b(digest_size=16, key=bytes.fromhex(salt))
@@ -143,40 +154,16 @@ class PreparedRun:
 
 
 def with_labels(settings: TuneSettings, source: RecordSource) -> tuple[TuneSettings, RecordSource]:
-    """Complete settings and source of a classification; of another task, return them unchanged.
+    """Complete settings and source of a classification; of another task, return them unchanged. Nothing is read.
 
-    Without ``settings.named_labels`` the labels are those of the records, sorted. What labels there are is then public,
-    as the number of units is: it decides the head's shape. So each needs some units, and under private telemetry all
-    must be named.
-
-    Raises: ConfigError for a column of labels without the task, and for labels that must be named; DataError as
-        ``read``.
+    Raises: ConfigError for a column of labels without the task.
     """
     if settings.task != "classify":
         if source.label is not None:
             problem = "names a column of labels, which only task classify learns"
             raise ConfigError("data.label", problem, fix="set task to classify, or leave it out")
         return settings, source
-    # Read twice; a data set of the datasets library can be, and knows the names of its labels.
-    if not isinstance(source.data, str | Path) and not hasattr(source.data, "column_names"):
-        source = replace(source, data=list(source.data))
-    source = replace(source, label=source.label or DEFAULT_LABEL)
-    if settings.named_labels is not None:
-        return replace(settings, labels=settings.named_labels), source
-    if settings.telemetry == "private":
-        problem = "are missing, and would be read from the records, which private telemetry tells nothing about"
-        raise ConfigError("labels", problem, fix="name them all")
-    records = read(source)
-    if len({record.content.label for record in records if isinstance(record.content, Labelled)}) > MOST_LABELS:
-        problem = f"column {source.label!r} has more than {MOST_LABELS}"
-        raise ConfigError("labels", problem, fix="name another column of labels, or all labels")
-    labels = check_read_labels(records, str(source.label), grouped=source.unit is not None)
-    _log.warning(
-        "the names of the %d labels were read from the records and are delivered with the weights; the guarantee does "
-        "not cover what labels there are. Name them all to say nothing that you did not know before",
-        len(labels),
-    )
-    return replace(settings, labels=labels), source
+    return replace(settings, labels=settings.named_labels), replace(source, label=source.label or DEFAULT_LABEL)
 
 
 def check_mechanism(settings: TuneSettings, base: Base) -> None:
@@ -230,12 +217,15 @@ def prepare(source: RecordSource, base: Base, settings: TuneSettings, *, scored:
     """
     check_mechanism(settings, base)
     held_out = settings.eval_share if settings.telemetry == "research" or scored else 0.0
-    max_length_of(settings, base.positions)  # raises before any record is read
+    settings.check_rows(source.unit)  # like the next line, before any record is read
+    max_length_of(settings, base.positions)
     sides = read_sides(replace(source, split=Fractions(1 - held_out, held_out, 0.0)))
     for records in (sides.train, sides.eval, sides.public) if settings.labels else ():
         check_labels(records, settings.labels or (), source.label or DEFAULT_LABEL, "name all labels, this one too")
     prepared = prepare_sides(sides, base, settings, source.unit)
-    return replace(prepared, template=source.template, made_by=source.made_by)
+    shown = sides.public or (sides.train if settings.telemetry == "research" else ())
+    first = tuple(map(as_text, shown[:2]))
+    return replace(prepared, template=source.template, made_by=source.made_by, first=first)
 
 
 def prepare_sides(sides: Sides, base: Base, settings: TuneSettings, unit: str | None) -> PreparedRun:
@@ -247,16 +237,24 @@ def prepare_sides(sides: Sides, base: Base, settings: TuneSettings, unit: str | 
     Raises: ConfigError for settings that do not go with these records.
     """
     check_mechanism(settings, base)
+    settings.check_rows(unit)
     length = max_length_of(settings, base.positions)
     form = form_of(sides.train)
     if settings.add_bos_token and form == "messages":
         raise ConfigError("add_bos_token", "is not for chats, which their template begins", fix="leave it out")
+    if form == "messages":
+        check_template(base.tokenizer)
     units = units_of_side(sides.train, unit, settings.records_per_unit)
     schedule, mechanism = calibrated_schedule(settings, base, len(units))
     tokens, evaluation, public = (
         tokens_of_side(records, base.tokenizer, length, settings) for records in (sides.train, sides.eval, sides.public)
     )
     assert tokens is not None  # there is a train side, or read_sides raised
+    if public is not None and not settings.labels and public.without_loss == len(public.rows):
+        # The first public loss would end the run, after its budget is booked. The same fault of private records is not
+        # refused: a refusal would tell of them.
+        problem = f"none of the public records has a token that counts in the loss within {length - 1} tokens"
+        raise ConfigError("public", problem, fix="raise max_length, or give public records with shorter prompts")
     check_public(mechanism.mechanism, public=public is not None)
     return PreparedRun(
         settings=settings,
@@ -268,7 +266,13 @@ def prepare_sides(sides: Sides, base: Base, settings: TuneSettings, unit: str | 
         units=units,
         mechanism=mechanism,
         counts={name: len(getattr(sides, name)) for name in ("train", "eval", "public")},
-        notes=(*base.notes, *_few_units_warning(len(units), schedule.delta), *_notes(sides, unit, tokens, settings)),
+        notes=(
+            *base.notes,
+            *note_of_unread(sides.unread),
+            *_few_units_warning(len(units), schedule.delta),
+            *filter(None, [idle_agent(mechanism.mechanism, schedule.steps)]),
+            *_notes(sides, unit, tokens, settings),
+        ),
         held_out=units_of_side(sides.eval, unit, settings.records_per_unit) if sides.eval else None,
         fingerprint=sides.fingerprint,
         form=form,
@@ -278,31 +282,20 @@ def prepare_sides(sides: Sides, base: Base, settings: TuneSettings, unit: str | 
 
 def units_of_side(records: Records, column: str | None, most: int) -> PrivacyUnits:
     """The units of one side's records; ``most`` bounds the records that one unit brings to a batch."""
+    keys = np.array([record.unit for record in records], dtype=np.int64)
     if column is None:
-        return PrivacyUnits.records(len(records))
-    kind = f"column {column}" if column in _TAKEN else column
-    return PrivacyUnits.of(kind, np.array([record.unit for record in records], dtype=np.int64), most)
+        return PrivacyUnits.of(RECORD, keys, 1)
+    return PrivacyUnits.of(f"column {column}" if column in _TAKEN else column, keys, most)
 
 
 def tokens_of_side(records: Records, tokenizer: Any, length: int, settings: TuneSettings) -> Tokens | None:
-    """Token ids; None without records. Raises: ConfigError if more than half are cut, or none counts in the loss."""
+    """Token ids; None without records. How many are cut refuses no run: no epsilon would cover what that tells."""
     if not records:
         return None
-    most = length - 1
     if settings.task == "classify":
         assert settings.labels is not None  # ``with_labels``
-        tokens, most = labelled_tokens(records, tokenizer, length, settings.labels), length - BESIDE_TEXT
-    else:
-        tokens = tokens_of(records, tokenizer, length, settings.loss_on)
-    if 2 * tokens.truncated > len(records) and not settings.cut_records:
-        private = settings.telemetry == "private"
-        share = "more than half of the" if private else f"{tokens.truncated} of {len(records)}"
-        problem = f"{share} records have more than {most} tokens"
-        raise ConfigError("max_length", problem, fix="raise it, give shorter records, or allow it with cut_records")
-    if tokens.without_loss == len(records):
-        problem = "leaves no token of any record that counts in the loss"
-        raise ConfigError("max_length", problem, fix="raise it, or give records with shorter prompts")
-    return tokens
+        return labelled_tokens(records, tokenizer, length, settings.labels)
+    return tokens_of(records, tokenizer, length, settings.loss_on)
 
 
 def calibrated_schedule(settings: TuneSettings, base: Base, units: int) -> tuple[TuneSchedule, Calibrated]:
@@ -345,19 +338,24 @@ def _few_units_warning(units: int, delta: float) -> list[str]:
 
 
 def _notes(sides: Sides, unit: str | None, tokens: Tokens, settings: TuneSettings) -> list[str]:
-    """Warnings about the train records; none under private telemetry, for they are statistics of private records."""
+    """Warnings about the train records, which decide nothing; under private telemetry no statistic of them is told."""
+    most = tokens.width - (BESIDE_TEXT if settings.task == "classify" else 1)
+    lost = "their beginning, so that the words follow their end" if settings.words else "what is beyond"
     if settings.telemetry == "private":
-        return []
-    found, count = [], len(sides.train)
+        return [f"records of more than {most} tokens lose {lost}; private telemetry does not say how many there are"]
+    found, count = note_of_unread(sides.unread_later), len(sides.train)
     if tokens.truncated:
-        most = tokens.width - (BESIDE_TEXT if settings.task == "classify" else 1)
-        lost = "their beginning, so that the words follow their end" if settings.words else "what is beyond"
         found.append(
             f"{tokens.truncated} of {count} records have more than {most} tokens and lose {lost}; "
             "max_length raises the limit"
         )
     if tokens.without_loss:
         found.append(f"{tokens.without_loss} of {count} records have no token that counts in the loss")
+    if sides.alike:
+        found.append(
+            f"{sides.alike} units have names that differ from another's in case, zeros before numbers, dashes or "
+            "apostrophes alone: if these are one person, write them alike, or each is protected by itself"
+        )
     if unit is not None:
         sizes = Counter(record.unit for record in sides.train)
         if large := sum(size > 10 * settings.records_per_unit for size in sizes.values()):

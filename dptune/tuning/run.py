@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
 import secrets
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from shutil import copytree
@@ -17,13 +19,22 @@ from typing import Any
 from peft import PeftModel
 
 from dptune.errors import ConfigError, DivergedError, DptuneError
-from dptune.files import locked, private_directory, write_json
-from dptune.mechanisms.planning import planned
+from dptune.files import forget_times, jsonable, locked, private_directory, read_json, replacing_folder, write_json
+from dptune.mechanisms.planning import as_charged, planned
 from dptune.privacy.accountants import Epsilons
+from dptune.privacy.booking import booked
 from dptune.privacy.certificate import SearchCertificate
 from dptune.privacy.entropy import OsEntropy
-from dptune.privacy.ledger_file import LedgerContents, is_complete, read_ledger
-from dptune.privacy.run_folder import CHARGES, RunFolder
+from dptune.privacy.ledger import Booked
+from dptune.privacy.ledger_file import (
+    LedgerContents,
+    LedgerError,
+    first_header,
+    first_release,
+    is_complete,
+    read_ledger,
+)
+from dptune.privacy.run_folder import RunFolder
 from dptune.privacy.run_header import RunHeader
 from dptune.privacy.runs_within import said_within
 from dptune.privacy.set_aside import fresh_start
@@ -35,18 +46,21 @@ from dptune.training.evaluation import perplexity
 from dptune.training.loop import train
 from dptune.training.losses import is_classifier
 from dptune.training.model import DIVERGED, attach_lora
+from dptune.training.opening import rehearse_run
+from dptune.training.rehearsal import first_evaluation
 from dptune.training.run import StepReport
 from dptune.training.scores import score_classifier
 from dptune.training.spec import RunSpec
-from dptune.tuning.card import said_words
-from dptune.tuning.deliverable import deliver, write_weights
+from dptune.tuning.card import HELD_OUT, PUBLIC, said_words
+from dptune.tuning.deliverable import deliver, write_card, write_weights
 from dptune.tuning.places import check_folder
 from dptune.tuning.prepare import PreparedRun
-from dptune.tuning.verifying import check_deliverable
+from dptune.tuning.verifying import CARD, check_deliverable
 from dptune.tuning.weights import partial_of
 
+_log = logging.getLogger(__name__)
+
 _PERPLEXITY = "perplexity"
-HELD_OUT, PUBLIC = "held-out private records", "public records"
 
 
 @dataclass(frozen=True)
@@ -81,17 +95,20 @@ class Tuned:
         """
         if (found := self.certificate) is None:
             return self.ledger.epsilons
-        return Epsilons(math.inf, found.epsilon_by(found.bound), found.certified, found.leaks)
+        return Epsilons(math.inf, found.epsilon_by(found.bound), found.certified, found.all_leaks)
 
     def save(self, folder: str | Path) -> Path:
         """Copy adapter, tokenizer, ledger and card to a new folder, for ``PeftModel.from_pretrained`` and ``verify``.
+
+        The folder is there whole or not at all.
 
         Raises: DptuneError if the folder exists and holds something.
         """
         target = Path(folder)
         if target.exists() and (not target.is_dir() or any(target.iterdir())):
             raise DptuneError(f"{target}: holds something already. Fix: give a new folder.")
-        copytree(RunFolder(self.folder).adapter, target, dirs_exist_ok=True)
+        with replacing_folder(target) as made:
+            copytree(RunFolder(self.folder).adapter, made, dirs_exist_ok=True)
         return target
 
 
@@ -105,7 +122,7 @@ def run(
     """Train, or resume the run in ``out``; a finished run is only loaded.
 
     Args:
-        register: the run counts there from its start.
+        register: the run counts there from the first line of its ledger on.
         on_step: called after each step; under private telemetry it must not publish ``report.private``.
         on_start: called after all checks have passed, before any work.
 
@@ -135,16 +152,29 @@ def run_here(
     on_start: Callable[[], None] = lambda: None,
 ) -> Tuned:
     """The same within ``working_in``, for a caller that does more in the folder than this."""
-    folder = RunFolder(out)
+    folder, records = RunFolder(out), prepared.fingerprint
     header = replace(prepared.header, run_id=check_same(prepared, folder))
-    releases = planned(prepared.mechanism.mechanism, prepared.schedule.priced)
-    register.add_run(prepared.fingerprint, header, releases, folder=out.resolve().name)
+    # As the run was begun, by an earlier version maybe.
+    mechanism = as_charged(prepared.mechanism.mechanism, first_release(folder.ledger))
+    releases = planned(mechanism, prepared.schedule.priced)
+    add = partial(register.add_run, records, header, releases, folder=out.resolve().name)
+    booking = partial(booked, folder, records, register.path, add)
+    if first_header(folder.ledger):  # it counts already, unless the register was cut since, or is another one
+        with booking():
+            pass
+    if folder.adapter.exists() and not is_complete(folder.ledger):  # trained again, it would release once more
+        problem = f"{folder.ledger}: is not the whole ledger of the run that delivered {folder.adapter}"
+        raise LedgerError(f"{problem}. Fix: restore it; that folder holds a copy.")
     on_start()
-    model = None if is_complete(folder.ledger) else _train(prepared, header, folder, on_step)
+    model = None if is_complete(folder.ledger) else _train(prepared, header, folder, on_step, booking)
     if partial_of(folder).exists() and folder.result.exists():
-        deliver(folder, json.loads(folder.result.read_text(encoding="utf-8")))
+        deliver(folder, read_json(folder.result))
     folder.checkpoint.unlink(missing_ok=True)
     contents = check_deliverable(folder.adapter)
+    if f"- {HELD_OUT}: " in (card := folder.adapter / CARD).read_text(encoding="utf-8"):  # of an earlier version
+        write_card(folder.adapter, read_json(folder.result))
+        forget_times(folder.adapter)
+        _log.warning("%s told figures of held-out private records; it was written again without them", card)
     if model is None:
         model = PeftModel.from_pretrained(prepared.base.load(), str(folder.adapter)).requires_grad_(False)
     return tuned_of(model.eval(), contents, out)
@@ -152,34 +182,38 @@ def run_here(
 
 def tuned_of(model: Any, contents: LedgerContents, out: Path, certificate: SearchCertificate | None = None) -> Tuned:
     """The outcome of a finished run or search, with the figures in its result."""
-    result = json.loads(RunFolder(out).result.read_text(encoding="utf-8"))
+    result = read_json(RunFolder(out).result)
     figures, scores = result["perplexity"], result.get("scores", {})
     return Tuned(
         model,
         contents,
-        {name: (pair[0], pair[1]) for name, pair in figures.items()},
+        {name: _pair(pair) for name, pair in figures.items()},
         out,
-        {name: {score: (pair[0], pair[1]) for score, pair in own.items()} for name, own in scores.items()},
+        {name: {score: _pair(pair) for score, pair in own.items()} for name, own in scores.items()},
         certificate,
         result.get("restarts", 0) if certificate is None else 0,
     )
 
 
+def _pair(written: Sequence[float | str]) -> tuple[float, float]:
+    """A figure before and after, of which an infinite one is written as text."""
+    before, after = written
+    return float(before), float(after)
+
+
 def paid_before(register: Register, prepared: PreparedRun, *own: Path) -> list[str]:
     """Warnings if something was published from these records before, by other runs than those in the folders."""
     mine = [RunFolder(folder) for folder in own]
-    ids = [str(_known(folder).get("run_id", "")) for folder in mine if not _lost_its_ledger(folder)]
+    ids = [str(folder.settings.get("run_id", "")) for folder in mine if not folder.lost_its_ledger]
     earlier = register.earlier(prepared.fingerprint, besides=ids)
     here = [f"these records paid before ({said(earlier)}); what this costs adds to that"] if earlier else []
     return here + register.elsewhere(prepared.fingerprint)
 
 
-def _train(prepared: PreparedRun, header: RunHeader, folder: RunFolder, on_step: Callable[[StepReport], None]) -> Any:
-    """Train the run to its end, and return its model. Weights and result are on disk before the ledger's last line."""
-    base, settings = prepared.base, prepared.settings
-    model = attach_lora(base.load(), base.lora, settings.seed, base.head)
-    spec = RunSpec(
-        model,
+def spec_of(prepared: PreparedRun, weights: Any, header: RunHeader) -> RunSpec:
+    """The specification of a run, with new adapters on these weights."""
+    return RunSpec(
+        attach_lora(weights, prepared.base.lora, prepared.settings.seed, prepared.base.head),
         prepared.tokens,
         prepared.units,
         prepared.mechanism.mechanism,
@@ -187,9 +221,20 @@ def _train(prepared: PreparedRun, header: RunHeader, folder: RunFolder, on_step:
         header,
         public=prepared.public,
     )
-    before = figures_of(prepared, model)
-    done = read_ledger(folder.ledger).releases if folder.checkpoint.exists() and folder.ledger.exists() else 0
-    write_json(folder.cell, _known(folder) | {CHARGES: True})
+
+
+def _train(
+    prepared: PreparedRun, header: RunHeader, folder: RunFolder, on_step: Callable[[StepReport], None], booking: Booked
+) -> Any:
+    """Train the run to its end, and return its model. Weights and result are on disk before the ledger's last line."""
+    base = prepared.base
+    spec = replace(spec_of(prepared, base.load(), header), booked=booking)
+    named = base.named  # of the weights that were loaded, not of what lies there when the run has ended
+    model = spec.model
+    rehearse_run(spec)  # before the records are read by it, for its errors say what is wrong with the model
+    with first_evaluation(model):
+        before = figures_of(prepared, model)
+    done = read_ledger(folder.ledger).releases if folder.checkpoint.exists() and folder.has_begun else 0
     with Meter("tuning", total=spec.plan.steps, done=done, unit="releases", keep=True) as meter:
 
         def observe(report: StepReport) -> None:
@@ -198,13 +243,16 @@ def _train(prepared: PreparedRun, header: RunHeader, folder: RunFolder, on_step:
 
         with train(spec, folder.path, OsEntropy(), observe) as ledger:
             after = figures_of(prepared, model)
-            for name, values in after.items():
-                for figure, value in values.items():
-                    if not math.isfinite(value):
-                        raise DivergedError(f"the run diverged: {figure} on {name} is {value}. Fix: {DIVERGED}.")
-            write_weights(model, base.tokenizer, folder, base.name, base.revision, prepared.kept)
+            # Of held-out private records no figure decides whether the run delivers: no epsilon would cover that.
+            for figure, value in after.get(PUBLIC, {}).items():
+                if not math.isfinite(value):
+                    raise DivergedError(f"the run diverged: {figure} on {PUBLIC} is {value}. Fix: {DIVERGED}.")
+            write_weights(model, base.tokenizer, folder, named, prepared.kept)
             figures = {
-                name: {figure: [before[name][figure], value] for figure, value in values.items()}
+                name: {
+                    figure: [*jsonable({"before": before[name][figure], "after": value}).values()]
+                    for figure, value in values.items()
+                }
                 for name, values in after.items()
             }
             counted = {"releases": ledger.releases} | restarts(folder.checkpoint, spec.mechanism)
@@ -216,8 +264,9 @@ def _train(prepared: PreparedRun, header: RunHeader, folder: RunFolder, on_step:
 def figures_of(prepared: PreparedRun, model: Any) -> dict[str, dict[str, float]]:
     """Perplexity, or a classifier's scores, by the records' name; of held-out ones under research telemetry alone."""
     sides: dict[str, Tokens | None] = {HELD_OUT: prepared.evaluation, PUBLIC: prepared.public}
-    if prepared.settings.telemetry == "private":
-        del sides[HELD_OUT]
+    held_out = prepared.evaluation
+    if prepared.settings.telemetry == "private" or (held_out and held_out.without_loss == len(held_out.rows)):
+        del sides[HELD_OUT]  # a figure of no token would end the run, and that tells something of the records
     rows = prepared.settings.rows
     if is_classifier(model):
         return {
@@ -228,7 +277,7 @@ def figures_of(prepared: PreparedRun, model: Any) -> dict[str, dict[str, float]]
     }
 
 
-def result_of(prepared: PreparedRun, figures: dict[str, dict[str, list[float]]]) -> dict[str, Any]:
+def result_of(prepared: PreparedRun, figures: Mapping[str, Mapping[str, Sequence[float | str]]]) -> dict[str, Any]:
     classifies = prepared.settings.task == "classify"
     measured: dict[str, Any] = {"scores": figures, "perplexity": {}, "labels": prepared.settings.labels}
     if prepared.base.words:
@@ -236,6 +285,7 @@ def result_of(prepared: PreparedRun, figures: dict[str, dict[str, list[float]]])
     return {
         "base": prepared.base.name,
         "revision": prepared.base.revision,
+        "loaded_by": prepared.base.loaded_by,
         **(measured if classifies else {"perplexity": {name: own[_PERPLEXITY] for name, own in figures.items()}}),
         "settings": public_settings(prepared),
     }
@@ -270,6 +320,7 @@ def public_settings(prepared: PreparedRun) -> dict[str, Any]:
         "LoRA rank": settings.rank,
         "LoRA alpha": settings.alpha,
         "LoRA modules": targets if isinstance(targets, str) else ", ".join(targets),
+        "adapted": prepared.base.adapted,
         **({"head": ", ".join(prepared.base.head)} if prepared.base.head else {}),
         **({"base weights": weights} if (weights := prepared.base.weights) else {}),
         **{name: value for name, value in further.items() if value},
@@ -285,19 +336,9 @@ def _list_pattern(pattern: Mapping[str, int]) -> str:
     return ", ".join(f"{name}: {value}" for name, value in pattern.items())
 
 
-def _known(folder: RunFolder) -> dict[str, Any]:
-    """What the folder's run was started with; empty for a new one."""
-    return dict(json.loads(folder.cell.read_text(encoding="utf-8"))) if folder.cell.exists() else {}
-
-
-def _lost_its_ledger(folder: RunFolder) -> bool:
-    """Whether the folder's run had a ledger, which somebody removed: what it released stays released."""
-    return not folder.ledger.exists() and bool(_known(folder).get(CHARGES))
-
-
 def _differences(name: str, then: Any, now: Any) -> list[str]:
     """What changed of one setting, in words; of a mapping, what changed of each of its keys."""
-    if name in ("model", "records"):
+    if name in ("model", "records", "keys"):
         return [name]
     if isinstance(then, dict) and isinstance(now, dict):
         keys = [key for key in {**then, **now} if then.get(key) != now.get(key)]
@@ -316,11 +357,12 @@ def check_same(prepared: PreparedRun, folder: RunFolder) -> str:
 
     Raises: ConfigError naming what changed.
     """
-    known = _known(folder)
+    known = folder.settings
     salt = known.get("salt") or secrets.token_hex(16)
     asked = {
         "model": prepared.base.identity,
         "records": prepared.digest(salt),
+        "keys": prepared.digest_of_keys(salt),
         "unit": prepared.units.kind,
         **asdict(prepared.settings),
         **{name: value for name, value in asdict(prepared.schedule).items() if name != "reasons"},
@@ -331,9 +373,13 @@ def check_same(prepared: PreparedRun, folder: RunFolder) -> str:
     for name in ("device", "rows", "gradient_checkpointing"):  # they change no result
         del asked[name]
     written = json.loads(json.dumps(asked))
-    changed = [name for name in written if written[name] != known.get(name)]
-    if not known or not folder.ledger.exists():
-        run_id = uuid.uuid4().hex if changed or _lost_its_ledger(folder) else known["run_id"]
+    # Earlier versions wrote no digest of the keys. Such a run goes on, and from then on it has one.
+    then = {"keys": written["keys"], **known}
+    changed = [name for name in written if written[name] != then.get(name)]
+    begun = first_header(folder.ledger)
+    if not known or begun is None:
+        drawn = uuid.uuid4().hex if changed or folder.lost_its_ledger else known["run_id"]
+        run_id = begun.run_id if begun else drawn
         write_json(folder.cell, written | {"run_id": run_id, "kind": "run"})
         return run_id
     if changed:
@@ -341,5 +387,8 @@ def check_same(prepared: PreparedRun, folder: RunFolder) -> str:
         problem = f"{folder.path} was started with other settings ({'; '.join(told)})"
         afresh = f"{fresh_start(folder.path)}{said_within(folder.path)}"
         raise ConfigError("out", problem, fix=f"take them back, give another folder, or {afresh}")
-    # A run of an earlier version has none; one that follows from the secret salt, and does not show it, stays the same.
-    return str(known.get("run_id") or sha256(salt.encode()).hexdigest()[:32])
+    if "keys" not in known:
+        write_json(folder.cell, then)
+    # Of an earlier version it follows from the secret salt, and does not show it. Of others it is the ledger's own,
+    # which may have been lost for a while.
+    return begun.run_id if "run_id" in known else sha256(salt.encode()).hexdigest()[:32]

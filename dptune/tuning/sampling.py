@@ -15,14 +15,15 @@ from dptune.corpus.reading.read import read
 from dptune.corpus.reading.record import Text
 from dptune.corpus.reading.source import Data, RecordSource
 from dptune.errors import ConfigError
-from dptune.files import replacing, sha256, write_text
+from dptune.files import fsync_directory, replacing, sha256, write_text
 from dptune.generation.decoding import Continuation, Decoding, check_lengths, continuations, open_ids, seeded
 from dptune.training.beginning import beginning_of
 from dptune.training.causal import most_positions
 from dptune.training.model import ModelSource, check_device, load_base, load_config, load_tokenizer, without_weights
+from dptune.training.pinned import name_of
 from dptune.tuning.finished import FinishedAdapter, open_adapter
-from dptune.tuning.loading import check_vocabulary, load_adapter, other_base
-from dptune.tuning.places import card_beside, check_model, check_new_file, name_of
+from dptune.tuning.loading import check_base, check_vocabulary, load_adapter
+from dptune.tuning.places import card_beside, check_model, check_new_file
 from dptune.tuning.synthetic_card import synthetic_card
 
 _log = logging.getLogger(__name__)
@@ -64,6 +65,7 @@ class Sampled:
             with replacing(target) as partial:
                 lines = (json.dumps(row, ensure_ascii=False) + "\n" for row in self.rows)
                 partial.write_text("".join(lines), encoding="utf-8")
+                fsync_directory(partial)  # a card that is left alone is known by it, see ``check_new_file``
                 write_text(card_beside(target), self.card(target.name, sha256(partial)))
         except BaseException:
             if not target.exists():  # a card of no texts would be in the way of the next try
@@ -110,7 +112,8 @@ def sample(
     would be outside the guarantee, and the result shows them. A later run on the same units pays on top.
 
     Args:
-        adapter: the delivered folder, which is checked as ``dptune verify`` does; or what ``open_adapter`` returned.
+        adapter: the delivered folder, or what ``open_adapter`` returned; it is checked as ``dptune verify`` does, again
+            where it was opened before.
         model: the model that it was tuned on: a folder, or a hub id with ``revision``.
         records: number of texts; None writes one for each prompt.
         prompts: public prompts, for an adapter that was tuned on prompts and completions; used in turn.
@@ -128,8 +131,16 @@ def sample(
     Raises: ConfigError and DataError for an adapter, prompts or options that do not fit; LedgerError and CardError for
         an adapter that does not verify.
     """
+    path = adapter.path if isinstance(adapter, FinishedAdapter) else Path(adapter)
+    checked = open_adapter(path, no_guarantee=True)
     if not isinstance(adapter, FinishedAdapter):
-        adapter = open_adapter(Path(adapter), no_guarantee=no_guarantee)
+        adapter = checked
+    elif (adapter.contents, adapter.certificate) != (checked.contents, checked.certificate):
+        # The card would tell the epsilon of other weights than those that lie there now.
+        problem = f"{path} is not what it was when it was opened"
+        raise ConfigError("adapter", problem, fix="open it again, and read what it costs now")
+    if not no_guarantee:  # asked of each call, also where the adapter was opened without
+        adapter.check_guarantee()
     check_form(adapter, prompted=prompts is not None, records=records)
     for name, number in (("records", records), ("rows", rows), ("max_new_tokens", max_new_tokens)):
         if number is not None and number < 1:
@@ -144,7 +155,7 @@ def sample(
     if max_new_tokens is None:
         decoding = replace(decoding, max_new_tokens=_length(adapter, starts, positions, learned=not notes))
     check_lengths(starts, positions, decoding.max_new_tokens)
-    notes = (*notes, *other_base(adapter.base, adapter.revision, base))
+    notes = (*notes, *check_base(adapter.path, base))
     for note in notes:
         warn(note)
     loaded = load_adapter(adapter.path, base, load_base(base, where))

@@ -11,12 +11,13 @@ from typing import Any
 
 import torch
 
+from dptune.corpus.reading.fields import WAYS
 from dptune.corpus.reading.read import Records, read_and_say
 from dptune.corpus.reading.record import Chat, PromptTarget, Text
 from dptune.corpus.reading.source import RecordSource
 from dptune.corpus.reading.template import make_same_texts
 from dptune.errors import ConfigError, DataError
-from dptune.files import write_text
+from dptune.files import read_json, write_text
 from dptune.generation.decoding import Decoding, decode
 from dptune.generation.mauve import Judge, check_number
 from dptune.generation.metrics import check_names, score
@@ -37,20 +38,12 @@ from dptune.training.model import (
 from dptune.training.scores import score_classifier
 from dptune.training.verbalizer import cut_at_beginning, load_verbalizer, load_verbalizer_config
 from dptune.tuning.labels import check_labels
-from dptune.tuning.loading import base_of, check_vocabulary, load_adapter, other_base
+from dptune.tuning.loading import check_base, check_vocabulary, load_adapter
 from dptune.tuning.prepare import DEFAULT_LABEL
 from dptune.tuning.verifying import LABELS, RECORDS, WORDS, adapter_within, check_files, is_classifier
 
 _log = logging.getLogger(__name__)
 
-#: Texts that were made of rows in each of the ways of ``corpus.reading.fields.WAYS``, in words.
-_MADE = {
-    "text": "texts of one column",
-    "template": "texts of a template",
-    "columns": 'all columns written out ("name is value.")',
-    "pair": "prompts with completions",
-    "messages": "chats",
-}
 OF_CLASSIFIER = "is about what an adapter writes, and this one is a classifier, scored by its labels"
 #: Tokens that a classifier reads at most, and a block has where nobody says how many.
 _WIDEST = 512
@@ -124,7 +117,7 @@ def score_adapter(
         return _score_labels(adapter, base, source, tokenizer, where, rows, notes, warn)
     judge = None if mauve_model is None else Judge(mauve_model, where)
     check_names(metrics, judge)
-    records, way = read_and_say(source, public=True)
+    records, maker = read_and_say(source, public=True)
     texts = [record.content.text for record in records if isinstance(record.content, Text)]
     are_texts = len(texts) == len(records)
     if are_texts:
@@ -134,7 +127,7 @@ def score_adapter(
         if judge is not None:
             check_number(len(references))
         check_left_out({"block": block}, "is about texts, and these records are prompts with targets")
-    notes = (*notes, *other_base(*base_of(adapter), base), *other_way(adapter, way, source))
+    notes = (*notes, *check_base(adapter, base), *other_way(adapter, maker.way, source))
     empty = without_weights(base, load_config(base))
     check_vocabulary(adapter, base, empty, tokenizer)
     if are_texts:
@@ -171,7 +164,7 @@ def _block(given: int | None, adapter: Path, positions: int | None) -> int:
     most = positions or _UNCUT
     if given is not None and given > most:
         raise ConfigError("block", f"{given} is above {most}, the most tokens that the model reads", fix="give fewer")
-    said = json.loads((adapter / RECORDS).read_text(encoding="utf-8")) if (adapter / RECORDS).is_file() else {}
+    said = read_json(adapter / RECORDS) if (adapter / RECORDS).is_file() else {}
     return min(said.get("tokens", _WIDEST), most) if given is None else given
 
 
@@ -235,14 +228,14 @@ def other_way(adapter: Path, way: str, source: RecordSource) -> tuple[str, ...]:
 
     Raises: ConfigError if all columns were written out, which nobody asked for, and were not in training.
     """
-    said = json.loads((adapter / RECORDS).read_text(encoding="utf-8")) if (adapter / RECORDS).is_file() else {}
+    said = read_json(adapter / RECORDS) if (adapter / RECORDS).is_file() else {}
     tuned = said.get("way", way)
     if tuned == way:
         return _otherwise_made(adapter, said, source)
     if way == "columns":
-        problem = f"is missing: the adapter was tuned on {_MADE[tuned]}, and these rows would be {_MADE[way]}"
-        raise ConfigError("data.text", problem, fix=f"say how they become {_MADE[tuned]}")
-    return (f"the adapter was tuned on {_MADE[tuned]}, and these records are {_MADE[way]}: other texts, maybe",)
+        problem = f"is missing: the adapter was tuned on {WAYS[tuned]}, and these rows would be {WAYS[way]}"
+        raise ConfigError("data.text", problem, fix=f"say how they become {WAYS[tuned]}")
+    return (f"the adapter was tuned on {WAYS[tuned]}, and these records are {WAYS[way]}: other texts, maybe",)
 
 
 def _otherwise_made(adapter: Path, said: Mapping[str, Any], source: RecordSource) -> tuple[str, ...]:
@@ -251,7 +244,7 @@ def _otherwise_made(adapter: Path, said: Mapping[str, Any], source: RecordSource
     Args:
         said: the content of the adapter's ``RECORDS``.
     """
-    words = json.loads((adapter / WORDS).read_text(encoding="utf-8")) if (adapter / WORDS).is_file() else said
+    words = read_json(adapter / WORDS) if (adapter / WORDS).is_file() else said
     pairs, made_by = [], said.get("made_by", {})
     if (template := words.get("template")) and source.template and not make_same_texts(template, source.template):
         pairs.append(("data.template", template, source.template))
@@ -284,10 +277,10 @@ def _score_labels(
     notes: tuple[str, ...],
     warn: Callable[[str], None],
 ) -> Scored:
-    labels = json.loads((adapter / LABELS).read_text(encoding="utf-8"))
+    labels: list[str] = read_json(adapter / LABELS, list, kind=list)
     source, words = replace(source, label=source.label or DEFAULT_LABEL), []
     if (adapter / WORDS).is_file():
-        said = json.loads((adapter / WORDS).read_text(encoding="utf-8"))
+        said = read_json(adapter / WORDS)
         words = [said["words"][label] for label in labels]
         source, tokenizer = replace(source, template=source.template or said["template"]), cut_at_beginning(tokenizer)
         config = load_verbalizer_config(base, labels, words, tokenizer)
@@ -295,8 +288,8 @@ def _score_labels(
         config = load_classifier_config(base, labels, tokenizer.pad_token_id)
     empty = empty_classifier(base, config)
     check_vocabulary(adapter, base, empty, tokenizer)
-    records, way = read_and_say(source, public=True)
-    notes = (*notes, *other_base(*base_of(adapter), base), *other_way(adapter, way, source))
+    records, maker = read_and_say(source, public=True)
+    notes = (*notes, *check_base(adapter, base), *other_way(adapter, maker.way, source))
     width = min(most_positions(empty) or _WIDEST, _WIDEST)
     check_labels(records, labels, source.label or DEFAULT_LABEL, "leave out records of labels that it never learned")
     tokens = labelled_tokens(records, tokenizer, width, labels)

@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 from annotated_types import Ge, Le
 
 from dptune.bounds import LearningRate, Rank, Seed
+from dptune.corpus.reading.spelling import spelled
 from dptune.errors import ConfigError
+from dptune.tuning.labels import HIDDEN, HIDDEN_NAMED, RENAME_HIDDEN
 from dptune.update_rule import Average, Optimizer, RateSchedule, UpdateRule
 
 if TYPE_CHECKING:
@@ -19,9 +21,6 @@ if TYPE_CHECKING:
 
 Telemetry = Literal["research", "private"]
 Task = Literal["generate", "classify"]
-#: Labels that are read from the records are refused beyond this number, and where fewer units than this have one:
-#: what labels there are decides the head's shape, and is public.
-MOST_LABELS, FEWEST_UNITS = 100, 10
 
 
 @dataclass(frozen=True)
@@ -32,8 +31,8 @@ class TuneSettings:
         epsilon: the budget that ``epsilon_certified`` keeps.
         task: "generate" learns to write the records' text; "classify" learns their labels, by a head that trains in
             full beside the adapters, or by ``words``.
-        labels: names of all labels, in the order of the outputs; None takes those that have words, else reads them from
-            the records, see ``prepare.with_labels``. Public.
+        labels: names of all labels, in the order of the outputs; None takes those that have words. Public: they decide
+            the head's shape, and are delivered, so they are given and never read from the records.
         words: of a causal model that classifies: for each label a word that is one token, such as " good". The label is
             that of the word which the model finds likeliest after the text. None trains a head. Public.
         delta: delta of the guarantee, below 1 over the units.
@@ -43,7 +42,6 @@ class TuneSettings:
         learning_rate: learning rate after warm-up.
         optimizer, schedule, average: update rule, see ``dptune.update_rule.UpdateRule``.
         max_length: width of a batch in tokens, one of which stays padding; longer records are cut.
-        cut_records: whether to train even if more than half of the records are cut.
         records_per_unit: the most records that one unit brings to a batch.
         rows: number of rows of a micro-batch; changes memory and speed only.
         gradient_checkpointing: run each transformer layer again on the way back; changes memory and speed only.
@@ -53,7 +51,7 @@ class TuneSettings:
         add_bos_token: put a beginning-of-text token before each record where the tokenizer puts none, so that the first
             token of a text is learned too; the delivered tokenizer puts it as well. For ``dptune.sample``.
         eval_share: share of the units that is held out to measure perplexity. Under private telemetry nobody is.
-        telemetry: "private" publishes no statistic of private records; "research" also publishes their perplexity.
+        telemetry: "private" tells no statistic of private records; "research" also shows their owner their perplexity.
         seed: seed of the initialisation of adapters and head. Public.
         device: a device such as "cuda:0"; None takes a GPU if there is one.
         dtype: dtype of the frozen weights; None is bfloat16 on a GPU, else float32.
@@ -75,7 +73,6 @@ class TuneSettings:
     schedule: RateSchedule = "constant"
     average: Average = "tail"
     max_length: int | None = None
-    cut_records: bool = False
     records_per_unit: int = 4
     rows: int = 16
     gradient_checkpointing: bool = False
@@ -113,13 +110,19 @@ class TuneSettings:
             if getattr(self, name) not in known:
                 listed = " or ".join(one for one in known if one)
                 raise ConfigError(name, f"{getattr(self, name)!r} is unknown", fix=f"use {listed}")
-        if self.rows < self.records_per_unit:
-            problem = f"{self.rows} is less than the {self.records_per_unit} records that one unit may bring"
-            raise ConfigError("rows", problem, fix="raise it, or lower records_per_unit")
         self._check_task()
         if "noise_multiplier" in self.options:
             problem = "is what the budget decides"
             raise ConfigError("options.noise_multiplier", problem, fix="leave it out, and change epsilon")
+
+    def check_rows(self, unit: str | None) -> None:
+        """Check that a micro-batch holds all that one unit brings: a record, or ``records_per_unit`` of a column's.
+
+        Raises: ConfigError if it does not.
+        """
+        if unit is not None and self.rows < self.records_per_unit:
+            problem = f"{self.rows} is less than the {self.records_per_unit} records that one unit may bring"
+            raise ConfigError("rows", problem, fix="raise it, or lower records_per_unit")
 
     @property
     def rule(self) -> UpdateRule:
@@ -149,9 +152,11 @@ class TuneSettings:
         if self.words is not None and not (isinstance(self.words, Mapping) and self.words):
             problem = f"{self.words!r} is no mapping from labels to words"
             raise ConfigError(_WORDS, problem, fix='give one, such as {"0": " poor", "1": " great"}')
-        if (labels := self.named_labels) is not None:
-            _check_labels(labels)
-            _check_words(self.words, labels)
+        if (labels := self.named_labels) is None:
+            problem = "are missing: they become public, and no epsilon would cover reading them from the records"
+            raise ConfigError("labels", problem, fix="name all of them, such as good,bad (in Python: ('good', 'bad'))")
+        _check_labels(labels)
+        _check_words(self.words, labels)
 
     def _check_numbers(self) -> None:
         """Raise ConfigError for what is no number, no whole one, no boolean, or beyond its bounds."""
@@ -189,8 +194,13 @@ def _check_labels(labels: tuple[str, ...]) -> None:
     if others := [label for label in labels if not isinstance(label, str)]:
         names = ", ".join(repr(str(label)) for label in labels)
         raise ConfigError("labels", f"{others[0]!r} is no text", fix=f"write them as texts: {names}")
-    if not all(label.strip() == label and label for label in labels):
-        raise ConfigError("labels", f"{labels!r} are not all names", fix="give texts without spaces at their ends")
+    if not all(labels):
+        raise ConfigError("labels", f"{labels!r} are not all names", fix="give each label a name")
+    if others := [label for label in labels if spelled(label) != label]:
+        problem = f"{others[0]!r} is spelled {spelled(others[0])!r} where records are read"
+        raise ConfigError("labels", problem, fix="write it so")
+    if HIDDEN in labels:
+        raise ConfigError("labels", HIDDEN_NAMED, fix=RENAME_HIDDEN)
     if len(labels) < 2 or len(set(labels)) != len(labels):
         raise ConfigError("labels", f"{labels!r} are not two or more distinct names", fix="name each label once")
 
@@ -230,7 +240,7 @@ _SUCH_AS = {
 
 _POSITIVE = tuple(name for name in _SUCH_AS if name != "seed")
 _WHOLE = ("rank", "alpha", "rows", "records_per_unit", "seed")
-_SWITCHES = ("cut_records", "add_bos_token", "gradient_checkpointing", "rslora", "load_in_4bit")
+_SWITCHES = ("add_bos_token", "gradient_checkpointing", "rslora", "load_in_4bit")
 
 
 def _check_bounds(name: str, value: Any, bounds: Any) -> None:

@@ -31,6 +31,7 @@ from dptune.training.evaluation import perplexity
 from dptune.training.loop import train
 from dptune.training.model import attach_lora
 from dptune.training.per_sample import lora_pairs, per_sample_gradients
+from dptune.training.rehearsal import first_evaluation, rehearse
 from dptune.training.spec import RunSpec, TrainingPlan, header_of
 from dptune.training.together import shared_copy
 from dptune.tuning.base import Base
@@ -126,6 +127,7 @@ def suggest(
         settings, records = replace(settings, max_length=length), _cut(records, length)
     weights = base.load()
     model = attach_lora(shared_copy(weights), base.lora, settings.seed)
+    rehearse(model, lora_pairs(model), checkpointing=settings.gradient_checkpointing)
     norms = unit_norms(model, records, settings)
     found = tuple(float(value) for value in np.quantile(norms, [0.1, 0.5, 0.9]))
     if _takes_radius(settings) and "max_grad_norm" not in settings.options:
@@ -136,7 +138,8 @@ def suggest(
     measured: dict[float, float] = {}
     before = None
     if trials:
-        before = perplexity(model, records.evaluation, settings.rows)
+        with first_evaluation(model):
+            before = perplexity(model, records.evaluation, settings.rows)
         rates = [schedule.learning_rate * factor for factor in FACTORS]
         measured = {rate: trial(base, weights, settings, schedule, mechanism, records, rate) for rate in rates}
         best = min(measured, key=lambda rate: measured[rate])
@@ -152,8 +155,7 @@ def read_public(source: RecordSource, base: Base, settings: TuneSettings) -> Pub
     """Read public records, and hold out a fifth of their units to compare trials. Raises: DataError as ``prepare``."""
     sides = read_sides(replace(source, split=Fractions(1 - _HELD_OUT, _HELD_OUT, 0.0)))
     width = max_length_of(settings, base.positions)
-    allowed = replace(settings, cut_records=True)  # the length is what is being chosen
-    tokens, evaluation = (tokens_of_side(side, base.tokenizer, width, allowed) for side in (sides.train, sides.eval))
+    tokens, evaluation = (tokens_of_side(side, base.tokenizer, width, settings) for side in (sides.train, sides.eval))
     if tokens is None or evaluation is None:
         raise ConfigError("public", "holds too few records to compare trials on", fix="give more of them")
     return PublicRecords(tokens, units_of_side(sides.train, source.unit, settings.records_per_unit), evaluation)

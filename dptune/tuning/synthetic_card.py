@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from typing import Any
@@ -10,8 +9,9 @@ from typing import Any
 from dptune.files import sha256
 from dptune.privacy.certificate import FILE
 from dptune.privacy.run_folder import RunFolder
-from dptune.tuning.card import guarantee_rows, table
+from dptune.tuning.card import NO_GUARANTEE, guarantee_rows, has_guarantee, table, why_not
 from dptune.tuning.finished import FinishedAdapter
+from dptune.tuning.named_base import read_base
 from dptune.tuning.verifying import WEIGHTS
 
 _LIBRARIES = ("dptune", "peft", "torch", "transformers")
@@ -43,18 +43,19 @@ def synthetic_card(
         prompts: name of the prompts; empty where there were none.
         notes: what the reader should know of these texts.
     """
-    ledger = RunFolder(adapter.path).ledger
+    ledger, base = RunFolder(adapter.path).ledger, read_base(adapter.path)
     files = {path.name: path for path in (ledger, adapter.path / FILE, adapter.path / WEIGHTS) if path.is_file()}
     rows = {
         **guarantee_rows(adapter.contents, adapter.certificate),
         "data": adapter.contents.header.data,
+        **({} if base is None else {"the adapter's base model": base.row}),
         **{f"the adapter's {file}": f"SHA-256 {sha256(path)}" for file, path in files.items()},
         name: f"SHA-256 {digest}",
     }
     given = {"prompts": prompts} if prompts else {}
     shown = {**settings, **given, **{library: version(library) for library in _LIBRARIES}}
     lines = [
-        f"# SYNTHETIC texts: {name}",
+        f"# {'' if has_guarantee(adapter.epsilon) else f'{NO_GUARANTEE}: '}SYNTHETIC texts: {name}",
         "",
         "A language model that dptune tuned on private records wrote every row; `dptune sample` drew them.",
         "",
@@ -71,7 +72,7 @@ def synthetic_card(
         "",
         "## Use",
         "",
-        *_USE,
+        *(_USE if has_guarantee(adapter.epsilon) else ("- Treat this file like the records themselves.",)),
         "",
         "## Texts",
         "",
@@ -90,8 +91,8 @@ def synthetic_card(
 
 
 def _guarantee(adapter: FinishedAdapter, prompts: str) -> list[str]:
-    if not math.isfinite(adapter.epsilon):
-        return ["**NO GUARANTEE: the adapter has no certified epsilon, and so these texts have none.**"]
+    if not has_guarantee(adapter.epsilon):
+        return [f"**{NO_GUARANTEE}: the adapter has no certified epsilon, and so these texts have none.**"]
     given = " and the public prompts" if prompts else ""
     return [
         f"Sampling is post-processing: it read the adapter{given}, and no record. So the guarantee above, which is the "
@@ -101,8 +102,9 @@ def _guarantee(adapter: FinishedAdapter, prompts: str) -> list[str]:
 
 
 def _not_covered(adapter: FinishedAdapter, prompts: str) -> list[str]:
-    header = adapter.contents.header
-    found = [f"Everything, for: {'; '.join(header.leaks)}."] if header.leaks else []
+    found = []
+    if not has_guarantee(adapter.epsilon):
+        found.append(f"Everything, for: {why_not(adapter.leaks)}.")
     if prompts:
         found.append("The prompts, which this file shows as they were given: they must be public.")
     found += [
@@ -112,4 +114,4 @@ def _not_covered(adapter: FinishedAdapter, prompts: str) -> list[str]:
     ]
     if adapter.certificate is not None:
         found.append("A record that crashes a run: the guarantee assumes that none can.")
-    return found + [f"Mistakes in {plugin}, which dptune cannot check." for plugin in header.plugins]
+    return found + [f"Mistakes in {plugin}, which dptune cannot check." for plugin in adapter.plugins]

@@ -51,13 +51,13 @@ def tune(
     Guarantee: ``result.epsilons.certified`` at ``delta`` covers the weights of ``result.model`` and the folder that
     ``save`` writes, for adding or removing one unit. Private: ``records``. Public: everything else, the number of
     training units and the names of the labels included. Under ``telemetry="research"``, the default, the result also
-    holds the perplexity (of a classifier: the scores) of held-out private records, which no epsilon covers;
-    ``telemetry="private"`` leaves it out and holds nobody out.
+    holds the perplexity (of a classifier: the scores) of held-out private records, which no epsilon covers, and which
+    is not in that folder; ``telemetry="private"`` does not compute it and holds nobody out.
 
     Args:
         model: a folder, a hub id with ``revision``, or a transformers model with its ``tokenizer``; the latter is
             frozen, and gets no adapters itself.
-        records: a path, a list of dicts, or a ``datasets.Dataset``.
+        records: a path, a list of dicts, a ``datasets.Dataset``, a ``pandas.DataFrame`` or a ``pyarrow.Table``.
         delta: None takes a power of ten at or below 1 / (10 x units).
         unit: column whose values are protected as a whole; None protects single records.
         text, prompt, completion, messages, template, label: columns of the record, see ``RecordSource``; None finds
@@ -71,7 +71,8 @@ def tune(
         register: file that knows what was published from which records; None takes spent.jsonl beside ``out``, and
             without ``out`` one that nobody reads again.
         settings: further fields of ``TuneSettings``, such as ``mechanism``, ``epochs``, ``telemetry``, or
-            ``task="classify"``, for which ``words={"0": " poor", "1": " great"}`` takes the place of a head.
+            ``task="classify"`` with all ``labels``, such as ``("0", "1")``; ``words={"0": " poor", "1": " great"}``
+            names them too, and takes the place of a head.
 
     Raises: ConfigError and DataError before anything is charged; LedgerError, CheckpointError, DivergedError later.
     """
@@ -94,7 +95,7 @@ def tune(
     folder = Path(out) if out is not None else Path(tempfile.mkdtemp(prefix="dptune-")) / "tuned"
     asked = None if search is None else SearchSettings.of(search, candidates=candidates)
     check_folder(folder, "run" if asked is None or asked.score.on == "rehearsal" else "search")
-    book = Register(Path(register)) if register is not None else Register.beside(folder)
+    book = Register.beside(folder, register)
     if asked is None:
         prepared = prepare(source, base, chosen)
         _warn(prepared, folder, book)
@@ -110,5 +111,5 @@ def tune(
 
 
 def _warn(prepared: PreparedRun, out: Path, register: Register) -> None:
-    for warning in paid_before(register, prepared, out):
+    for warning in (*prepared.notes, *paid_before(register, prepared, out)):
         _log.warning("%s", warning)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import math
 from collections import Counter
 from dataclasses import fields, replace
 from pathlib import Path
@@ -27,6 +26,7 @@ from dptune.audit.membership import auc, membership_report, roc
 from dptune.audit.one_run import one_run
 from dptune.audit.own_scores import own_scores, score_plugins
 from dptune.audit.passages import passage_of
+from dptune.audit.refutation import refutation, run_certificate
 from dptune.audit.sampling import audited_sample_rate
 from dptune.audit.step import audit_step
 from dptune.audit.verdict import certificate, judged
@@ -34,7 +34,7 @@ from dptune.corpus.canaries import SECRET_LENGTH
 from dptune.corpus.carriers import public_texts
 from dptune.corpus.reading.record import Record
 from dptune.corpus.records import Records, decode_content, read_records
-from dptune.digits import at_least, at_most
+from dptune.digits import at_least
 from dptune.errors import DataError
 from dptune.files import jsonable, sha256, write_json
 from dptune.mechanisms.planning import Schedule, price
@@ -108,10 +108,6 @@ def violations(audit: dict[str, Any]) -> list[str]:
     at most the chance ``audit.false_alarms``.
     """
     found = []
-    for part in ("one_run", "crafted"):
-        if part in audit:
-            checked = audit[part]["epsilon_alarm"], float(audit["epsilon_certified"])
-            found.append((f"an attack on its canaries ({part})", "epsilon", *checked, "certified"))
     for name in ("epsilon", "mu"):
         if "step" in audit:
             checked = audit["step"][f"{name}_alarm"], float(audit["step"][f"{name}_certified"])
@@ -121,6 +117,12 @@ def violations(audit: dict[str, Any]) -> list[str]:
         found.append(("the entries of its planted gradients", "a sample rate", *checked, "charged"))
     draw = audit.get("sampling", {}).get("accusation")
     accused = [f"{audit['label']}: {draw}"] if draw else []
+    accused += [
+        f"{audit['label']}: an attack on its canaries ({part}) {said}: the mechanism, its accountant or its data "
+        "handling is wrong"
+        for part in ("one_run", "crafted")
+        if (said := audit.get(part, {}).get("accusation"))
+    ]
     confidence = at_least(audit["alarm_confidence"], 6)
     return accused + [
         f"{audit['label']}: {attack} shows {name} >= {lower} at confidence {confidence}, "
@@ -236,26 +238,11 @@ def _uncut(target: Target, planted: list[tuple[str, str]]) -> list[tuple[str, st
 
 
 def _one_run(target: Target, scores: NDArray[np.float64], included: NDArray[np.bool_]) -> dict[str, Any]:
-    """The bound for the report, the bound that may raise the alarm, and the largest epsilon it could have shown."""
-    reported, sure = (
-        one_run(scores, included, target.cell.delta, confidence)
-        for confidence in (target.settings.confidence, target.alarm_confidence)
-    )
-    power = power_on_epsilon(sure.most, target.contents.epsilons.certified)
-    return {**reported.to_dict(), "epsilon_alarm": sure.epsilon_audited, "refutable": sure.most, "power": power}
-
-
-def power_on_epsilon(most: float, certified: float) -> str:
-    """Whether an attack that can show at most ``most``, at an alarm's confidence, could have refuted what is certified.
-
-    Without ``most``: the report has the most that could have been shown, at its own confidence, and one such figure is
-    enough.
-    """
-    if math.isinf(certified):
-        return "nothing finite is certified, so there is nothing to refute"
-    if most <= certified:
-        return f"NO POWER on epsilon: too few coins to refute the certified {at_most(certified)}"
-    return f"could have refuted the certified epsilon {at_most(certified)}"
+    """The bound for the report, and what the coins say, and could have said, against the run's certificate."""
+    reported = one_run(scores, included, target.cell.delta, target.settings.confidence)
+    known = run_certificate(target.contents.header, target.contents.composition)
+    against = refutation(scores, included, known, target.cell.delta, target.alarm_confidence)
+    return {**reported.to_dict(), **against.to_dict()}
 
 
 def _record_membership(target: Target) -> dict[str, Any]:
@@ -372,7 +359,7 @@ def _sampling(target: Target) -> dict[str, Any]:
         charged.sample_rate,
         1 - target.alarm_confidence,
         OsEntropy(),
-        [Turn.of(run_id, bands, row) for row in range(bands)],
+        [Turn.of(run_id, bands, row, charged.dealt_by) for row in range(bands)],
     ).to_dict()
 
 

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 from dptune.digits import at_least
-from dptune.files import sha256, write_text
+from dptune.files import read_json, sha256, write_text
 from dptune.privacy.run_folder import RunFolder
 from tasks.experiment.cell_run import main_metrics
 from tasks.experiment.cells import PUBLISHED
+from tasks.report.numbers import could_refute
 from tasks.tracking import add_to_run, timed
 
 
@@ -19,12 +19,22 @@ def publish_audit(directory: Path, audit: Path) -> None:
     run, marker, digest = RunFolder(directory).mlflow_run, audit.with_name(PUBLISHED), sha256(audit)
     if not run.exists() or (marker.exists() and marker.read_text() == digest):
         return
-    metrics = audit_metrics(json.loads(audit.read_text(encoding="utf-8")))
-    telemetry = json.loads(RunFolder(directory).result.read_text(encoding="utf-8"))["telemetry"]
+    made = read_json(audit)
+    metrics = audit_metrics(made)
+    telemetry = read_json(RunFolder(directory).result)["telemetry"]
     shown = metrics.get("epsilon_audited", metrics.get("audit_crafted_epsilon_audited"))
-    tags = {} if shown is None else {"epsilon audited": f"≥ {at_least(shown)}"}
+    tags = {} if shown is None else {"epsilon audited": f"≥ {at_least(shown)}{_refutable(made)}"}
     if add_to_run(run.read_text().strip(), main_metrics(metrics), audit, tags, timed=timed(telemetry)):
         write_text(marker, digest)
+
+
+def _refutable(audit: dict[str, Any]) -> str:
+    found = [
+        audit[part]["epsilon_refutable"]
+        for part in ("one_run", "crafted")
+        if "epsilon_refutable" in audit.get(part, {})
+    ]
+    return f" (could refute: {could_refute(max(found))})" if found else ""
 
 
 def audit_metrics(audit: dict[str, Any]) -> dict[str, float]:

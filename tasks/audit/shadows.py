@@ -70,7 +70,7 @@ def _train_shadow(
     label, length = str(records.about["label"]), cell.training.max_length
     tokens = stored_tokens(texts, target.tokenizer, form=target.form, file=label, max_length=length)
     model = attach_lora(load_base(cell.model.weights, torch.device(device)), cell.lora, cell.seed)
-    units = PrivacyUnits.of("record", np.arange(len(texts)), 1)
+    units = PrivacyUnits.records(len(texts))
     plan = plan_of(cell.training, len(units), min(cell.training.expected_batch_size, len(units)))
     mechanism, entropy = build("nonprivate", {}), FixedSeed(seed)
     header = header_of(mechanism, units, entropy, delta=cell.delta)

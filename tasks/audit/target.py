@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 from peft import PeftModel, get_peft_model_state_dict
-from safetensors import safe_open
 
 from dptune.audit.likelihood import Passage
 from dptune.audit.passages import canary_passage
 from dptune.corpus.canaries import Secrets, read_secrets
 from dptune.corpus.records import form_at, read_about
 from dptune.errors import DataError
-from dptune.files import sha256
+from dptune.files import read_json, sha256
 from dptune.privacy.ledger_file import LedgerContents, LedgerError, read_ledger
 from dptune.privacy.run_folder import RunFolder
 from dptune.privacy.set_aside import fresh_start
+from dptune.training.weight_files import read_tensors
 from tasks.experiment.base_model import base_model
 from tasks.experiment.cells import Cell, digests, plugin_digest
 from tasks.experiment.weights import adapter_digest
@@ -105,11 +104,9 @@ def load_target(directory: Path, settings: Audit, device: torch.device, alarm_co
 def _check_adapter(adapted: Any, directory: Path) -> None:
     """Check that the adapter's file fits this model, about which PEFT only warns, and is the one that the run wrote."""
     file, fix = RunFolder(directory).adapter / "adapter_model.safetensors", f"restore it; or {fresh_start(directory)}"
-    with safe_open(file, framework="pt") as stored:
-        names = set(stored.keys())
-    if names != set(get_peft_model_state_dict(adapted)):
+    if set(read_tensors(file, fix=fix)) != set(get_peft_model_state_dict(adapted)):
         raise DataError("its weights are those of another model", fix=fix, file=file)
-    result = json.loads(RunFolder(directory).result.read_text(encoding="utf-8"))
+    result = read_json(RunFolder(directory).result)
     if adapter_digest(directory) != result.get("adapter_sha256"):
         raise DataError("is not what the run of this ledger wrote", fix=fix, file=file)
 
@@ -133,7 +130,7 @@ def _finished_ledger(cell: Cell, directory: Path, fix: str) -> LedgerContents:
 
 
 def _check_inputs(cell: Cell, directory: Path, fix: str) -> None:
-    manifest = json.loads(MANIFEST.read_text(encoding="utf-8"))
+    manifest = read_json(MANIFEST)
     for path, key in ((planted_secrets(), "secrets_sha256"), (TRAIN, "train_sha256")):
         if not path.exists() or sha256(path) != manifest[key]:
             fix = "restore it; or run `dvc repro -f canaries`, after which every cell runs, and spends, again"

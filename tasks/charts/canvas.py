@@ -19,7 +19,7 @@ import altair as alt
 import vl_convert
 from PIL import Image
 
-from dptune.files import naming
+from dptune.files import replacing
 from tasks.charts.looks import GREY, HUES, INK, Look
 
 PAPER = ("#ffffff", "#14171b")
@@ -72,9 +72,9 @@ class Figure:
 def save(figure: Figure, path: Path) -> None:
     """Write the figure as a PNG on white."""
     drawn = vl_convert.vegalite_to_png(json.dumps(_for_paper(figure)), scale=_SCALE)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with naming(path):
-        Image.open(BytesIO(drawn)).convert("RGB").save(path, optimize=True)  # a sixth of what the renderer writes
+    with replacing(path) as temporary:
+        picture = Image.open(BytesIO(drawn)).convert("RGB")
+        picture.save(temporary, "PNG", optimize=True)  # a sixth of what the renderer writes
 
 
 def blank(name: str, text: str) -> Figure:

@@ -5,7 +5,6 @@ python -m tasks.corpus.pretrain [--always]
 
 from __future__ import annotations
 
-import json
 import logging
 import shutil
 from pathlib import Path
@@ -19,7 +18,7 @@ import typer
 from dptune.corpus.codes import with_codes
 from dptune.corpus.records import Records, read_about, read_records, write_records
 from dptune.corpus.wikitext import cleaned_articles
-from dptune.files import private_directory, write_json
+from dptune.files import private_directory, put_folder, read_json, write_json
 from tasks.corpus.validation import write_public_narratives
 from tasks.paths import NEEDED, PUBLIC_MODEL, PUBLIC_NARRATIVES, SKIPPED
 from tasks.settings.params import load_settings
@@ -44,8 +43,7 @@ def pretrain_public_model() -> None:
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         figures = pretrain(told, list(read_records(validation).text.to_pylist()), settings, work / "model", device)
         write_json(work / "model" / "pretraining.json", {"data": label, **figures})
-        shutil.rmtree(PUBLIC_MODEL, ignore_errors=True)
-        (work / "model").rename(PUBLIC_MODEL)
+        put_folder(work / "model", PUBLIC_MODEL)
         validation.rename(PUBLIC_NARRATIVES)
     SKIPPED.unlink(missing_ok=True)
 
@@ -90,7 +88,7 @@ def main(
     always: Annotated[bool, typer.Option("--always", help="Train it though no model of the experiment is it.")] = False,
 ) -> None:
     """Train the public base model, unless no model of the experiment is it."""
-    needed = always or bool(json.loads(NEEDED.read_text(encoding="utf-8"))[str(PUBLIC_MODEL)])
+    needed = always or bool(read_json(NEEDED)[str(PUBLIC_MODEL)])
     if needed:
         pretrain_public_model()
     else:

@@ -11,10 +11,11 @@ from typing import Any
 
 import pandas as pd
 import torch
+import transformers
 from mlflow.models import set_model
 from mlflow.pyfunc.model import PythonModel
 from peft import PeftModel
-from transformers import AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig
+from transformers import AutoTokenizer, BitsAndBytesConfig
 
 _OVERRIDE = "mlflow.pyfunc.load_model(uri, model_config={'base': 'FOLDER OR HUB NAME'})"
 
@@ -38,7 +39,7 @@ class ScoringAdapter(PythonModel):
         if config["load_in_4bit"]:  # needs bitsandbytes
             chosen = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=compute)
             as_trained["quantization_config"] = chosen
-        model = AutoModelForCausalLM.from_pretrained(
+        model = getattr(transformers, config["loaded_by"]).from_pretrained(
             base,
             revision=revision,
             dtype=compute,

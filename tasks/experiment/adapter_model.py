@@ -18,20 +18,21 @@ from typing import Any
 
 import yaml
 
-from dptune.files import write_text
+from dptune.files import read_json, write_json, write_text
 from dptune.privacy.run_folder import RunFolder
 from dptune.training.lora import Lora
-from dptune.tuning.card import card_text
+from dptune.training.pinned import name_of
+from dptune.training.weight_files import digest_of_weights
+from dptune.tuning.card import PUBLIC
 from dptune.tuning.deliverable import write_card
-from dptune.tuning.verifying import section_of
-from tasks.experiment.cells import Cell
-from tasks.tracking import timed
+from dptune.tuning.named_base import BASE, NamedBase
+from tasks.experiment.cells import Cell, model_digest
 from tasks.tracking_entities import MODEL
 
 _CODE = Path(__file__).with_name("adapter_code.py")
 _PACKAGES = ("mlflow", "pandas", "peft", "safetensors", "torch", "transformers")
-_NAMES = {"eval_perplexity": "held-out private records", "public_perplexity": "public records"}
-#: What stands for the time at which a model was made where no time may be told.
+_PERPLEXITY = "public_perplexity"
+#: What stands for the time at which a model was made: with that of the run's start, it tells how long the run took.
 _NO_TIME = "1970-01-01 00:00:00"
 
 
@@ -40,7 +41,7 @@ def write_model(directory: Path, target: Path) -> str:
 
     ``dptune verify`` checks the card in the model's folder ``artifacts/adapter``.
     """
-    cell = Cell.model_validate_json(RunFolder(directory).cell.read_text(encoding="utf-8"))
+    cell = read_json(RunFolder(directory).cell, lambda found: Cell.model_validate_json(json.dumps(found)))
     with TemporaryDirectory(dir=directory) as made:
         adapter = Path(made) / MODEL
         card = write_deliverable(cell, directory, adapter)
@@ -52,26 +53,28 @@ def write_deliverable(cell: Cell, directory: Path, target: Path) -> str:
     """Write adapter, ledger and card of the finished cell in ``directory`` to the folder ``target``. Returns the card,
     which also names what lies there already, such as a tokenizer."""
     folder = RunFolder(directory)
-    result = json.loads(folder.result.read_text(encoding="utf-8"))
+    result = read_json(folder.result)
     shutil.copytree(folder.adapter, target, dirs_exist_ok=True)
     shutil.copyfile(folder.ledger, target / folder.ledger.name)
-    card = card_text(section_of(target), _told(cell, result))
-    write_card(target, cell.model.source, card)
-    return card
+    base, same = cell.model, model_digest(cell.model) == cell.inputs["model"]  # else another lies there by now
+    digest = digest_of_weights(base.source, base.revision) if same else None
+    write_json(target / BASE, NamedBase(name_of(base.source), base.revision, digest).to_dict())
+    return write_card(target, _told(cell, result))
 
 
 def _told(cell: Cell, result: dict[str, Any]) -> dict[str, Any]:
-    """What the card tells besides the ledger: settings, and perplexities that telemetry allows."""
-    after, before = result["after"], result["before"]
+    """What the card tells besides the ledger: settings, and perplexity of public records."""
+    public = [float(result[when][_PERPLEXITY]) for when in ("before", "after")]
     training = asdict(cell.training)
     shown = ("expected_batch_size", "epochs", "learning_rate", "max_length", "records_per_unit")
     return {
-        "base": cell.model.source,
+        "base": name_of(cell.model.source),
         "revision": cell.model.revision,
-        "perplexity": {name: [float(before[key]), float(after[key])] for key, name in _NAMES.items() if key in after},
+        "loaded_by": _loader(cell),
+        "perplexity": {PUBLIC: public},
         "settings": {
             "mechanism": cell.mechanism,
-            **cell.options,
+            **{name: value for name, value in cell.options.items() if name != "init_from"},  # a path; ledgers name it
             **{name.replace("_", " "): training[name] for name in shown},
             "steps": result["planned_releases"],
             **{f"LoRA {name.replace('_', ' ')}": value for name, value in _chosen(cell.lora).items()},
@@ -79,6 +82,14 @@ def _told(cell: Cell, result: dict[str, Any]) -> dict[str, Any]:
             "seed of the start": cell.seed,
         },
     }
+
+
+def _loader(cell: Cell) -> str:
+    """transformers' automatic class that loads the cell's base model, by name."""
+    from dptune.training.causal import auto_class  # torch takes seconds
+    from dptune.training.model import load_config
+
+    return str(auto_class(load_config(cell.model.weights)).__name__)
 
 
 def _chosen(lora: Lora) -> dict[str, Any]:
@@ -108,22 +119,22 @@ def _save(target: Path, adapter: Path, cell: Cell) -> None:
             model_config={
                 "base": cell.model.source,
                 "revision": cell.model.revision,
+                "loaded_by": _loader(cell),
                 "base_sha256": cell.inputs["model"] if local else None,
                 "dtype": cell.model.dtype,
                 "load_in_4bit": cell.model.load_in_4bit,
                 "max_length": cell.training.max_length,
             },
         )
-    _forget_this_machine(target / "MLmodel", timed(cell.telemetry))
+    _forget_this_machine(target / "MLmodel")
 
 
-def _forget_this_machine(file: Path, with_time: bool) -> None:
-    """Take paths of this machine out of MLflow's description of the model; and the time, unless it may be told."""
+def _forget_this_machine(file: Path) -> None:
+    """Take paths of this machine and the time out of MLflow's description of the model."""
     about = yaml.safe_load(file.read_text(encoding="utf-8"))
     flavour = about["flavors"]["python_function"]
     flavour["model_code_path"] = _CODE.name
     for artifact in flavour["artifacts"].values():
         artifact["uri"] = artifact["path"]
-    if not with_time:
-        about["utc_time_created"] = _NO_TIME
+    about["utc_time_created"] = _NO_TIME
     write_text(file, yaml.safe_dump(about))

@@ -40,7 +40,7 @@ MAIN_METRICS = (
     "audit_membership_calibrated_auc",
     "audit_exposure_mean",
     "audit_extraction_verbatim",
-    "audit_extraction_recited",
+    "audit_one_run_epsilon_refutable",
     "audit_sampling_p_value",
 )
 _STEPS, _TABLE = "steps.jsonl", "steps.csv"

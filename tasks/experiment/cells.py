@@ -19,7 +19,7 @@ from pydantic import field_validator
 from dptune import plugins
 from dptune.corpus.records import read_about
 from dptune.errors import ConfigError
-from dptune.files import sha256
+from dptune.files import sha256, sha256_once
 from dptune.mechanisms.interfaces import Federation
 from dptune.mechanisms.registry import build, lacks_noise, plugin_modules, takes_noise
 from dptune.privacy.run_folder import RunFolder
@@ -186,4 +186,4 @@ def _digest_of_folder(folder: Path) -> str:
 
 
 def _digest(files: list[Path]) -> str:
-    return hashlib.sha256("".join(f"{path.name} {sha256(path)}\n" for path in files).encode()).hexdigest()
+    return hashlib.sha256("".join(f"{path.name} {sha256_once(path)}\n" for path in files).encode()).hexdigest()

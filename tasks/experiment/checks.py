@@ -5,6 +5,8 @@ python -m tasks.experiment.checks
 
 from __future__ import annotations
 
+import logging
+import math
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -12,13 +14,17 @@ from typing import Any
 from dptune.corpus.catalogue import find_source
 from dptune.errors import ConfigError, DataError
 from dptune.files import write_json
+from dptune.mechanisms.idle_agent import idle_agent
+from dptune.mechanisms.registry import build, lacks_noise
 from tasks.paths import CHECKED, EVAL, NEEDED, PUBLIC_MODEL, PUBLIC_VALIDATION, TRAIN
 from tasks.settings.data import Data
 from tasks.settings.experiment import Model
+from tasks.settings.mechanisms import epsilons_of, learning_rate_of, options_on, rule_of
 from tasks.settings.params import Settings, load_settings
 from tasks.settings.task import Task
 from tasks.stage import run_stage
 
+_log = logging.getLogger(__name__)
 #: Number of canaries whose lengths are looked at.
 _CANARIES = 64
 _MADE_BY = {TRAIN: "canaries", EVAL: "split", PUBLIC_VALIDATION: "validation"}
@@ -169,8 +175,9 @@ def _check_canaries(settings: Settings, tokenizer: Any) -> None:
 
 
 def _positions_of_own(settings: Settings) -> int:
-    from dptune.training.model import attach_lora, lora_targets
+    from dptune.training.model import attach_lora
     from dptune.training.pretrain import without_weights
+    from dptune.training.target_modules import lora_targets
 
     shape, task = settings.pretrain.shape, settings.task
     if shape == "roberta" and (task.words or not task.classifies):
@@ -183,12 +190,36 @@ def _positions_of_own(settings: Settings) -> int:
     return settings.pretrain.max_length + (2 if shape == "roberta" else 0)
 
 
+def warn_of_idle_agents(settings: Settings) -> None:
+    """Log a warning for each mechanism of the experiment whose agent learns nothing even if every record trains.
+
+    Only generated records are counted before they are there. Each cell warns before its first release, whatever its
+    records are.
+    """
+    if settings.data.source != "synthetic":
+        return
+    canaries, training, found = settings.canaries, settings.training, dict[str, None]()
+    planted = canaries.extraction * canaries.repeats + canaries.audit + canaries.crafted
+    batches = math.ceil((settings.data.synthetic.encounters + planted) / training.expected_batch_size)
+    for label in settings.experiment.mechanisms:
+        for model in settings.experiment.models:
+            options = options_on(settings.mechanisms[label], model)
+            options.pop("accounting", None)
+            learning_rate_of(options), rule_of(options), epsilons_of(options)
+            noise = {"noise_multiplier": 1.0} if lacks_noise(label, options) else {}
+            if warning := idle_agent(build(label, noise | options), math.ceil(training.epochs * batches)):
+                found[warning] = None
+    for warning in found:
+        _log.warning("%s", warning)
+
+
 def check() -> None:
     """Check the settings, then write two files: one whose content never changes, so that later stages do not run again,
     and one that changes only when the pipeline's own model becomes needed or needless.
     """
     settings = load_settings()
     check_models(settings)
+    warn_of_idle_agents(settings)
     write_json(CHECKED, {"models": "checked", "devices": "checked"})
     write_json(NEEDED, {str(PUBLIC_MODEL): any(map(_is_own, settings.experiment.models.values()))})
 

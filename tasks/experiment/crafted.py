@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,7 +10,7 @@ import numpy as np
 
 from dptune.audit.crafted import CraftedCanaries
 from dptune.errors import DataError
-from dptune.files import private_directory, write_json
+from dptune.files import private_directory, read_json, write_json
 from dptune.privacy.run_folder import RunFolder
 from dptune.privacy.set_aside import fresh_start
 from tasks.experiment.cells import Cell
@@ -71,6 +70,6 @@ def read_crafted(directory: Path) -> CraftedCanaries | None:
     file = crafted_file(directory)
     if not file.exists():
         return None
-    stored = json.loads(file.read_text(encoding="utf-8"))
+    stored = read_json(file)
     moves = [math.nan if move is None else move for move in stored["moves"]]
     return CraftedCanaries(np.array(stored["included"], dtype=bool), np.array(stored["scores"]), moves)

@@ -8,7 +8,6 @@ torchrun --nproc-per-node 4 -m tasks.experiment.finetune CELL.json          # on
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 import sys
@@ -16,15 +15,15 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from dptune.audit.crafted import CraftedCanaries
-from dptune.errors import ConfigError, DivergedError, DptuneError, FullDeviceError, is_out_of_memory
-from dptune.files import locked, private_directory, write_json
+from dptune.errors import ConfigError, DivergedError, DptuneError, is_out_of_memory
+from dptune.files import locked, private_directory, read_json, write_json
 from dptune.privacy.entropy import Entropy, OsEntropy
 from dptune.privacy.ledger import Ledger
 from dptune.privacy.ledger_file import LedgerContents
@@ -34,17 +33,26 @@ from dptune.training.checkpoints import restarts
 from dptune.training.evaluation import perplexity
 from dptune.training.loop import follow, train
 from dptune.training.model import DIVERGED, check_device
-from dptune.training.opening import open_run
+from dptune.training.opening import open_run, rehearse_run
 from dptune.training.ranks import LostRankError, Ranks, join_ranks, own_device
+from dptune.training.rehearsal import first_evaluation
 from dptune.training.run import Run, StepReport
 from dptune.training.together import train_together
 from tasks.drawing import draw_curves
+from tasks.experiment.cell_errors import (
+    CellsError,
+    divergence_of,
+    full_device,
+    is_unforeseen,
+    keep_divergence,
+    log_failure,
+)
 from tasks.experiment.cells import Cell, is_finished
 from tasks.experiment.crafted import crafted_canaries, write_crafted
 from tasks.experiment.prepare import PreparedCell, SharedInputs, prepare, shared_inputs
 from tasks.experiment.quality import first, label_scores, spread, text_scores
 from tasks.experiment.results import History, child_run, publish, result_of
-from tasks.experiment.spent import register_cell
+from tasks.experiment.spent import note_records, register_cell
 from tasks.experiment.weights import adapter_digest, write_adapter, write_policy
 from tasks.split_records import records_digest
 from tasks.stage import run_command
@@ -67,7 +75,7 @@ def run_cell(
     finished cell. Of several ranks this is number 0, which alone evaluates, reports and writes.
     """
     run_cells([cell], device, parent, flow_run, entropy, ranks)
-    return dict(json.loads(RunFolder(cell.directory).result.read_text(encoding="utf-8")))
+    return read_json(RunFolder(cell.directory).result)
 
 
 def run_cells(
@@ -85,6 +93,9 @@ def run_cells(
     Args:
         wait: whether to wait for another process that works on one of the cells, instead of raising.
 
+    An error of a cell's own ends it, and a cell that diverged is never resumed. What a pass raised ends no cell: each
+    goes on alone, once. So does a cell that was alone.
+
     Raises: for one cell, the error that ended it; for several, CellsError or RuntimeError naming those that failed,
         after all others have ended.
     """
@@ -93,23 +104,28 @@ def run_cells(
         for cell in sorted(cells, key=lambda cell: cell.directory):
             locks.enter_context(locked(RunFolder(private_directory(cell.directory)).lock, wait=wait))
             _remove_torn_checkpoints(cell.directory)
-        waiting = [cell for cell in cells if not is_finished(cell.directory)]
-        errors: dict[Path, Exception] = {}
+        errors = {cell.directory: error for cell in cells if (error := divergence_of(cell.directory))}
+        waiting = [cell for cell in cells if not (is_finished(cell.directory) or cell.directory in errors)]
         if ranks.broadcast(bool(waiting)):
             _agree(cells[0], ranks)
             try:
-                errors = _train_cells(waiting, device, parent, flow_run, entropy or OsEntropy(), ranks)
+                found, again = _train_cells(waiting, device, parent, flow_run, entropy or OsEntropy(), ranks)
+                for cell in again:
+                    _log.warning("cell %s goes on alone, once: its pass failed", cell.label)
+                    del found[cell.directory]
+                    found |= _train_cells([cell], device, parent, flow_run, entropy or OsEntropy(), ranks)[0]
+                errors |= found
             except RuntimeError as error:
                 if not is_out_of_memory(error):
                     raise
-                raise _full_device() from None
+                raise full_device() from None
         for cell in cells:
             if cell.directory not in errors:
                 try:
                     publish(cell.directory, parent)
                     RunFolder(cell.directory).checkpoint.unlink(missing_ok=True)
                 except Exception as error:  # the other cells must still be finished
-                    errors[cell.directory] = _log_failure(cell.label, error)
+                    errors[cell.directory] = log_failure(cell.label, error)
     if errors:
         raise next(iter(errors.values())) if len(cells) == 1 else _combine_errors(errors)
 
@@ -133,10 +149,6 @@ def _agree(cell: Cell, ranks: Ranks) -> None:
     ranks.agree({"cell": cell.model_dump_json()})
 
 
-class CellsError(DptuneError):
-    """Cells that failed for reasons that trying again cannot mend."""
-
-
 def _combine_errors(errors: dict[Path, Exception]) -> Exception:
     message = "; ".join(f"cell {path.name}: {str(error) or type(error).__name__}" for path, error in errors.items())
     hopeless = all(isinstance(error, DptuneError | OSError) for error in errors.values())
@@ -153,6 +165,7 @@ class _TrainingCell:
         before: perplexities of the base model; ``sample`` are those on the records of the learning curves.
         started: time at which the cell was started, by the monotonic clock.
         last: the last step that this process made; None before any.
+        own: the error of its own that ended it, if one did, and not one of its pass.
     """
 
     prepared: PreparedCell
@@ -164,6 +177,7 @@ class _TrainingCell:
     sample: dict[str, float]
     started: float
     last: StepReport | None = None
+    own: list[Exception] = field(default_factory=list)
 
     @property
     def cell(self) -> Cell:
@@ -173,17 +187,21 @@ class _TrainingCell:
 
 def _train_cells(
     cells: Sequence[Cell], device: str, parent: str | None, flow_run: str, entropy: Entropy, ranks: Ranks
-) -> dict[Path, Exception]:
-    """Train the given cells. Returns the errors of cells that failed, by their folders."""
+) -> tuple[dict[Path, Exception], list[Cell]]:
+    """Train the given cells.
+
+    Returns: the errors of cells that failed, by their folders, and those of the cells that their pass ended.
+    """
     shared, records = shared_inputs(cells[0], check_device(device)), records_digest()
     errors: dict[Path, Exception] = {}
     perplexity_before: dict[str, tuple[dict[str, float], dict[str, float]]] = {}
     training: list[_TrainingCell] = []
     for cell in cells:
         try:
+            note_records(cell.directory, records)
             training.append(_start_cell(cell, shared, parent, flow_run, entropy, ranks, perplexity_before))
         except Exception as error:
-            errors[cell.directory] = _log_failure(cell.label, error)
+            errors[cell.directory] = log_failure(cell.label, error)
     try:
         if len(training) == 1:
             ended = _train_alone(training[0], entropy, ranks)
@@ -194,6 +212,11 @@ def _train_cells(
             _fail(one)
         raise
     used = device if ranks.world == 1 else f"{ranks.world} ranks, this one on {device}"
+    again = [
+        one.cell
+        for one, end in zip(training, ended, strict=True)
+        if isinstance(end, Exception) and is_unforeseen(end) and not one.own and ranks.world == 1
+    ]
     for one, end in zip(training, ended, strict=True):
         try:
             with one.meter:
@@ -202,27 +225,13 @@ def _train_cells(
                 with end as ledger:
                     _finish(one, ledger, records, used, len(cells))
         except Exception as error:
-            errors[one.cell.directory] = _log_failure(one.cell.label, error)
+            errors[one.cell.directory] = log_failure(one.cell.label, error)
+            keep_divergence(one.cell.directory, error)
             _fail(one)
         except BaseException:
             _fail(one)
             raise
-    return errors
-
-
-def _log_failure(label: str, error: Exception) -> Exception:
-    """Return ``error``, after logging the traceback of an unexpected one, which would otherwise be lost."""
-    if is_out_of_memory(error):
-        return _full_device()
-    if not isinstance(error, DptuneError | OSError):
-        _log.error("cell %s failed", label, exc_info=error)
-    return error
-
-
-def _full_device() -> FullDeviceError:
-    """Not tried again by itself, for each try pays for a step that it does not make."""
-    fix = "lower experiment.cells_per_device, or experiment.cells_together, and run again: cells go on"
-    return FullDeviceError(f"{fix}; with another training.physical_batch_size they begin anew")
+    return errors, again
 
 
 def _fail(one: _TrainingCell) -> None:
@@ -252,9 +261,18 @@ def _start_cell(
     if canaries:
         units = prepared.spec.units.with_slots(canaries.included)
         prepared = replace(prepared, spec=replace(prepared.spec, units=units, auditor=canaries))
+    own: list[Exception] = []
+
+    def note(error: Exception) -> None:
+        own.append(error)
+        keep_divergence(cell.directory, error)
+
+    prepared = replace(prepared, spec=replace(prepared.spec, on_failure=note))
     steps = prepared.spec.plan.steps
     if cell.telemetry not in perplexity_before:
-        perplexity_before[cell.telemetry] = (_evaluate(prepared, final=True), _evaluate(prepared, final=False))
+        rehearse_run(prepared.spec)  # before records are read by the model, for its errors say what is wrong with it
+        with first_evaluation(prepared.spec.model):
+            perplexity_before[cell.telemetry] = (_evaluate(prepared, final=True), _evaluate(prepared, final=False))
     before, sample = perplexity_before[cell.telemetry]
     return _TrainingCell(
         prepared=prepared,
@@ -265,6 +283,7 @@ def _start_cell(
         before=before,
         sample=sample,
         started=started,
+        own=own,
     )
 
 
@@ -284,7 +303,12 @@ def _train_all(training: Sequence[_TrainingCell], shared: SharedInputs, entropy:
         except Exception as error:
             opened.append(error)
     runs = [run for run in opened if isinstance(run, Run)]
-    errors = iter(train_together(shared.base.model, runs) if runs else [])
+    try:
+        errors = iter(train_together(shared.base.model, runs) if runs else [])
+    except (DptuneError, OSError):
+        raise
+    except Exception as error:  # of the pass as a whole
+        errors = iter([error] * len(runs))
     return [(next(errors) or run.ledger) if isinstance(run, Run) else run for run in opened]
 
 
@@ -315,10 +339,13 @@ def _finish(one: _TrainingCell, ledger: Ledger, records: str, device: str, toget
 def check_converged(label: str, figures: Mapping[str, float]) -> None:
     """Check that a run did not diverge: its weights predict nothing, so it must not be reported as finished.
 
-    Raises: DivergedError naming the figure that is not finite.
+    Figures of held-out private records decide nothing: whether the run ends would tell of them, and no epsilon would
+    cover that.
+
+    Raises: DivergedError naming the figure of public records that is not finite.
     """
     for name, value in figures.items():
-        if not math.isfinite(value):
+        if name.startswith("public_") and not math.isfinite(value):
             raise DivergedError(f"{label}: the run diverged: {name} is {value} at its end. Fix: {DIVERGED}.")
 
 

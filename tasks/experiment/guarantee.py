@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from typing import Any
+
 from dptune.digits import at_most
+from dptune.privacy.accountants import Epsilons
+from dptune.tuning.card import has_guarantee, why_not
 
 GUARANTEE = {
     "research": "The guarantee covers the adapter, NOT the curves and metrics computed from private records.",
@@ -13,9 +18,16 @@ GUARANTEE = {
 }
 
 
+def shared_guarantees(results: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The sentences that open the page of these cells; of none where no cell has a certified epsilon."""
+    if not any(has_guarantee(float(one["epsilon_certified"])) for one in results):
+        return ["No guarantee: no cell has a certified epsilon."]
+    return sorted({GUARANTEE[str(one["telemetry"])] for one in results})
+
+
 def guarantee(
     telemetry: str,
-    leaks: tuple[str, ...],
+    prices: Epsilons,
     inherited: bool = False,
     together: tuple[float, float] | None = None,
     plugins: tuple[str, ...] = (),
@@ -27,8 +39,8 @@ def guarantee(
         together: epsilon and delta of this run together with those of its cell that were set aside; None without any.
         plugins: the plug-ins that hold code of the mechanism.
     """
-    if leaks:
-        return f"No guarantee: {'; '.join(leaks)}."
+    if not has_guarantee(prices.certified):
+        return f"No guarantee: {why_not(prices.leaks)}."
     more = " It includes what the run of its hyper-policy spent." if inherited else ""
     if plugins:
         more += f" It holds if plug-ins do what they say: {', '.join(plugins)}."

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from dptune.errors import DataError
-from dptune.files import sha256, write_json
+from dptune.files import read_json, sha256, write_json
 from dptune.privacy.run_folder import RunFolder
 
 Result = dict[str, Any]
@@ -33,7 +32,7 @@ def read_results(experiment: Path, runs: Path) -> list[Result]:
     for name in listed_cells(experiment):
         path = RunFolder(runs / name).result
         try:
-            results.append(json.loads(path.read_text(encoding="utf-8")) | _settings_of(RunFolder(runs / name).cell))
+            results.append(read_json(path) | _settings_of(RunFolder(runs / name).cell))
         except (OSError, ValueError):
             raise DataError("is missing or unreadable", fix=_AGAIN, file=path) from None
     return results
@@ -43,7 +42,7 @@ def _settings_of(cell: Path) -> dict[str, Any]:
     """What a page says of a cell's settings: its learning rate, and whether it is plain DP-SGD; empty if unknown."""
     if not cell.exists():
         return {}
-    settings = json.loads(cell.read_text(encoding="utf-8"))
+    settings = read_json(cell)
     options = settings["options"]
     own_parts = {"clipper", "noise", "controller"} & set(options)
     plain = options.get("like", settings["mechanism"]) == PLAIN and not own_parts
@@ -56,7 +55,7 @@ def listed_cells(experiment: Path) -> list[str]:
     Raises: DataError if the file is missing, or lists none.
     """
     try:
-        names = json.loads(experiment.read_text(encoding="utf-8"))["cells"]
+        names = read_json(experiment)["cells"]
     except (OSError, ValueError, KeyError):
         raise DataError("is missing or no experiment file", fix=_AGAIN, file=experiment) from None
     if not names:

@@ -15,18 +15,19 @@ import torch
 
 from dptune.corpus.records import form_at, read_about, read_batches
 from dptune.errors import ConfigError
+from dptune.mechanisms.idle_agent import idle_agent
 from dptune.mechanisms.planning import Calibrated, Schedule, calibrated, fitted, planned
 from dptune.mechanisms.registry import build, of_model, takes_noise
 from dptune.privacy.calibration import sampling
 from dptune.privacy.entropy import Entropy
 from dptune.training.data import PrivacyUnits, Tokens
 from dptune.training.encoding import encode_stored, encode_stored_labels
-from dptune.training.model import attach_lora, lora_targets
+from dptune.training.model import attach_lora
 from dptune.training.per_sample import trained_blocks
 from dptune.training.spec import RunSpec, TrainingPlan, header_of
+from dptune.training.target_modules import lora_targets
 from dptune.training.together import shared_copy
 from dptune.training.token_file import FORMAT, Corpus, open_or_tokenize
-from dptune.units import RECORD
 from tasks.experiment.base_model import StartingModel, base_model
 from tasks.experiment.cells import Cell, federation, of_a_pass, plugin_digest, policy_digest, shared_digests
 from tasks.paths import EVAL, PUBLIC_VALIDATION, TOKENS, TRAIN
@@ -137,6 +138,8 @@ def prepare(cell: Cell, shared: SharedInputs, entropy: Entropy) -> PreparedCell:
     options = of_model(cell.mechanism, cell.options, len(pairs), dimension)
     ready = _calibrate(cell, options, schedule)
     mechanism = ready.mechanism
+    if warning := idle_agent(mechanism, plan.steps):
+        _log.warning("%s: %s", cell.label, warning)
     header = header_of(
         mechanism,
         units,
@@ -180,11 +183,9 @@ def _units_of_records(cell: Cell, corpus: Corpus) -> tuple[PrivacyUnits, float]:
     clients = federation(cell)
     if clients is not None:
         return PrivacyUnits.clients(clients.clients, corpus.units, corpus.absent), clients.clients_per_round
-    expected_batch_size = cell.training.expected_batch_size
-    if cell.unit == RECORD:
-        return PrivacyUnits.records(len(corpus.tokens.rows), corpus.absent), expected_batch_size
+    # A record that is a unit of its own is dealt by the same key: its content's, or its own patient's number.
     most = cell.training.records_per_unit
-    return PrivacyUnits.of(cell.unit, corpus.units, most, corpus.absent), expected_batch_size
+    return PrivacyUnits.of(cell.unit, corpus.units, most, corpus.absent), cell.training.expected_batch_size
 
 
 def corpus_of(cell: Cell, records: Path, tokenizer: Any) -> Corpus:

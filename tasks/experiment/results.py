@@ -10,7 +10,8 @@ from typing import Any
 
 from dptune.corpus.records import read_about
 from dptune.digits import at_most
-from dptune.files import jsonable, naming, write_text
+from dptune.files import jsonable, naming, read_json, write_text
+from dptune.mechanisms.idle_agent import learning_of
 from dptune.mechanisms.rl import LearnedControl
 from dptune.privacy.ledger_file import LedgerContents, read_ledger
 from dptune.privacy.run_folder import RunFolder
@@ -102,15 +103,14 @@ def result_of(
         "budget_epsilon": cell.epsilon,
         "seed": cell.seed,
         "agent": isinstance(spec.mechanism.controller, LearnedControl),
+        "learning": learning_of(spec.mechanism, spec.plan.steps),
         "task": cell.task.kind,
         "unit": spec.units.kind,
         "units": len(spec.units),
         "delta": cell.delta,
         "accounting": cell.accounting,
         "telemetry": cell.telemetry,
-        "guarantee": guarantee(
-            cell.telemetry, prices.leaks, bool(spec.header.inherited), together, spec.header.plugins
-        ),
+        "guarantee": guarantee(cell.telemetry, prices, bool(spec.header.inherited), together, spec.header.plugins),
         "set_aside": [jsonable({"epsilon_certified": one.epsilon}) | {"folder": one.folder} for one in aside],
         "data": prepared.about["label"],
         "public_data": read_about(PUBLIC_VALIDATION)["label"],
@@ -186,7 +186,7 @@ def publish(directory: Path, parent: str | None) -> None:
     marker = directory / PUBLISHED
     if parent in (None, LATER) or marker.exists():
         return
-    result = json.loads(RunFolder(directory).result.read_text(encoding="utf-8"))
+    result = read_json(RunFolder(directory).result)
     with optional(f"the results of {result['label']}"):
         if run_id := _send_results(directory, str(parent), result):
             write_text(marker, run_id)

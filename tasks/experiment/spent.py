@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import json
-from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from uuid import uuid4
 
 from dptune.files import write_json
-from dptune.privacy.ledger_file import GENESIS, LedgerContents, LedgerError, read_ledger
+from dptune.privacy.booking import booked, write_booking
+from dptune.privacy.ledger import Booked
+from dptune.privacy.ledger_file import GENESIS, LedgerContents, first_header, read_ledger
 from dptune.privacy.release import Composition
-from dptune.privacy.run_folder import CHARGES, RunFolder
+from dptune.privacy.run_folder import RunFolder
 from dptune.privacy.run_header import RunHeader
 from dptune.privacy.set_aside import earlier_runs, spending_of
 from dptune.privacy.spent import Register, said
@@ -38,43 +39,60 @@ def register_cell(records: str, cell: Cell, ledger: LedgerContents) -> None:
     register.add_cell(records, study, ledger)
 
 
+def note_records(directory: Path, records: str) -> None:
+    """Write down which records a cell pays for, before it trains: until it ends, its ledger alone counts.
+
+    Args:
+        records: ``records_digest``. Private.
+    """
+    if not RunFolder(directory).booking.exists():  # a resumed one has read its records before
+        write_booking(directory, records, SPENT)
+
+
 def run_id_of(directory: Path) -> str:
     """The id of the run in a folder, by which the register counts it: its ledger's, or the one that was drawn for it.
 
-    A run that was killed before ``register_plan`` counts once. One that may have had a ledger, and would begin another,
-    is a new run: what the old one released stays released, so that the register counts both.
+    A run that was killed before its ledger's first line counts once. One that had a ledger, and would begin another, is
+    a new run: what the old one released stays released, so that the register counts both.
     """
     folder = RunFolder(directory)
-    with suppress(LedgerError):  # a last line that was cut off; training refuses worse damage
-        return read_ledger(folder.ledger).header.run_id
-    known = json.loads(folder.cell.read_text(encoding="utf-8")) if folder.cell.exists() else {}
-    if not known or (CHARGES in known and _begins(folder)):
+    if (begun := first_header(folder.ledger)) is not None:
+        return begun.run_id
+    if not (known := folder.settings) or folder.lost_its_ledger:
         known = {"run_id": uuid4().hex}
         write_json(folder.cell, known)
     return str(known["run_id"])
 
 
-def register_plan(directory: Path, records: str, study: str, header: RunHeader, planned: Composition) -> None:
-    """Add a run of a study that is about to start, with all that it plans, once: killed, its ledger has no more.
+def plan_booking(directory: Path, records: str, study: str, header: RunHeader, planned: Composition) -> Booked:
+    """Make what counts a run of a study with all that it plans, once, when its ledger begins.
+
+    A run whose ledger has begun counts at once: the register may have been cut since. Killed, its ledger has no more.
 
     Args:
-        directory: the run's folder, which says from here on that it may have a ledger.
+        directory: the run's folder, which says from then on that it has a ledger.
         records: digest of the pipeline's records. Private.
         header: the run's, with the id that its ledger has.
     """
-    Register(SPENT).add_cell(records, study, LedgerContents(header, planned, planned.total(), GENESIS, False))
-    write_json(RunFolder(directory).cell, {"run_id": header.run_id, CHARGES: True})
+    folder, register = RunFolder(directory), Register(SPENT)
+    plan = LedgerContents(header, planned, planned.total(), GENESIS, False)
+    booking = partial(booked, folder, records, SPENT, partial(register.add_cell, records, study, plan))
+    if first_header(folder.ledger):
+        with booking():
+            pass
+    return booking
 
 
-def _begins(folder: RunFolder) -> bool:
-    """Whether training would begin a ledger. It refuses to where a file relies on one that is missing."""
-    whole = folder.ledger.exists() and b"\n" in folder.ledger.read_bytes()
-    return not (whole or any(file.exists() for file in folder.released))
+def paid_so_far(*, private: bool = False) -> str | None:
+    """The sentence that says what the pipeline's records have paid so far; None if they have paid nothing.
 
-
-def paid_so_far() -> str | None:
-    """The sentence that says what the pipeline's records have paid so far; None if they have paid nothing."""
-    register, records = Register(SPENT), records_digest()
+    Args:
+        private: whether to say only what is wrong with the register: what these very records paid is then private.
+    """
+    register = Register(SPENT)
+    if private:
+        return "; ".join(register.faults()) or None
+    records = records_digest()
     earlier, others = register.earlier(records), register.elsewhere(records)
     here = f"these records paid before ({said(earlier)}); new cells add to that: `dptune spent {SPENT}`"
     return "; ".join([*([here] if earlier else []), *others]) or None

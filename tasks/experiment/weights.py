@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from dptune.files import sha256
+from dptune.files import put_folder, sha256
 from dptune.mechanisms.rl import LearnedControl
 from dptune.privacy.ledger_file import LedgerContents
 from dptune.privacy.run_folder import RunFolder
@@ -23,8 +23,7 @@ def write_adapter(model: Any, directory: Path) -> None:
     except BaseException:  # on a full disk, what stays would make the next try fail too
         shutil.rmtree(partial, ignore_errors=True)
         raise
-    shutil.rmtree(final, ignore_errors=True)
-    partial.rename(final)
+    put_folder(partial, final)
 
 
 def adapter_digest(directory: Path) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import asdict
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 from dptune.audit.updates import audit_updates
 from dptune.audit.verdict import CHECKS, certificate, judged
 from dptune.errors import DptuneError
-from dptune.files import write_json
+from dptune.files import read_json, write_json
 from dptune.policy.method import Dppg
 from dptune.privacy.entropy import OsEntropy
 from tasks.identity import code_digest
@@ -32,7 +31,7 @@ def audits(settings: PolicySettings) -> list[dict[str, Any]]:
     Raises: DptuneError if an attack shows more than is certified; for sound updates with probability ``FALSE_ALARMS``.
     """
     file, key = POLICY / "audits.json", audit_key(settings)
-    if file.exists() and (content := json.loads(file.read_text(encoding="utf-8")))["key"] == key:
+    if file.exists() and (content := read_json(file))["key"] == key:
         rows: list[dict[str, Any]] = content["rows"]
         return rows
     rows = [_audit(critic, updates, settings) for critic, updates in ATTACKED] if settings.audit_trials else []

@@ -16,31 +16,35 @@ from dataclasses import asdict, dataclass, field
 from functools import partial
 from itertools import product
 from pathlib import Path
+from random import Random
 from secrets import SystemRandom
 from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 import typer
 
-from dptune.audit.contrast import shown_above
 from dptune.corpus.canaries import ALPHABET, SECRET_LENGTH, suffix
 from dptune.corpus.records import Records, read_records
+from dptune.corpus.splits import keys_of
 from dptune.errors import ConfigError
-from dptune.files import jsonable, locked, private_directory, sha256, write_json, write_text
+from dptune.files import jsonable, locked, private_directory, read_json, sha256, write_json, write_text
 from dptune.policy.method import PUBLISHED_ACCOUNTANT, Dppg, calibrated_method, method_of
 from dptune.privacy.entropy import OsEntropy
 from dptune.privacy.ledger_file import read_ledger
 from dptune.privacy.run_folder import RunFolder
 from dptune.privacy.run_header import RunHeader
-from tasks.experiment.spent import register_plan, run_id_of
+from dptune.privacy.spent import Register
+from dptune.training.groups import hash_keys, turns_of
+from tasks.experiment.spent import plan_booking, run_id_of
 from tasks.identity import code_digest
-from tasks.paths import DATA, PUBLIC_MODEL, PUBLIC_NARRATIVES, SPLITS
+from tasks.paths import DATA, PUBLIC_MODEL, PUBLIC_NARRATIVES, SPENT, SPLITS
 from tasks.settings.library_section import as_json, part_of
 from tasks.settings.rlhf import Rlhf, settings_of
 from tasks.split_records import split_digest
 from tasks.stage import run_command
 
 if TYPE_CHECKING:
+    from dptune.audit.verdict import Certificate
     from dptune.policy.language.learner import Figures, LanguageLearner
     from dptune.policy.language.prompts import Prompts, Stream
     from dptune.policy.language.training import LanguageState
@@ -125,13 +129,11 @@ class PromptCanary:
     """A user whom the auditor adds if a fair coin says so. Private.
 
     Attributes:
-        slot: slot in the stream of users.
-        record: number of the record in the attack split that gives the prompt.
+        record: number of the record in the attack split that gives the prompt; it decides the canary's update.
         secret: secret in the prompt.
         included: result of the coin.
     """
 
-    slot: int
     record: int
     secret: str = field(repr=False)
     included: int = field(repr=False)
@@ -142,40 +144,48 @@ class PromptPlan:
     """Secrets of all prompts, and the canaries. Private. Secrets and coins come from the operating system's entropy.
 
     Attributes:
-        secrets: secret of each slot's prompt, where no canary takes the slot.
+        salt: decides the secret in the prompt of each record of the train split, by the record's own key.
         canaries: the auditor's users.
     """
 
-    secrets: tuple[str, ...] = field(repr=False)
+    salt: str = field(repr=False)
     canaries: tuple[PromptCanary, ...] = field(repr=False)
 
     @classmethod
     def draw(cls, cell: RlhfCell, hosts: Records) -> PromptPlan:
-        """Draw a secret for every slot, and canaries in random slots; which slots they are is public.
+        """Draw the salt of the secrets, and canaries on records of the attack split; which records is public.
 
-        Raises: ConfigError for more canaries than slots or records.
+        They are those with the least hashes of their own keys, so that a record that leaves changes one canary.
+
+        Raises: ConfigError for more canaries than records.
         """
-        slots, entropy = cell.users * cell.settings.updates, SystemRandom()
-        count = cell.settings.canaries if cell.settings.telemetry == "research" else 0
-        if count > min(slots, len(hosts.record)):
-            problem = f"{count} do not fit into {slots} slots and {len(hosts.record)} records of the attack split"
+        count, salt, entropy = cell.settings.canaries, secrets.token_hex(32), SystemRandom()
+        if cell.settings.telemetry != "research":
+            return cls(salt, ())
+        if count > len(hosts.record):
+            problem = f"there are {len(hosts.record)} records of the attack split for {count}"
             raise ConfigError("canaries", problem, fix="plant fewer")
-        order = np.random.default_rng([cell.seed, 0])
-        where, which = order.permutation(slots)[:count], order.permutation(hosts.record)[:count]
-        secrets = ("".join(entropy.choice(ALPHABET) for _ in range(SECRET_LENGTH)) for _ in range(slots + count))
-        canaries = [
-            PromptCanary(slot, record, next(secrets), entropy.getrandbits(1))
-            for slot, record in zip(where.tolist(), which.tolist(), strict=True)
-        ]
-        return cls(tuple(secrets), tuple(canaries))
+        which = hosts.record[np.argsort(hash_keys(keys_of(hosts, "record"), cell.seed), stable=True)[:count]]
+        canaries = (PromptCanary(one, draw_secret(entropy), entropy.getrandbits(1)) for one in which.tolist())
+        return cls(salt, tuple(canaries))
 
     @classmethod
     def of(cls, cell: RlhfCell, hosts: Records, path: Path) -> PromptPlan:
         """Read the plan that the run began with from ``path``, or draw one and write it there."""
         if not path.exists():
             write_json(path, asdict(cls.draw(cell, hosts)))
-        stored = json.loads(path.read_text(encoding="utf-8"))
-        return cls(tuple(stored["secrets"]), tuple(PromptCanary(**canary) for canary in stored["canaries"]))
+        stored = read_json(path)
+        return cls(stored["salt"], tuple(PromptCanary(**canary) for canary in stored["canaries"]))
+
+
+def secret_of(salt: str, key: int) -> str:
+    """The secret of a record: a function of the salt and of the record's own key. Private."""
+    return draw_secret(Random(hmac.digest(bytes.fromhex(salt), str(key).encode(), "sha256")))
+
+
+def draw_secret(entropy: Random) -> str:
+    """Draw a secret, all of which are as likely."""
+    return "".join(entropy.choice(ALPHABET) for _ in range(SECRET_LENGTH))
 
 
 def run_cell(cell: RlhfCell, device: str = "cpu") -> dict[str, Any]:
@@ -190,26 +200,31 @@ def run_cell(cell: RlhfCell, device: str = "cpu") -> dict[str, Any]:
     with locked(folder.lock):
         if not folder.results.exists():
             write_json(folder.results, _run(cell, directory, device))
-    results: dict[str, Any] = json.loads(folder.results.read_text(encoding="utf-8"))
+    results: dict[str, Any] = read_json(folder.results)
     return results
 
 
 def _run(cell: RlhfCell, directory: Path, device: str) -> dict[str, Any]:
+    from dptune.audit.refutation import run_certificate
     from dptune.policy.language.training import train
     from dptune.training.model import save_adapter
 
     learner, paying = _learner(cell, device), split_digest()
+    for fault in Register(SPENT).faults():
+        _log.warning("%s", fault)
     records, hosts = (read_records(SPLITS / f"{side}.parquet") for side in ("train", "attack"))
     plan = PromptPlan.of(cell, hosts, directory / PROMPTS)
     public, held_out = _public_prompts(cell, learner)
-    users = _stream(cell, plan, records, hosts, learner)
     header, on_point = _header(cell, records, run_id_of(directory)), partial(_log_point, cell)
-    register_plan(directory, paying, STUDY, header, learner.method.planned(cell.settings.updates))
-    state, curve = train(learner, users, public, held_out, header, directory, OsEntropy(), on_point)
+    users = _stream(cell, plan, records, hosts, learner, header.run_id)
+    booking = plan_booking(directory, paying, STUDY, header, learner.method.planned(cell.settings.updates))
+    state, curve = train(learner, users, public, held_out, header, directory, OsEntropy(), on_point, booking)
     save_adapter(learner.policy.peft(state.adapter), private_directory(RunFolder(directory).adapter))
     results = _results(cell, directory, learner, curve)
     if plan.canaries:
-        results["audit"] = _audit(cell, plan, hosts, learner, state, users, public)
+        contents = read_ledger(RunFolder(directory).ledger)
+        known = run_certificate(contents.header, contents.composition)
+        results["audit"] = _audit(cell, plan, known, hosts, learner, state, users, public)
         results["violations"] = violations(results)
     return results
 
@@ -252,34 +267,41 @@ def _prompts(texts: list[str], learner: LanguageLearner) -> Prompts:
     return Prompts.of(texts, learner.policy.tokenizer, learner.bandit.prompt_tokens)
 
 
-def _stream(cell: RlhfCell, plan: PromptPlan, records: Records, hosts: Records, learner: LanguageLearner) -> Stream:
-    """Fill the slots with records of the train split, each at most once, and with the canaries. Private.
+def _stream(
+    cell: RlhfCell, plan: PromptPlan, records: Records, hosts: Records, learner: LanguageLearner, run_id: str
+) -> Stream:
+    """Deal the records of the train split, and the canaries, to the updates. Private.
 
-    Raises: ConfigError for more slots than records, or a prompt length that cuts off a canary's secret.
+    A record's turn is one of as many as K records each would make, by a hash of its own key: one that leaves moves no
+    other, as long as the number of turns is the same. That number is public, as the number of records is in all runs.
+    Records with a turn after the last update take no part. Canaries come last; a hash deals them to the run's updates.
+
+    Raises: ConfigError for more updates than turns, or a prompt length that cuts off a canary's secret.
     """
     import torch
 
     from dptune.audit.prompts import check_whole, insert_secret
     from dptune.policy.language.prompts import Stream
 
-    slots = cell.users * cell.settings.updates
-    if slots > len(records.record):
-        problem = f"{cell.settings.updates} updates of {cell.users} ask for more than {len(records.record)} prompts"
+    updates, turns = cell.settings.updates, len(records.record) // cell.users
+    if updates > turns:
+        problem = f"{updates} updates of {cell.users} ask for more than {len(records.record)} prompts"
         raise ConfigError("updates", problem, fix="use fewer, or more records (data.synthetic.encounters)")
-    rows = np.random.default_rng([cell.seed, 2]).permutation(len(records.record))[:slots]
-    ids, texts = records.record[rows].tolist(), list(map(records.texts("policy.rlhf").__getitem__, rows))
-    secrets, present = list(plan.secrets), torch.ones(slots, dtype=torch.bool)
-    host_texts = dict(zip(hosts.record.tolist(), hosts.text.to_pylist(), strict=True))
-    for canary in plan.canaries:
-        text = host_texts[canary.record]
-        ids[canary.slot], texts[canary.slot], secrets[canary.slot] = canary.record, text, canary.secret
-        present[canary.slot] = bool(canary.included)
+    keys = keys_of(records, "record")
+    turn = turns_of(keys, run_id, turns)
+    taking = np.flatnonzero(turn < updates)
+    keys, texts = keys[taking], list(map(records.texts("policy.rlhf").__getitem__, taking))
+    prompts = [insert_secret(text, secret_of(plan.salt, key)) for key, text in zip(keys.tolist(), texts, strict=True)]
+    row_of = {record: row for row, record in enumerate(hosts.record.tolist())}
+    own = np.array([row_of[canary.record] for canary in plan.canaries], dtype=np.int64)
+    own_keys = keys_of(hosts, "record")[own]
+    own_texts, own_secrets = hosts.text.take(own).to_pylist(), [canary.secret for canary in plan.canaries]
     # Only canaries are checked: an error because of a user's own text would tell of that text.
-    canary_texts = [host_texts[canary.record] for canary in plan.canaries]
-    canary_secrets = [canary.secret for canary in plan.canaries]
-    check_whole(learner.policy.tokenizer, canary_texts, canary_secrets, learner.bandit.prompt_tokens)
-    prompts = _prompts([insert_secret(text, secret) for text, secret in zip(texts, secrets, strict=True)], learner)
-    return Stream(tuple(ids), prompts, present)
+    check_whole(learner.policy.tokenizer, own_texts, own_secrets, learner.bandit.prompt_tokens)
+    prompts += [insert_secret(text, secret) for text, secret in zip(own_texts, own_secrets, strict=True)]
+    dealt = np.concatenate([turn[taking], turns_of(own_keys, run_id, updates)])
+    present = torch.tensor([True] * len(keys) + [bool(canary.included) for canary in plan.canaries])
+    return Stream(np.concatenate([keys, own_keys]), _prompts(prompts, learner), dealt, present)
 
 
 def _header(cell: RlhfCell, records: Records, run_id: str) -> RunHeader:
@@ -290,7 +312,7 @@ def _header(cell: RlhfCell, records: Records, run_id: str) -> RunHeader:
         epsilon=cell.epsilon,
         delta=cell.settings.delta,
         unit="prompt",
-        units=cell.users * cell.settings.updates,
+        units=len(records.record),
         data=str(records.about["label"]),
         telemetry=cell.settings.telemetry,  # the curve is of simulated users; the attacks' figures are not
         run_id=run_id,
@@ -299,13 +321,15 @@ def _header(cell: RlhfCell, records: Records, run_id: str) -> RunHeader:
 
 def _results(cell: RlhfCell, directory: Path, learner: LanguageLearner, curve: list[Figures]) -> dict[str, Any]:
     contents, last = read_ledger(RunFolder(directory).ledger), asdict(curve[-1])
+    units = contents.header.units
     return {
         "label": cell.label,
         "data": contents.header.data,
         "unit": contents.header.unit,
         "users": cell.users,
         "updates": cell.settings.updates,
-        "prompts": contents.header.units,
+        # Expected: how many records had a turn is private. Without the canaries.
+        "prompts": round(units * cell.settings.updates / (units // cell.users)),
         "seed": cell.seed,
         "budget_epsilon": cell.epsilon,
         "delta": cell.settings.delta,
@@ -324,6 +348,7 @@ def _results(cell: RlhfCell, directory: Path, learner: LanguageLearner, curve: l
 def _audit(
     cell: RlhfCell,
     plan: PromptPlan,
+    known: Certificate,
     hosts: Records,
     learner: LanguageLearner,
     state: LanguageState,
@@ -337,17 +362,17 @@ def _audit(
 
     settings, policy, canaries = cell.settings, learner.policy, plan.canaries
     host_texts = dict(zip(hosts.record.tolist(), hosts.text.to_pylist(), strict=True))
-    texts, slots = [host_texts[canary.record] for canary in canaries], [canary.slot for canary in canaries]
-    secrets = [canary.secret for canary in canaries]
+    texts, secrets = [host_texts[canary.record] for canary in canaries], [canary.secret for canary in canaries]
+    own = slice(-len(canaries), None)  # canaries come last
     included = np.array([bool(canary.included) for canary in canaries])
     tuned, width = policy.peft(state.adapter), settings.prompt_tokens
     scores = {
         "secrets": secret_scores(tuned, policy.model, policy.tokenizer, texts, secrets, max_length=width, rows=_ROWS),
-        "updates": update_scores(learner, state, users.prompts[slots], slots, public),
+        "updates": update_scores(learner, state, users.prompts[own], users.keys[own], users.updates[own], public),
     }
     alarm = 1 - settings.false_alarms / len(scores)
     figures: dict[str, Any] = {
-        name: attack_figures(values, included, settings.delta, settings.confidence, alarm)
+        name: attack_figures(values, included, known, settings.delta, settings.confidence, alarm)
         for name, values in scores.items()
     }
     planted = [
@@ -362,17 +387,15 @@ def _audit(
 
 
 def violations(results: dict[str, Any]) -> list[str]:
-    """Find the bounds that exceed the certified epsilon, a sentence for each. Private.
+    """The accusations of the attacks, a sentence for each. Private.
 
     A sound run has any with probability ``false_alarms`` at most.
     """
-    certified = float(results["epsilon_certified"])
     return [
-        f"{results['label']}: an attack on its canaries ({attack}) shows epsilon >= {lower}, "
-        f"but {upper} is certified: the mechanism, its accountant or its data handling is wrong"
+        f"{results['label']}: an attack on its canaries ({attack}) {said}: the mechanism, its accountant or its data "
+        "handling is wrong"
         for attack in ATTACKS
-        if (shown := results["audit"][attack]["epsilon_alarm"]) > certified
-        for lower, upper in [shown_above(shown, certified)]
+        if (said := results["audit"][attack]["accusation"])
     ]
 
 

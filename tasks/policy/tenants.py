@@ -22,7 +22,7 @@ import typer
 
 from dptune.digits import at_most
 from dptune.errors import DataError
-from dptune.files import jsonable, locked, private_directory, sha256, write_json
+from dptune.files import jsonable, locked, private_directory, read_json, sha256, write_json
 from dptune.privacy.run_folder import RunFolder
 from dptune.privacy.set_aside import set_aside, spending_of
 from tasks.identity import code_digest
@@ -55,7 +55,7 @@ def run_tenants(settings: Tenants, directory: Path = TENANTS, device: str = "cpu
     private_directory(directory.parent)
     with locked(directory.parent / f"{directory.name}.lock"):
         if _is_finished(private_directory(directory), settings):
-            return dict(json.loads(RunFolder(directory).results.read_text(encoding="utf-8")))
+            return read_json(RunFolder(directory).results)
         setting, tenants = _make_setting(settings, device)
         old, new = tenants[: -settings.new_tenants], tenants[-settings.new_tenants :]
         start = time.monotonic()
@@ -88,7 +88,7 @@ def _is_finished(directory: Path, settings: Tenants) -> bool:
     An unfinished run of the same settings is left as it is. A run of others is set aside with its ledger.
     """
     content, file = {"settings": as_json(settings), **_inputs()}, directory / _SETTINGS
-    if file.exists() and json.loads(file.read_text(encoding="utf-8")) == content:
+    if file.exists() and read_json(file) == content:
         return RunFolder(directory).results.exists()
     if spending_of(directory):
         earlier, spending = set_aside(directory)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import asdict
 from pathlib import Path
@@ -12,7 +11,7 @@ import torch
 from peft import PeftModel
 
 from dptune.corpus.records import read_about
-from dptune.files import jsonable, private_directory, write_json
+from dptune.files import jsonable, private_directory, read_json, write_json
 from dptune.prediction.protocols import priced_answers
 from dptune.prediction.scoring import score_model, summed_up
 from dptune.privacy.run_folder import RunFolder
@@ -62,7 +61,7 @@ def _models(plan: EnsemblePlan, tokens: Tokens, device: str) -> list[Row]:
     if not EXPERIMENT.exists():
         return rows
     for result, name in zip(read_results(EXPERIMENT, RUNS), listed_cells(EXPERIMENT), strict=True):
-        cell = json.loads(RunFolder(RUNS / name).cell.read_text(encoding="utf-8"))
+        cell = read_json(RunFolder(RUNS / name).cell)
         if cell["model"] != plan.model.model_dump() or result["unit"] in MADE_OF_OTHERS:
             continue
         adapter = RunFolder(RUNS / name).adapter

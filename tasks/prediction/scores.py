@@ -11,7 +11,7 @@ from typing import Any
 
 from dptune.corpus.records import read_records
 from dptune.errors import DataError
-from dptune.files import jsonable, private_directory, write_json
+from dptune.files import jsonable, private_directory, read_json, write_json
 from dptune.prediction.ensemble import load_adapters, read_manifest
 from dptune.prediction.scoring import RecordScore, score_records
 from dptune.training.data import Tokens
@@ -105,7 +105,7 @@ def _written(score: RecordScore) -> dict[str, Any]:
 
 def _read(file: Path) -> RecordScore:
     try:
-        stored = json.loads(file.read_text(encoding="utf-8"))
+        stored = read_json(file)
         laws = {key: _numbers(stored[key]) for key in ("losses", "sampled", "private")}
         return RecordScore(tokens=int(stored["tokens"]), average=float(stored["average"]), **laws)
     except (OSError, ValueError, KeyError, TypeError) as error:

@@ -8,7 +8,6 @@ and from data/reports of studies that ran as experiments of DVC.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -19,7 +18,7 @@ import yaml
 
 from dptune.digits import at_most
 from dptune.errors import ConfigError
-from dptune.files import write_text
+from dptune.files import read_json, write_text
 from dptune.mechanisms.planning import Schedule, calibrated, planned
 from dptune.mechanisms.registry import build
 from dptune.units import RECORD
@@ -41,6 +40,9 @@ that were measured here at the epsilon that the ledger of each run certifies. Wr
 **What may be set beside what.** Models differ, and so do trained weights (papers train all, here adapters) and some
 implementations of metrics. So an absolute score here and one of a paper say nothing about each other. Orderings of
 mechanisms, and shares of the score of training without privacy, may be compared.
+
+Papers shuffle their batches, which their accountants and dptune's take for Poisson samples. So nothing certifies the
+papers' own runs: beside them stands what their noise would certify if it had been sampled by Poisson.
 """
 
 
@@ -88,7 +90,7 @@ def _printed(claimed: dict[str, Any]) -> Iterator[str]:
             "model",
             "mechanism",
             "claimed ε",
-            "certified ε",
+            "certified ε, if it had been sampled by Poisson",
             *claimed["metrics"],
             _share_name("constant" in claimed),
         ],
@@ -110,7 +112,7 @@ def _printed(claimed: dict[str, Any]) -> Iterator[str]:
 
 
 def _certified(row: dict[str, Any]) -> str:
-    return at_most(row["certified"], 4) if "certified" in row else "not known"
+    return at_most(row["certified_if_poisson"], 4) if "certified_if_poisson" in row else "not known"
 
 
 def _share_printed(row: dict[str, Any], values: Sequence[float], claimed: dict[str, Any]) -> str:
@@ -276,7 +278,7 @@ def _with_deviation(mean: float, deviation: float | None) -> str:
 def answers_by_study(files: Sequence[Path]) -> dict[str, dict[str, Any]]:
     """What private prediction wrote last for each experiment, of those files that exist; none where it was skipped."""
     present = sorted((file for file in files if file.exists()), key=lambda file: file.stat().st_mtime)
-    contents = [json.loads(file.read_text(encoding="utf-8")) for file in present]
+    contents = [read_json(file) for file in present]
     return {str(one["name"]): one for one in contents if "rows" in one}
 
 

@@ -22,12 +22,15 @@ class Claim:
         limit: epsilon in the limit of high dimension, for noise that is not Gaussian: a diagnostic, no bound.
         shown: the largest lower bound on a run's epsilon that its planted canaries prove; None without audit.
         step: the white-box audit of one private step that shows most; None without it.
+        refutable: the largest certified epsilon that the canaries could have refuted, 0 if none; None where no audit
+            says it.
     """
 
     group: SeedGroup
     limit: float | None
     shown: float | None
     step: dict[str, Any] | None
+    refutable: float | None = None
 
 
 def claims(
@@ -50,10 +53,12 @@ def shown_epsilon(audit: Mapping[str, Any]) -> float | None:
     return max(found, default=None)
 
 
-def most_shown(audit: Mapping[str, Any]) -> float | None:
-    """The largest epsilon that such an attack could have shown, at the same confidence; None without one."""
-    found = [float(audit[attack]["most"]) for attack in ATTACKS if "most" in audit.get(attack, {})]
-    return max(found, default=None)
+def refutable_epsilon(audit: Mapping[str, Any]) -> float | None:
+    """The largest certified epsilon that such an attack could have refuted; 0 if not even the run's own, and None where
+    the audit does not say.
+    """
+    name = "epsilon_refutable"
+    return max((float(audit[attack][name]) for attack in ATTACKS if name in audit.get(attack, {})), default=None)
 
 
 def limit_of(ledger: Path) -> float | None:
@@ -76,5 +81,6 @@ def _claim(group: SeedGroup, audits: Mapping[str, dict[str, Any]], limits: Mappi
         group=group,
         limit=limits.get(first["label"]),
         shown=max(shown, default=None),
+        refutable=max((one for audit in mine if (one := refutable_epsilon(audit)) is not None), default=None),
         step=max(steps, key=lambda step: float(step["epsilon_audited"]), default=None),
     )

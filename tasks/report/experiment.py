@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import json
 import logging
 import math
 import shutil
@@ -11,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from dptune.files import replacing, write_json, write_text
+from dptune.files import read_json, replacing, write_json, write_text
 from dptune.privacy.run_folder import RunFolder
 from dptune.privacy.set_aside import Spending
 from tasks import tracking
@@ -23,7 +22,7 @@ from tasks.charts.curves import curves, spent
 from tasks.charts.groups import EPSILONS, Result, over_seeds, perplexity_metric, untuned
 from tasks.charts.looks import Look, looks
 from tasks.charts.utility import NAMES, utility
-from tasks.experiment.guarantee import GUARANTEE
+from tasks.experiment.guarantee import shared_guarantees
 from tasks.experiment.listed import listed_cells, read_results
 from tasks.paths import AUDITS, DATA, EXPERIMENT, REPORT, RUNS
 from tasks.report.answer import answer_lines, caveats, further_lines, rankings
@@ -72,7 +71,7 @@ def report(name: str | None = None, folder: Path = DATA) -> None:
 def read_audits(experiment: Path, audits: Path) -> list[Audit]:
     """The audits of the cells that an experiment file lists; cells without an audit are left out."""
     files = [audits / name / "audit.json" for name in listed_cells(experiment)]
-    return [json.loads(file.read_text(encoding="utf-8")) for file in files if file.exists()]
+    return [read_json(file) for file in files if file.exists()]
 
 
 def write_report(
@@ -164,7 +163,7 @@ def _write_page(
         audits=audits,
         mechanism_of={str(result["label"]): str(result["mechanism"]) for result in results},
         controllers=[figure.name for figure in moved],
-        guarantees=sorted({GUARANTEE[str(result["telemetry"])] for result in results}),
+        guarantees=shared_guarantees(results),
         sources=sorted({result["data"] for result in results}),
         public_sources=sorted({result["public_data"] for result in results if "public_data" in result}),
         synthetic=any(result["synthetic"] for result in results),

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from dptune.errors import ConfigError
+from dptune.files import read_json
 from dptune.privacy.run_folder import RunFolder
 from tasks.charts.groups import Result
 from tasks.settings.training import RULE
@@ -54,7 +55,7 @@ class _Run:
 
 
 def _read(file: Path) -> dict[str, Any]:
-    return dict(json.loads(file.read_text(encoding="utf-8")))
+    return read_json(file)
 
 
 def _study(name: str, runs: Sequence[_Run]) -> FinishedStudy:

@@ -6,6 +6,8 @@ import math
 
 from markupsafe import Markup
 
+from dptune.digits import at_least
+
 DIVERGED = "diverged"
 _LARGE, _HUGE, _MOST_PLACES = 10_000, 1e9, 6
 
@@ -25,6 +27,11 @@ def spread_text(spread: float, mean: float) -> str:
     """A deviation with the decimals of its mean."""
     decimals = len(digits4(mean).partition(".")[2])
     return f"{spread:.{decimals}f}" if math.isfinite(spread) else DIVERGED
+
+
+def could_refute(epsilon: float | str) -> str:
+    """The largest certified epsilon that an attack could have refuted; in words, where it is 0."""
+    return at_least(float(epsilon)) if float(epsilon) > 0 else "cannot refute"
 
 
 def exact(value: float | str) -> Markup:

@@ -22,7 +22,7 @@ from dptune.files import write_text
 from tasks.charts.canvas import DARK, Figure, for_page, names_in, program
 from tasks.charts.looks import Look
 from tasks.paths import DATA, REPORT, REPORTS
-from tasks.report.numbers import digits4, exact, spread_text
+from tasks.report.numbers import could_refute, digits4, exact, spread_text
 
 INDEX = "index.html"
 _TEMPLATES = Path(__file__).with_name("templates")
@@ -90,6 +90,7 @@ def environment(looks: Mapping[str, Look]) -> Environment:
         "delta": at_most,
         "noise": at_most,  # whoever types it spends no more than was certified
         "shown": at_least,
+        "could_refute": could_refute,
         "exact": exact,
         "digits4": digits4,
         "spread": spread_text,

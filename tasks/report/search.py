@@ -5,7 +5,6 @@ It is made of what ``tasks.search.run`` kept and of the public certificate, so i
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from dptune.digits import at_most
+from dptune.files import read_json
 from dptune.privacy.certificate import FILE, SearchCertificate, read_certificate
 from dptune.privacy.run_folder import RunFolder
 from dptune.privacy.runs_within import FOLDER, said_within
@@ -64,7 +64,7 @@ def write_page(folder: Path, directory: Path) -> str:
 
     Raises: DptuneError for a certificate that was edited.
     """
-    results: Results = json.loads(RunFolder(folder).results.read_text(encoding="utf-8"))
+    results: Results = read_json(RunFolder(folder).results)
     proof = proof_of(folder, results)
     certificate = None if results["rehearsed"] else read_certificate(proof)
     figures = []
@@ -126,7 +126,7 @@ def failure(results: Results) -> str:
 
 def failure_of(folder: Path) -> str | None:
     """Why the ended search in ``folder`` released nothing, as a clause; None if it released a winner."""
-    results: Results = json.loads(RunFolder(folder).results.read_text(encoding="utf-8"))
+    results: Results = read_json(RunFolder(folder).results)
     return None if released(results) else failure(results)
 
 
@@ -135,7 +135,7 @@ def unranked(folder: Path) -> bool:
     results = RunFolder(folder).results
     if not ((folder / FOLDER).is_dir() and results.exists()):
         return False
-    return "ranking" not in json.loads(results.read_text(encoding="utf-8"))
+    return "ranking" not in read_json(results)
 
 
 def proof_of(folder: Path, results: Results) -> Path:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from dptune.digits import at_most
+from dptune.files import read_json
+from dptune.tuning.card import NO_GUARANTEE, has_guarantee, why_not
 from dptune.tuning.sampling import Sampled
 from tasks.charts.canvas import save
 from tasks.charts.looks import looks
@@ -49,7 +49,7 @@ def write_page(found: Sampled, result: Mapping[str, Any], file: Path) -> str:
         name=name,
         result=result,
         header=header,
-        guaranteed=math.isfinite(found.adapter.epsilon),
+        guaranteed=has_guarantee(found.adapter.epsilon),
         epsilons=found.adapter.contents.epsilons,
         audited=audited(name),
         figures_of_texts=shown_figures(found.figures),
@@ -66,9 +66,8 @@ def answer(found: Sampled, mechanism: str) -> str:
     """The sentence that opens the page: how many texts there are, and what is guaranteed."""
     count, contents = len(found.rows), found.adapter.contents
     texts = f"{count:,} SYNTHETIC text{'s' if count != 1 else ''}"
-    if not math.isfinite(found.adapter.epsilon):
-        why = "; ".join(contents.epsilons.leaks) or "its noise is too small"
-        return f"{texts} with NO GUARANTEE: `{mechanism}` has no certified ε ({why})."
+    if not has_guarantee(found.adapter.epsilon):
+        return f"{texts} with {NO_GUARANTEE}: `{mechanism}` has no certified ε ({why_not(contents.epsilons.leaks)})."
     cost = f"certified ε = {at_most(found.adapter.epsilon)} at δ = {at_most(contents.header.delta)}"
     return f"{texts} with the guarantee of `{mechanism}`: {cost}, however many are drawn."
 
@@ -90,4 +89,4 @@ def shown_figures(figures: Mapping[str, float]) -> dict[str, str]:
 def audited(run: str) -> float | None:
     """The largest lower bound that an audit of the run shows; None if it was not audited, or nothing was planted."""
     file = AUDITS / run / "audit.json"
-    return shown_epsilon(json.loads(file.read_text(encoding="utf-8"))) if file.exists() else None
+    return shown_epsilon(read_json(file)) if file.exists() else None

@@ -10,7 +10,7 @@ from typing import Any
 from tasks.charts.groups import SAME_EPSILON, SeedGroup
 from tasks.experiment.guarantee import GUARANTEE
 from tasks.report.answer import Ranking
-from tasks.report.claims import most_shown, shown_epsilon
+from tasks.report.claims import refutable_epsilon, shown_epsilon
 
 Audit = dict[str, Any]
 
@@ -29,14 +29,14 @@ class ResultRow:
 
     Attributes:
         audited: the largest epsilon that an attack on one of its runs shows; None without audit.
-        most: the largest that one could have shown; None without audit.
+        refutable: the largest certified epsilon that one could have refuted, 0 if none; None where no audit says it.
         share: the part of the non-private gain that it keeps; None where that has no meaning.
         best: whether no other mechanism of this certified epsilon is known to be better.
     """
 
     group: SeedGroup
     audited: float | None
-    most: float | None
+    refutable: float | None
     share: float | None
     best: bool
     warnings: tuple[Remark, ...]
@@ -95,7 +95,7 @@ def _row(group: SeedGroup, audits: dict[str, Audit], rankings: Sequence[Ranking]
     return ResultRow(
         group=group,
         audited=max((one for one in map(shown_epsilon, mine) if one is not None), default=None),
-        most=max((one for one in map(most_shown, mine) if one is not None), default=None),
+        refutable=max((one for one in map(refutable_epsilon, mine) if one is not None), default=None),
         share=share,
         best=any(group in ranking.tied and len(ranking.candidates) > 1 and ranking.seeds > 1 for ranking in mine_in),
         warnings=tuple(_numbered(word, text, notes) for word, text in _warnings(group, mine)),
@@ -112,9 +112,10 @@ def _warnings(group: SeedGroup, audits: Sequence[Audit]) -> list[tuple[str, str]
     """A word and a sentence for each thing that a reader of the row must know."""
     found = [("BUG", f"BUG: {sentence}.") for audit in audits for sentence in audit.get("violations", [])]
     first = group.first
-    found += [("no guarantee" if first["leaks"] else "conditions", text) for text in _conditions(group)]
+    found += [("no guarantee" if _unproved(group) else "conditions", text) for text in _conditions(group)]
     if not math.isfinite(group.mean):
         found.append(("diverged", "A run diverged: its perplexity is no finite number."))
+    found += [("no update", text) for text in _idle(group)]
     budget, held = first["budget_epsilon"], str(first["accounting"]).replace("_", " ")
     if budget is not None and budget * (1 + SAME_EPSILON) < group.certified < math.inf:
         found.append(("over budget", f"The budget holds for ε {held}; what is proved is more."))
@@ -122,6 +123,19 @@ def _warnings(group: SeedGroup, audits: Sequence[Audit]) -> list[tuple[str, str]
         gradients = f"{first['crafted']} gradients of an auditor's own took part in these runs; they cost utility."
         found.append(("for auditing", f"For auditing. {gradients}"))
     return list(dict.fromkeys(found))
+
+
+def _idle(group: SeedGroup) -> list[str]:
+    """The sentence about runs whose agent was to learn and made no update; none where each did, or had no agent."""
+    idle = [one for one in group.results if (own := one.get("learning")) and not own["updates"]]
+    if not idle:
+        return []
+    acted = max(one["learning"].get("actions", 0) for one in idle)
+    return [
+        f"The agent of {group.mechanism} made no update in {len(idle)} of {len(group.results)} runs: at most "
+        f"{acted} action{'' if acted == 1 else 's'} and 0 rounds in {idle[0]['releases']} releases. It learns from its "
+        "second action on: train longer, or lower warmup or interval."
+    ]
 
 
 def _conditions(group: SeedGroup) -> list[str]:

@@ -10,6 +10,7 @@ from typing import Any
 from dptune.errors import ConfigError
 from dptune.tuning.search.space import Space
 from dptune.tuning.settings import TuneSettings
+from dptune.units import RECORD
 from dptune.update_rule import UpdateRule
 from tasks.paths import SEARCH
 from tasks.search.twin import check_twin
@@ -76,7 +77,8 @@ def check_search(settings: Settings) -> None:
         problem = "is true, and it tells perplexities of held-out private records, which private telemetry keeps back"
         raise ConfigError("search.check_ranking", problem, fix="use false, or experiment.telemetry: research")
     try:
-        tune_settings(settings, "records", None)
+        unit = None if settings.data.unit == RECORD else settings.data.unit
+        tune_settings(settings, "records", None).check_rows(unit)
     except ConfigError as error:
         raise in_the_file(error, settings) from None
 
@@ -100,7 +102,6 @@ def tune_settings(settings: Settings, called: str, device: str | None) -> TuneSe
         learning_rate=training.learning_rate,
         **{name: getattr(training, name) for name in _RULE},
         max_length=training.max_length,
-        cut_records=True,
         records_per_unit=training.records_per_unit,
         rows=training.physical_batch_size,
         gradient_checkpointing=training.gradient_checkpointing,

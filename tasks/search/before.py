@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 from hashlib import sha256
 from pathlib import Path
 
+from dptune.files import forget_times, read_json, write_json
 from dptune.files import sha256 as digest_of
-from dptune.files import write_json
 from dptune.plugins import plugins_of
 from dptune.privacy.run_folder import RunFolder
 from dptune.privacy.runs_within import runs_within
@@ -40,16 +39,16 @@ def shown(settings: Settings, page: Path) -> str | None:
     file = folder_of(settings) / _SHOWN
     if not (file.exists() and page.exists()) or any(map(weights_in, runs_within(file.parent))):
         return None
-    known = json.loads(file.read_text(encoding="utf-8"))
+    known = read_json(file)
     same = known["asked"] == _asked(settings) and known["page"] == digest_of(page)
     return str(known["answer"]) if same else None
 
 
 def remember_shown(settings: Settings, page: Path, answer: str) -> None:
-    """Keep what a page was made of. The file has no time, as all that a search leaves."""
+    """Keep what a page was made of. The file bears no time, as all in the folder of a search."""
     file = folder_of(settings) / _SHOWN
     write_json(file, {"asked": _asked(settings), "page": digest_of(page), "answer": answer})
-    os.utime(file, (0, 0))
+    forget_times(file.parent)
 
 
 def _asked(settings: Settings) -> str:

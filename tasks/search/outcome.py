@@ -6,7 +6,6 @@ be measured need not stay. A process that dies while it trains is another matter
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 import shlex
@@ -15,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from dptune.errors import ConfigError, DivergedError, DptuneError
-from dptune.files import write_json
+from dptune.files import read_json, write_json
 from dptune.privacy.run_folder import RunFolder
 from dptune.privacy.runs_within import FOLDER, runs_within
 from dptune.privacy.set_aside import earlier_runs, spending_of
@@ -113,7 +112,7 @@ def _known(prepared: PreparedRun, out: Path) -> float | None:
     if not (out / FILE).exists():
         return None
     check_ended(prepared, out)
-    return float(json.loads((out / FILE).read_text(encoding="utf-8"))["figure"])
+    return float(read_json(out / FILE)["figure"])
 
 
 def _keep(out: Path, figure: float) -> None:

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from dptune.files import read_json
 from dptune.privacy.certificate import FILE
 from dptune.privacy.run_folder import RunFolder
 from tasks import tracking
@@ -22,7 +23,7 @@ def publish(folder: Path, page: Path, answer: str) -> bool:
 
     Returns: whether MLflow has all of it.
     """
-    results = json.loads(RunFolder(folder).results.read_text(encoding="utf-8"))
+    results = read_json(RunFolder(folder).results)
     tags = {"telemetry": results["telemetry"], "data": results["data"], tracking.NOTE: answer}
     parent = tracking.parent_run(EXPERIMENT, {}, timed=False)
     run = tracking.ChildRun(

@@ -24,8 +24,9 @@ from dptune.mechanisms.planning import price
 from dptune.privacy.runs_within import FOLDER
 from dptune.privacy.set_aside import earlier_runs
 from dptune.privacy.spent import Register
+from dptune.tuning.card import HELD_OUT
 from dptune.tuning.prepare import PreparedRun
-from dptune.tuning.run import HELD_OUT, Tuned, run
+from dptune.tuning.run import Tuned, run
 from dptune.tuning.search.rehearsal import Rehearsed
 from dptune.tuning.search.space import Configuration
 from tasks.search.outcome import figure_of, forget_weights, is_priced

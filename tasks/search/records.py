@@ -60,6 +60,8 @@ def _row(content: Content) -> dict[str, Any]:
             return {"text": text}
         case PromptTarget(prompt, target):
             return {"prompt": prompt, "completion": target}
-        case Chat(messages):
-            return {"messages": list(messages)}
+        case Chat(messages, inputs, prompt):
+            if prompt:
+                return {"prompt": list(messages[:prompt]), "completion": list(messages[prompt:]), **inputs}
+            return {"messages": list(messages), **inputs}
     raise ConfigError("search.score", "rehearsal has no classifiers yet", fix="use noisy")

@@ -21,15 +21,16 @@ import typer
 from dptune.corpus.reading.read import Sides
 from dptune.digits import at_most
 from dptune.errors import ConfigError, DptuneError
-from dptune.files import PRIVATE_FILE, locked, private_directory, write_json
+from dptune.files import PRIVATE_FILE, forget_times, locked, private_directory, read_json, write_json
 from dptune.mechanisms.planning import price
 from dptune.privacy.certificate import FILE, SearchCertificate, read_certificate
 from dptune.privacy.run_folder import RunFolder
 from dptune.privacy.runs_within import runs_within
 from dptune.privacy.spent import Register
 from dptune.tuning.base import open_base
+from dptune.tuning.card import PUBLIC
 from dptune.tuning.prepare import PreparedRun, prepare_sides
-from dptune.tuning.run import PUBLIC, Tuned, paid_before, working_in
+from dptune.tuning.run import Tuned, paid_before, working_in
 from dptune.tuning.run import run_here as run_once
 from dptune.tuning.search.kinds import settings_of
 from dptune.tuning.search.rehearsal import Rehearsed, rehearsed
@@ -95,6 +96,7 @@ def _search(settings: Settings, chosen: TuneSettings, about: dict[str, Any], out
             _by_rehearsal(settings, sides, prepared, about, out)
     elif (told := _by_selection(settings, prepared, about, out)) is not None:
         write_json(RunFolder(out).results, told)
+        forget_times(out)
     return out
 
 
@@ -117,7 +119,7 @@ def _by_rehearsal(settings: Settings, sides: Sides, prepared: PreparedRun, about
     counted again. A run that diverged has ended: it is not resumed, though with other noise it might end well.
     """
     register, results = Register(SPENT), RunFolder(out).results
-    known = json.loads(results.read_text(encoding="utf-8")) if results.exists() else {}
+    known = read_json(results) if results.exists() else {}
     told_too = runs_within(out) if settings.search.check_ranking or "ranking" in known else []
     for warning in paid_before(register, prepared, out, *told_too):  # before the rehearsal, which takes long
         _log.warning("%s", warning)

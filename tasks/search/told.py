@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from typing import Any
 
+from dptune.files import read_json
 from dptune.privacy.certificate import SearchCertificate
 from dptune.privacy.run_folder import RunFolder
+from dptune.tuning.card import HELD_OUT, PUBLIC
 from dptune.tuning.prepare import PreparedRun
-from dptune.tuning.run import HELD_OUT, PUBLIC, Tuned, figures_of
+from dptune.tuning.run import Tuned, figures_of
 from tasks.search.asked import model_of
 from tasks.search.prices import choice_prices
 from tasks.settings.params import Settings
@@ -24,7 +25,7 @@ def told_of(settings: Settings, prepared: PreparedRun, tuned: Tuned, about: dict
     Under research telemetry that includes the winner's figures on held-out private records, as of every cell; no
     epsilon covers those.
     """
-    result = json.loads(RunFolder(tuned.folder).result.read_text(encoding="utf-8"))
+    result = read_json(RunFolder(tuned.folder).result)
     measured = {
         "perplexity": {_KEYS[records]: pair for records, pair in tuned.perplexity.items()},
         "scores": {_KEYS[records]: scores for records, scores in tuned.scores.items()},

@@ -9,6 +9,7 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 
 from dptune.errors import ConfigError
 from dptune.plugins import load
+from dptune.streams import read_input
 from dptune.training.lora import Lora
 from tasks.settings.audit import Audit
 from tasks.settings.canaries import Canaries
@@ -112,7 +113,7 @@ def load_settings(path: Path = Path("params.yaml"), overrides: dict[str, Any] | 
     Raises: ConfigError naming each entry that is wrong.
     """
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_input(path).decode()
         content = load_yaml(text)
     except OSError as error:
         raise ConfigError(str(path), f"cannot be read ({error.strerror})", fix="run from the repository") from None

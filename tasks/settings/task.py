@@ -8,6 +8,8 @@ from annotated_types import Ge, Le
 from pydantic import Field, field_validator, model_validator
 
 from dptune.bounds import Count, CountOrZero, Few
+from dptune.corpus.reading.spelling import spelled
+from dptune.tuning.labels import HIDDEN, HIDDEN_NAMED, RENAME_HIDDEN
 from tasks.settings.strict import StrictModel, Title, distinct
 
 
@@ -47,6 +49,8 @@ class Task(StrictModel):
     def _consistent(self) -> Task:
         if self.classifies and len(self.labels) < 2:
             raise ValueError("labels: name all labels of the records, two at least")
+        if HIDDEN in map(spelled, self.labels):
+            raise ValueError(f"labels: {HIDDEN_NAMED}: {RENAME_HIDDEN}")
         if self.classifies and self.inputs:
             raise ValueError("inputs: a classifier writes nothing: use 0")
         if self.beams == 1 and self.length_penalty != 1:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,10 +17,11 @@ from scipy.signal import lfilter
 
 from dptune.audit.crafted import CraftedCanaries, _Crafted, _Decoder
 from dptune.audit.one_run import OneRun, one_run
+from dptune.audit.refutation import refutation, run_certificate
 from dptune.audit.sampling import SampleRate, Unseen, audited_sample_rate
 from dptune.errors import ConfigError
 from dptune.mechanisms.mechanism import Mechanism
-from dptune.mechanisms.planning import Schedule, calibrated
+from dptune.mechanisms.planning import Schedule, calibrated, planned
 from dptune.mechanisms.registry import MECHANISMS, build, takes_noise
 from dptune.privacy.entropy import Entropy, FixedSeed
 from dptune.privacy.strategy import row_deviation, square_root
@@ -80,6 +82,25 @@ def test_a_run_of_epsilon_2_shows_less_than_2(name: str, options: dict[str, Any]
 def test_far_too_little_noise_is_caught(name: str, options: dict[str, Any], tmp_path: Path) -> None:
     found = run(build(name, options | {"pairs": pairs(), "noise_multiplier": 0.2}), coins(), tmp_path)
     assert found.epsilon_audited > 2
+
+
+@pytest.mark.parametrize(("name", "options"), [("static", {}), ("banded", {"bands": 4})])
+@pytest.mark.parametrize(("share", "rings"), [(1.0, False), (0.2, True)])
+def test_a_studys_alarm_rings_for_a_run_with_a_fifth_of_the_noise_that_its_ledger_claims(
+    name: str, options: dict[str, Any], share: float, rings: bool, tmp_path: Path
+) -> None:
+    """At the confidence of each of 30 checks that share a false-alarm rate of 0.001; a bound at delta 1e-5 cannot."""
+    claimed, schedule, alarm = at_epsilon_2(name, **options), Schedule(RATE, STEPS, DELTA), 1 - 0.001 / 30
+    less = replace(claimed, noise=replace(claimed.noise, noise_multiplier=share * claimed.noise.noise_multiplier))
+    canaries = coins()
+    run(less, canaries, tmp_path)
+    header = tiny.make_header(FixedSeed(5), tiny.each_record(tiny.records(RECORDS)), mechanism=name)
+    certified = run_certificate(replace(header, leaks=()), planned(claimed, schedule))
+    found = refutation(canaries.scores, canaries.included, certified, DELTA, alarm)
+    assert certified.epsilon == pytest.approx(2.0, rel=0.01)
+    assert found.epsilon_refutable > 3
+    assert bool(found.accusation) == rings
+    assert one_run(canaries.scores, canaries.included, DELTA, alarm).epsilon_audited == 0
 
 
 def decoded(rows: np.ndarray, group: int, broken_at: int | None = None, *, scaled: bool = False) -> float:

@@ -33,7 +33,7 @@ def audited(units: PrivacyUnits, seed: int = 0, absent: NDArray[np.bool_] = ABSE
 
 
 def each_record() -> PrivacyUnits:
-    return PrivacyUnits.records(COUNT, ABSENT).with_slots(np.ones(5, dtype=bool))
+    return PrivacyUnits.of("record", np.arange(COUNT), 1, ABSENT).with_slots(np.ones(5, dtype=bool))
 
 
 def of_patients() -> PrivacyUnits:
@@ -197,15 +197,13 @@ def test_draws_that_ignore_the_groups_are_found(monkeypatch: pytest.MonkeyPatch)
     assert "a unit is in one batch twice" in str(of_groups(4).accusation)
     monkeypatch.setattr(PrivacyUnits, "draw", DRAW)
     holds = Turn.holds
-    monkeypatch.setattr(
-        Turn, "holds", lambda turn, numbers: holds(replace(turn, bands=2, group=turn.group % 2), numbers)
-    )
+    monkeypatch.setattr(Turn, "holds", lambda turn, keys: holds(replace(turn, bands=2, group=turn.group % 2), keys))
     assert "a unit is in one batch twice" in str(of_groups(4).accusation)
 
 
 def test_a_unit_in_no_group_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     holds = Turn.holds
-    monkeypatch.setattr(Turn, "holds", lambda turn, numbers: holds(turn, numbers) & (numbers != 7))
+    monkeypatch.setattr(Turn, "holds", lambda turn, keys: holds(turn, keys) & (keys != 7))
     assert of_groups(4).p_values["unit"] < ALARM / 4
 
 

@@ -14,6 +14,7 @@ from audit_models import gpt2, tokenizer
 from dptune.audit.membership import auc
 from dptune.audit.one_run import one_run
 from dptune.audit.prompts import attack_figures, insert_secret, log_ratios, opening, secret_scores, update_scores
+from dptune.audit.verdict import Certificate
 from dptune.corpus.canaries import ALPHABET
 from dptune.errors import ConfigError
 from dptune.policy.language.learner import LanguageLearner
@@ -45,14 +46,18 @@ def policy() -> LanguagePolicy:
 def trained(
     directory: Path, told: list[str], present: np.ndarray, **changes: Any
 ) -> tuple[LanguageLearner, Any, Prompts, Any]:
-    """A run without noise in which every slot holds a candidate."""
+    """A run without noise in which every user is a candidate."""
     small = {"users": USERS, "updates": UPDATES, "prompt_tokens": WIDTH, "new_tokens": 6, "radius": 0.2}
     learner = LanguageLearner(policy(), LETTERS, Dppg(noise_multiplier=0.0, critic="none"), Bandit(**(small | changes)))
     header = RunHeader("dppg", "dppg", "certified", None, 1e-5, "prompt", len(told))
     prompts, public = (Prompts.of(some, tokenizer(), WIDTH) for some in (told, simulated()))
-    users = Stream(tuple(range(len(told))), prompts, torch.from_numpy(present))
+    users = Stream(np.arange(len(told)), prompts, updates_of(told), torch.from_numpy(present))
     state, _ = train(learner, users, public, public[:2], header, directory, OsEntropy())
     return learner, state, prompts, public
+
+
+def updates_of(told: list[str]) -> np.ndarray:
+    return np.arange(len(told)) // USERS
 
 
 def simulated() -> list[str]:
@@ -103,10 +108,11 @@ def test_recomputed_updates_give_users_away_where_there_is_no_noise(tmp_path: Pa
     present = np.random.default_rng(1).random(USERS * UPDATES) < 0.5
     told = [insert_secret(TEXT, secret) for secret in secrets(USERS * UPDATES)]
     learner, state, prompts, public = trained(tmp_path, told, present)
-    scores = update_scores(learner, state, prompts, range(len(told)), public)
-    found = attack_figures(scores, present, 1e-5, 0.95, 0.999)
+    scores = update_scores(learner, state, prompts, np.arange(len(told)), updates_of(told), public)
+    found = attack_figures(scores, present, Certificate(0.5, 0.1), 1e-5, 0.95, 0.999)
     assert found["auc"] > 0.95
-    assert found["epsilon_audited"] > found["epsilon_alarm"] > 0
+    assert found["epsilon_audited"] > 0
+    assert str(found["accusation"]).startswith(f"guesses {found['alarm_correct']} of ")
 
 
 def test_the_final_model_gives_repeated_secrets_away_if_prompts_are_learned(tmp_path: Path) -> None:

@@ -31,9 +31,12 @@ def test_the_attack_comes_close_to_what_is_certified_and_no_further(critic: str)
 
 
 def test_a_raw_critic_shows_more_than_the_paper_claims() -> None:
-    """Two updates of eight users: mu is 1 by the paper's account, and the attack shows 3 or more."""
+    """Two updates of eight users: mu is 1 by the paper's account, and the attack shows 3 or more.
+
+    Of 500 trials, ten pilot runs a scene were too few to choose by: one of six audits took a scene that shows 0.5.
+    """
     method = Dppg(noise_multiplier=1.0, critic="raw")
-    found = audit_updates(method, trials=500, confidence=CONFIDENCE, delta=1e-5, entropy=OsEntropy(), updates=2)
+    found = audit_updates(method, trials=2000, confidence=CONFIDENCE, delta=1e-5, entropy=OsEntropy(), updates=2)
     assert found.mu_audited > 2.5
 
 
@@ -45,7 +48,7 @@ def test_a_raw_critics_later_updates_are_those_of_a_run() -> None:
     state, seen = silent.start(), []
 
     def release(updates: Any, radii: Any) -> list[torch.Tensor]:
-        return noisy_means(updates, radii, silent.method.multipliers, OsEntropy())
+        return noisy_means(updates, radii, silent.method.multipliers, training.users, OsEntropy())
 
     for number in range(4):
         met = _first(SCENES[3], True) if number == 0 else _later(number)

@@ -18,6 +18,7 @@ OPTIONS = (
     "--disable-component-update",
     "--disable-sync",
     "--no-first-run",
+    "--host-resolver-rules=MAP *.example 127.0.0.1",  # names that their owner made to mean this machine
 )
 #: Widths of a telephone, a tablet, a laptop and a large screen, in pixels, with heights.
 SCREENS = {380: 800, 768: 1024, 1300: 900, 1920: 1080}

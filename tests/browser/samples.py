@@ -85,6 +85,7 @@ def audit(one: dict[str, Any]) -> dict[str, Any]:
     power = "an epsilon of 3.3 or more is refuted in 19 of 20 audits at best"
     prices = {key: one[key] for key in ("epsilon_published", "epsilon_noise_only", "epsilon_certified")}
     step = {"mu_audited": 1.2, "mu_certified": 1.29, "epsilon_audited": 2.2, "epsilon_certified": 5.9}
+    step |= {"mu_detectable": 1.36, "epsilon_refutable": 6.23}
     return prices | {
         "label": one["label"],
         "telemetry": "research",
@@ -92,7 +93,14 @@ def audit(one: dict[str, Any]) -> dict[str, Any]:
         "alarm_confidence": 0.9999,
         "delta": 1e-5,
         "violations": [],
-        "one_run": {"epsilon_audited": 0.12, "most": 4.05, "power": power},
+        "one_run": {
+            "epsilon_audited": 0.12,
+            "most": 4.05,
+            "correct": 140,
+            "guesses": 256,
+            "epsilon_refutable": 3.88,
+            "power": power,
+        },
         "canaries": {"calibrated": score},
         "membership": {"likelihood": score, "calibrated": score, "perplexity": score},
         "exposure": {"mean": 2.1, "chance": 1.4, "most": 7.0, "possible": 7.0},

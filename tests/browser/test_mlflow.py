@@ -5,6 +5,7 @@ DPTUNE_SCREENSHOTS=FOLDER keeps a picture of each page.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -17,12 +18,11 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-from urllib.error import URLError
-from urllib.request import urlopen
 
 import pytest
 from tiny_pipeline import BUDGET, built, cells, copied, prepare_environment
 
+from flows.guarded import listens, new_password
 from tasks import tracking
 from tasks.experiment import finetune
 from tasks.experiment.finetune import run_cells
@@ -33,6 +33,8 @@ from tasks.tracking_page import run_ids, show
 
 pytestmark = [pytest.mark.browser, pytest.mark.system]
 
+#: User and password.
+OWNER = new_password().split(":")
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 OPTIONS = [
     "--headless",
@@ -74,7 +76,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         patch.setattr(finetune, "draw_curves", lambda _, path: path.write_bytes(b"picture"))
         parent, chosen = tracking.parent_run("tiny", {}), cells()
         run_cells(chosen, "cpu", parent)
-        results = [finetune.json.loads((cell.directory / "result.json").read_text()) for cell in chosen]
+        results = [json.loads((cell.directory / "result.json").read_text()) for cell in chosen]
         found = headline(results)
         tracking.add_to_run(parent, found.metrics, None, {**found.tags, tracking.NOTE: found.sentence})
         ids = run_ids(cell.directory for cell in chosen)
@@ -98,12 +100,14 @@ def free_port() -> int:
 
 
 def start_server(port: int) -> subprocess.Popen[bytes]:
-    store = ["--backend-store-uri", tracking.tracking_uri(), "--workers", "1"]
-    command = [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(port), *store]
-    environment = {**os.environ, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
+    """MLflow's server as `make ui` starts it."""
+    where = ["--host", "127.0.0.1", "--port", str(port)]
+    command = [sys.executable, "-m", "uvicorn", "--factory", "flows.guarded:mlflow_app", *where]
+    names = ("MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD")
+    environment = {**os.environ, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"} | dict(zip(names, OWNER, strict=True))
     server = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     while server.poll() is None:  # only the test's own limit ends the wait
-        with suppress(URLError, OSError), urlopen(f"http://127.0.0.1:{port}/health"):
+        if listens(server.pid, port):
             return server
         time.sleep(0.5)
     raise AssertionError("the server ended")
@@ -156,7 +160,8 @@ class Visit:
 
 @pytest.fixture
 def visit(chromium: Any) -> Iterator[Visit]:
-    context = chromium.new_context(viewport={"width": 1300, "height": 900})
+    credentials = dict(zip(("username", "password"), OWNER, strict=True))
+    context = chromium.new_context(viewport={"width": 1300, "height": 900}, http_credentials=credentials)
     page = context.new_page()
     one = Visit(page)
 

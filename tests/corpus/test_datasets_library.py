@@ -12,8 +12,7 @@ from dptune.corpus.reading.read import read
 from dptune.corpus.reading.record import Text
 from dptune.corpus.reading.source import RecordSource
 from dptune.errors import DataError
-from dptune.tuning.prepare import with_labels
-from dptune.tuning.settings import TuneSettings
+from dptune.tuning.labels import check_labels
 
 datasets = pytest.importorskip("datasets", reason="the library is not installed: pip install 'dptune[datasets]'")
 
@@ -67,11 +66,10 @@ def test_a_classifier_learns_labels_by_name(way: str, tmp_path: Path) -> None:
     labels = datasets.ClassLabel(names=["calm", "angry"])
     rows = [{"note": f"cat {number}", "kind": number % 2} for number in range(40)]
     given = WAYS[way](datasets.Dataset.from_list(rows).cast_column("kind", labels), tmp_path / "set")
-    settings, source = with_labels(
-        TuneSettings(epsilon=8.0, task="classify"), RecordSource(given, text="note", label="kind")
-    )
-    assert settings.labels == ("angry", "calm")
-    assert [one.content.label for one in read(source)[:2]] == ["calm", "angry"]
+    source = RecordSource(given, text="note", label="kind")
+    records = read(source)
+    assert [one.content.label for one in records[:2]] == ["calm", "angry"]
+    check_labels(records, ("angry", "calm"), "kind", "")
 
 
 def test_a_part_that_is_missing_is_refused_with_the_folder_of_another(tmp_path: Path) -> None:

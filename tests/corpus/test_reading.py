@@ -7,6 +7,7 @@ import io
 import json
 import sys
 from collections import UserList
+from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import SimpleNamespace
@@ -79,10 +80,42 @@ def contents(records: tuple[Record, ...]) -> list[Any]:
     return [record.content for record in records]
 
 
+def as_data_set(folder: Path) -> Path:
+    library = pytest.importorskip("datasets", reason="the library is not installed: pip install 'dptune[datasets]'")
+    library.Dataset.from_list(THREE).save_to_disk(str(folder / "set"))
+    return folder / "set"
+
+
+THREE = [{"text": "one cat"}, {"text": "two cats"}, {"text": "no cat"}]
+LINES = "\n".join(row["text"] for row in THREE)
+#: For each format, and each ending that it is known by, a file of three texts.
+OF_FORMAT: dict[str, dict[str, Callable[[Path], Path]]] = {
+    "text": {ending: lambda folder, e=ending: written(folder, f"a{e}", LINES) for ending in (".txt", ".text", ".md")},
+    "table": {
+        ".csv": lambda folder: written(folder, "a.csv", as_csv(THREE)),
+        ".tsv": lambda folder: written(folder, "a.tsv", as_csv(THREE, "\t")),
+        ".parquet": lambda folder: written(folder, "a.parquet", as_parquet(THREE)),
+        ".pq": lambda folder: written(folder, "a.pq", as_parquet(THREE)),
+    },
+    "jsonl": {
+        ending: lambda folder, e=ending: written(folder, f"a{e}", as_jsonl(THREE))
+        for ending in FORMATS["jsonl"].endings
+    },
+    "datasets": {"": as_data_set},
+}
+
+
 def test_every_format_has_a_reader_and_endings_of_its_own() -> None:
     assert set(get_args(Format)) == set(FORMATS)
-    assert all(callable(form.load()) for form in FORMATS.values())
     assert len(ENDINGS) == sum(len(form.endings) for form in FORMATS.values())
+
+
+@pytest.mark.parametrize(("name", "ending"), [(n, e) for n, form in FORMATS.items() for e in form.endings or ("",)])
+def test_every_format_that_is_listed_reads_the_records_of_a_file(name: Format, ending: str, tmp_path: Path) -> None:
+    """A format without an example here fails: one whose reader is a stub must not be offered."""
+    path = OF_FORMAT[name][ending](tmp_path)
+    for stated in (None, name):
+        assert contents(read(RecordSource(path, format=stated))) == [Text(row["text"]) for row in THREE]
 
 
 # --- what is read ----------------------------------------------------------------------------------------------
@@ -175,6 +208,13 @@ def test_a_quote_of_a_text_with_tabs_takes_no_other_rows(
     assert [(one.content.label, one.content.text.replace("\r\n", "\n")) for one in found] == expected
 
 
+def test_files_of_json_behind_each_other_are_read(tmp_path: Path) -> None:
+    one = b'\xef\xbb\xbf{"text": "a"}\n'
+    assert contents(read(RecordSource(written(tmp_path, "a.jsonl", one + one + one[:3])))) == [Text("a"), Text("a")]
+    row = {"id": 1, "said": "a", "by": [{"name": "b"}]}
+    assert contents(read(RecordSource(written(tmp_path, "b.json", as_jsonl([row])), text="said"))) == [Text("a")]
+
+
 def test_a_label_is_no_part_of_its_text() -> None:
     for ways in ({"text": "label"}, {"template": "{text} {label}"}, {"text": "sentence", "template": "{text} {label}"}):
         with pytest.raises(ConfigError, match=r"data\.label: column 'label' is part of the text too"):
@@ -207,7 +247,8 @@ def test_messages_keep_whatever_else_a_template_may_need() -> None:
         ("a b\nc\n", None, ["a b", "c"]),
         ("\n\na b\r\nc\r\n\r\n", None, ["a b", "c"]),
         ("a\rb\r", None, ["a", "b"]),
-        ("a\nb\n\n \nc\n", None, ["a b", "c"]),
+        ("a\n\n \nc\n", None, ["a", "c"]),
+        ("a\nb\n\n \nc\n", "paragraphs", ["a b", "c"]),
         ("a\nb\n\nc\n", "lines", ["a", "b", "c"]),
         ("a\nb\nc\n", "paragraphs", ["a b c"]),
         ("\ufeffa\u2028b\n", None, ["a\u2028b"]),
@@ -366,7 +407,7 @@ def test_a_side_that_stays_empty_is_named() -> None:
 
 MALFORMED: dict[str, tuple[str, bytes | str, dict[str, Any], str]] = {
     "torn json": ("a.jsonl", '{"text": "a"}\n{"text": ', {}, "row 2: is no JSON"),
-    "json list": ("a.jsonl", '\n\n["a"]', {}, "row 3: is JSON, and no object"),
+    "json list": ("a.jsonl", '\n\n["a"]', {}, "row 1: is JSON, and no object"),
     "repeated name": ("a.jsonl", '{"text": "a", "text": "b"}', {}, "row 1: is no JSON .*comes twice"),
     "deep json": ("a.jsonl", '{"text": "a"}\n' + "[" * 100_000, {}, "row 2: is no JSON"),
     "number as text": ("a.jsonl", '{"text": "a"}\n{"text": 3}', {}, "row 2, column 'text': holds int"),
@@ -374,7 +415,7 @@ MALFORMED: dict[str, tuple[str, bytes | str, dict[str, Any], str]] = {
     "absent": ("a.jsonl", '{"text": "a"}\n{"txt": "a"}', {}, "row 2, column 'text': the row lacks"),
     "empty text": ("a.jsonl", '{"text": "a"}\n{"text": " "}', {}, "row 2, column 'text': is empty"),
     "empty target": ("a.jsonl", '{"prompt": "a", "completion": ""}', {}, "row 1, column 'completion': is empty"),
-    "chat as prompt": ("a.jsonl", '{"prompt": [], "completion": "a"}', {}, "column 'prompt': holds a list"),
+    "chat as prompt": ("a.jsonl", '{"prompt": [], "completion": "a"}', {}, "column 'prompt': is no list of messages"),
     "no messages": ("a.jsonl", '{"messages": []}', {}, "row 1, column 'messages': is no list"),
     "no role": ("a.jsonl", '{"messages": [{"content": "a"}]}', {}, "message 1 has no text as its role"),
     "message as text": ("a.jsonl", '{"messages": ["a"]}', {}, "message 1 is no mapping"),
@@ -398,12 +439,46 @@ MALFORMED: dict[str, tuple[str, bytes | str, dict[str, Any], str]] = {
     "template": ("a.csv", "text\na\n", {"template": "{x}"}, "row 1, column 'x': there is no such column.*'text'"),
     "ambiguous": ("a.csv", "text,messages\na,b\n", {}, "row 1: messages and text could each"),
     "nothing found": ("a.jsonl", '{"body": "a"}', {}, "row 1: has no column text.*'body'"),
-    "tabs in a csv": (
-        "named.csv",
-        "sentence\tlabel\nred\t1\n",
-        {"text": "sentence"},
-        r"row 1: looks tab-separated, and is read as separated by commas\. Fix: rename it to end in \.tsv",
+    "another separator": ("a.csv", "id:text\n1:red\n", {}, "row 1: is read as a table of one column, 'id:text'"),
+    "two separators": ("a.csv", "id;text, all\n1;red\n", {}, "row 1: its columns may be separated by commas or semico"),
+    "Excel's first line": (
+        "a.csv",
+        "sep=;\ntext;n\na;1\n",
+        {},
+        "row 1: begins with Excel's line sep=.*remove the line",
     ),
+    "cut off": ("a.csv", "n,text\n1,a\n2", {}, "row 3: 1 fields instead of 2.*the file may be cut off"),
+    "row in quotes": ("a.csv", 'n,text\n"1,a"\n', {}, "row 2: 1 fields .*remove the quotes around the whole row"),
+    "rows in quotes": ("a.csv", '"n,text"\n"1,a"\n', {}, "row 1: is read as .*remove the quotes around whole rows"),
+    "one object": (
+        "a.json",
+        '{\n "data": [{"text": "a"}]\n}',
+        {},
+        "row 1: is one JSON object.*the array of 'data' alone",
+    ),
+    "one object, one line": (
+        "a.json",
+        '{"v": 1, "data": [{"text": "a"}]}',
+        {},
+        "row 1: is one .*array of 'data' alone",
+    ),
+    "one record, many lines": (
+        "a.json",
+        '{\n "text": "a"\n}',
+        {},
+        "row 1: is one JSON object. Fix: write each object on",
+    ),
+    "two files": ("a.csv", "n,text\n1,a\nn,text\n2,b\n", {"unit": "n"}, "row 3: the row repeats the header"),
+    "two files with marks": ("a.csv", "n,text\n1,a\n\ufeffn,text\n2,b\n", {}, "row 3: the row repeats the header"),
+    "JSONL as a table": ("a.csv", '{"text": "a", "n": 1}\n', {}, "row 1: looks like JSON.*data.format jsonl"),
+    "no unit, in a word": ("a.csv", "text,n\na,NULL\n", {"unit": "n"}, "row 2, column 'n': names no unit .'NULL' says"),
+    "quotes over rows": (
+        "a.tsv",
+        'n\ttext\n1\t"Well\n2\ta\tb\n3\tred\n4\tsaid"\n5\tblue\n',
+        {"unit": "n"},
+        "row 2: a field in quotes holds whole rows",
+    ),
+    "names in a text": ("a.txt", "n,text\n1,a\n2,b\n", {}, "row 1: begins with names of columns"),
     "nothing but a label": (
         "a.csv",
         "sentence,label\nred,1\n ,0\n",
@@ -413,7 +488,7 @@ MALFORMED: dict[str, tuple[str, bytes | str, dict[str, Any], str]] = {
     "all columns empty": ("a.csv", "a,b,n\n,red,1\n,,2\n", {"unit": "n"}, "row 3: all of 'a', 'b' are empty"),
     "no other column": ("a.csv", "label\n1\n", {"label": "label"}, "row 1: has no column to make a text of"),
     "jsonl as text": ("a.txt", '{"text": "a"}\n' * 9, {}, "row 1: looks like JSONL.*data.format jsonl"),
-    "table as text": ("a.txt", "a,b,c\n" * 9, {}, "row 1: looks like a table.*data.format table"),
+    "table as text": ("a.txt", "an a, b, c\n" * 9, {}, "row 1: looks like a table.*data.format table"),
     "swallowed": ("a.txt", "one record\n" * 60 + "\n" + "one record\n" * 60, {}, "row 61: has 120 lines and 2 para"),
 }
 
@@ -437,7 +512,7 @@ def test_an_empty_file_is_refused(tmp_path: Path, name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("a.jsonl", {"format": "text"}, "a.jsonl is JSONL by its ending. Fix: use jsonl"),
+        ("a.jsonl", {"format": "text"}, "a.jsonl is JSON by its ending. Fix: use jsonl"),
         ("a.csv", {"format": "text"}, "a.csv is a table by its ending"),
         ("a.dat", {}, "the ending of a.dat tells no format"),
         ("a.csv", {"format": "xml"}, "data.format: 'xml' is unknown"),

@@ -29,7 +29,7 @@ class RunningFlow:
         command = [sys.executable, "-m", module]
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
-                command, env=environment, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
+                command, env=environment, cwd=directory, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
             )
 
     def finish(self) -> str:

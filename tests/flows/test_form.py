@@ -14,7 +14,7 @@ from flows.deployments import deployments
 from flows.experiment import experiment
 from flows.form import FIELDS, OVERRIDES, changes, file_values
 from flows.names import grid_words
-from flows.ui import _page_settings
+from flows.ui import _PAGE_SETTINGS
 from tasks.settings.params import load_settings
 
 GRID = {"name": "faults", "mechanisms": ["static"], "epsilons": [1.0, 4.0], "seeds": [0, 1, 2], "epochs": 0.5}
@@ -41,6 +41,12 @@ def test_every_field_shows_the_value_of_the_file(pipeline: Path) -> None:
         schema = found[name]._parameter_openapi_schema
         assert set(schema.properties) == set(schema.required) == set(shown), "and each is a field of the form"
         assert all(entry["description"] for entry in schema.properties.values())
+
+
+def test_registering_a_deployment_says_nothing_about_its_schedules(pipeline: Path) -> None:
+    """Prefect replaces the schedules that the owner added by a list that is given, also by an empty one."""
+    write_params()
+    assert [name for name, one in served().items() if "schedules" in one.model_dump(exclude_unset=True)] == []
 
 
 def test_a_form_takes_no_boolean_and_no_text_for_a_number(pipeline: Path) -> None:
@@ -163,8 +169,8 @@ def test_the_page_asks_the_port_that_was_chosen(monkeypatch: pytest.MonkeyPatch)
     """Prefect's own setting read back, for its names may change."""
     from prefect.settings.models.root import Settings
 
-    for name, value in _page_settings("http://127.0.0.1:4300").items():
+    for name, value in _PAGE_SETTINGS.items():
         monkeypatch.setenv(name, value)
     page = Settings().server.ui
-    assert page.api_url == "http://127.0.0.1:4300/api"
+    assert page.api_url == "/api"
     assert page.v2_enabled is False

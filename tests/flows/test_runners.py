@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import re
 import signal
 import subprocess
 import sys
@@ -302,6 +303,7 @@ def test_a_child_and_what_it_started_end_with_a_parent_that_was_killed(tmp_path:
 
 RUN = f"""
 import os
+import re
 from flows.command import end_when_cancelled
 end_when_cancelled()
 assert "DPTUNE_SERVING" not in os.environ, "a flow that this one starts has another parent"
@@ -364,25 +366,40 @@ def test_of_a_killed_flow_the_place_is_free_at_once_and_the_cell_ends_its_step(
 
 
 SERVED = """
-import os, time
+import os, sys, time
 from pathlib import Path
 from prefect.server.api import server as module
 from prefect.server.api.server import SubprocessASGIServer
+from prefect.settings import PREFECT_API_AUTH_STRING
 from dptune.errors import DptuneError
 from dptune.files import locked, private_directory
-from flows.server import SERVER_LOCK, end_server_with_me, start_server
+from flows.guarded import listens
+from flows.server import SERVER_LOCK, end_server_with_me, own_server
+FAKE = '''
+import http.server, os, sys
+assert os.environ["PREFECT_SERVER_API_AUTH_STRING"] == os.environ["EXPECTED"], "the flow's own"
+assert "flows.guarded:prefect_app" in sys.argv
+http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), http.server.BaseHTTPRequestHandler).serve_forever()
+'''
 def start(self):
     try:
         with locked(Path(os.environ["PREFECT_HOME"], SERVER_LOCK)):
             print("another flow may start a server now", flush=True)
     except DptuneError:
         pass
-    self.server_process = module.subprocess.Popen(["sleep", "120"])  # as Prefect's own method
+    self.port = self.find_available_port()
+    words = [str(self.port), "--app-dir", "/", "prefect.server.api.server:create_app"]  # as Prefect's own method
+    environment = {**os.environ, "EXPECTED": PREFECT_API_AUTH_STRING.value()}
+    self.server_process = module.subprocess.Popen([sys.executable, "-c", FAKE, *words], env=environment)
+    while not listens(self.server_process.pid, self.port):
+        assert self.server_process.poll() is None
+        time.sleep(0.05)
+    self.port += int(os.environ.get("TAKEN", 0))
 SubprocessASGIServer.start = start
-start_server()
-end_server_with_me()
-print(SubprocessASGIServer().server_process.pid, flush=True)
-time.sleep(120)
+with own_server():
+    end_server_with_me()
+    print(SubprocessASGIServer().server_process.pid, flush=True)
+    time.sleep(0 if "TAKEN" in os.environ else 120)
 """
 
 
@@ -399,3 +416,13 @@ def test_a_temporary_server_hears_no_signal_to_the_group_and_ends_with_a_flow_th
     flow.kill()
     flow.wait()
     assert psutil.wait_procs([server, *watcher], timeout=240)[1] == []
+
+
+def test_a_flow_asks_no_server_that_took_its_own_ones_port(tmp_path: Path) -> None:
+    """Its answers would be believed, and its port was on a command line that everybody reads."""
+    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    environment = {**os.environ, "PYTHONPATH": path, "PREFECT_HOME": str(tmp_path), "TAKEN": "1"}
+    environment.pop("PREFECT_API_URL", None)
+    flow = subprocess.run([sys.executable, "-c", SERVED], capture_output=True, text=True, env=environment, check=False)
+    assert flow.returncode == 1
+    assert re.search(r"DptuneError: another process took port \d+ of Prefect's temporary server", flow.stderr)

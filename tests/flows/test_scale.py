@@ -63,7 +63,7 @@ def gone(process: psutil.Process) -> bool:
 
 
 def verified(cell: Cell) -> None:
-    command = [sys.executable, "-m", "dptune.cli", "verify", str(cell.directory / "ledger.jsonl")]
+    command = [sys.executable, "-m", "dptune", "verify", "--no-guarantee", str(cell.directory / "ledger.jsonl")]
     ended = subprocess.run(command, capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stderr
 

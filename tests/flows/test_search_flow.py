@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import yaml
-from tiny_pipeline import ROOT, copied, prepare_environment, read_json, write_params
+from tiny_pipeline import ROOT, copied, prepare_environment, write_params
 
 from dptune.errors import DivergedError, DptuneError
 from dptune.files import write_text
@@ -22,7 +22,7 @@ from dptune.privacy.certificate import FILE, read_certificate
 from dptune.privacy.selection_law import SelectionLaw
 from dptune.training.run import Run
 from dptune.tuning.search import rehearsal
-from dptune.tuning.search.candidates import CANDIDATES
+from dptune.tuning.search.journal import Journal
 from dptune.tuning.search.plan import Plan
 from dptune.tuning.search.search import working_folder
 from flows import runners
@@ -204,9 +204,8 @@ def _no_loser_is_told(log: str) -> None:
     assert len(losers) == 3
     secret = [one.name for one in losers]
     secret += [f"{one.options['learning_rate']:.12f}".strip("0")[:11] for one in losers]
-    secret += [
-        f"{abs(read_json(working / CANDIDATES / one.name / 'outcome.json')['score']):.12f}"[:12] for one in losers
-    ]
+    ended = Journal(working, Plan.read(working).id).outcomes
+    secret += [f"{abs(ended[one.name]['score']):.12f}"[:12] for one in losers]
     kept = [
         path
         for path in Path("data").rglob("*")

@@ -5,166 +5,94 @@ from __future__ import annotations
 import json
 import os
 import re
-import signal
-import socket
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import suppress
-from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
-from urllib.error import HTTPError, URLError
 from urllib.request import Request, urlopen
 
 import psutil
 import pytest
+from running_ui import RunningUi, free_port, listening, without_dvc
 from safetensors import safe_open
-from tiny_pipeline import read_json, write_params
+from tiny_pipeline import BUDGET, QUICK_AUDIT, read_json, write_params
 
+from dptune.files import write_text
 from dptune.privacy.ledger_file import read_ledger
 from tasks import tracking
-from tasks.paths import EXPERIMENT, REPORTS, RUNS
+from tasks.paths import EXPERIMENT, REPORT, RUNS
 
 pytestmark = pytest.mark.system
-
-
-def free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])
-
-
-def listening(port: int) -> bool:
-    with socket.socket() as one:
-        one.settimeout(1)
-        return one.connect_ex(("127.0.0.1", port)) == 0
-
-
-def ask(url: str, body: dict[str, Any] | None = None) -> Any:
-    """GET, or POST with a body; parsed JSON, else text."""
-    data = None if body is None else json.dumps(body).encode()
-    while True:
-        try:
-            with urlopen(Request(url, data, {"Content-Type": "application/json"})) as answer:
-                text = answer.read().decode()
-            try:
-                return json.loads(text)
-            except ValueError:
-                return text
-        except HTTPError as error:
-            if error.code != 503:  # the server's SQLite is busy: ask again, as Prefect's own client does
-                raise
-            time.sleep(0.5)
-
-
-def wait_for(check: Any) -> Any:
-    """The first true answer, however long it takes: only the test's own limit ends a wait for what never comes."""
-    while True:
-        with suppress(URLError, OSError):
-            if found := check():
-                return found
-        time.sleep(0.5)
-
-
-class Interface:
-    """A running ``make ui``."""
-
-    def __init__(self, directory: Path) -> None:
-        self.prefect, self.mlflow = free_port(), free_port()
-        environment = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
-        environment |= {
-            "DPTUNE_PREFECT_PORT": str(self.prefect),
-            "DPTUNE_MLFLOW_PORT": str(self.mlflow),
-            "PREFECT_HOME": str(directory / "data" / "prefect"),
-            "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
-            "PREFECT_RUNNER_POLL_FREQUENCY": "1",  # seconds; ten would only be waited for
-        }
-        self.log = directory / "ui.log"
-        with self.log.open("wb") as log:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "flows.ui"], env=environment, stdout=log, stderr=subprocess.STDOUT
-            )
-        self.api = f"http://127.0.0.1:{self.prefect}/api"
-        self.seen: dict[int, psutil.Process] = {}
-
-    def note(self) -> None:
-        """Remember every process that belongs to it now."""
-        for one in psutil.Process(self.process.pid).children(recursive=True):
-            self.seen[one.pid] = one
-
-    def left(self) -> list[str]:
-        """Which of those still run."""
-        return [str(one) for one in self.seen.values() if one.is_running() and one.status() != psutil.STATUS_ZOMBIE]
-
-    def end(self) -> None:
-        """Whatever a failed test left."""
-        for one in [*self.seen.values(), psutil.Process(self.process.pid)] if self.process.poll() is None else []:
-            if one.is_running():
-                one.kill()
-        self.process.wait()
-        for one in self.seen.values():
-            if one.is_running():
-                one.kill()
+PAGE = REPORT / "report.html"
 
 
 @pytest.fixture
-def interface(pipeline: Path) -> Iterator[Interface]:
-    write_params({"experiment": {"mechanisms": ["static"]}})
-    running = Interface(pipeline)
+def interface(pipeline: Path) -> Iterator[RunningUi]:
+    write_params({"experiment": {"mechanisms": ["static"]}, "audit": QUICK_AUDIT})
+    without_dvc()
+    running = RunningUi(pipeline)
     try:
         yield running
     finally:
         running.end()
 
 
+def prefect(running: RunningUi, *arguments: str) -> str:
+    """What a command of Prefect's prints that asks this server."""
+    command = [sys.executable, "-m", "prefect", *arguments]
+    ended = subprocess.run(command, env=running.client_environment, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    return ended.stdout
+
+
 @pytest.mark.timeout(3600)
-def test_a_scheduled_deployment_runs_to_its_end_and_everything_stops(interface: Interface) -> None:
-    def deployment() -> Any:
-        assert interface.process.poll() is None, interface.log.read_text()
-        interface.note()
-        return ask(f"{interface.api}/deployments/name/experiment/experiment")
-
-    found = wait_for(deployment)
+def test_a_cron_from_the_command_runs_the_study_and_everything_stops(interface: RunningUi, pipeline: Path) -> None:
+    """The whole way: Prefect's own scheduler makes the run, and what it leaves is a new report."""
+    found = interface.deployment("study")
+    interface.note()
     assert {"epsilons", "mechanisms", "seeds", "overrides"} <= set(found["parameter_openapi_schema"]["properties"])
-    at = (datetime.now(UTC) + timedelta(seconds=5)).isoformat()
-    state = {"type": "SCHEDULED", "state_details": {"scheduled_time": at}}
-    body = {"parameters": {"epsilons": [4]}, "state": state}
-    run = ask(f"{interface.api}/deployments/{found['id']}/create_flow_run", body)
-
-    def ended() -> Any:
-        assert interface.process.poll() is None, interface.log.read_text()
-        interface.note()
-        now = ask(f"{interface.api}/flow_runs/{run['id']}")
-        return now if now["state_type"] in ("COMPLETED", "FAILED", "CRASHED", "CANCELLED") else None
-
-    assert run["state_type"] == "SCHEDULED", "it waits for its time"
-    state_type = wait_for(ended)["state_type"]
-    assert state_type == "COMPLETED", interface.log.read_text()
-    assert ask(f"http://127.0.0.1:{interface.mlflow}/health") == "OK"
-    assert not EXPERIMENT.exists(), "the list of params.yaml's own cells"
-    (own,) = REPORTS.iterdir()
-    (name,) = read_json(own / EXPERIMENT.name)["cells"]
-    assert name.startswith("small.static.eps4.seed0-")
-    assert read_json(RUNS / name / "result.json")["epsilon_certified"] <= 4
+    write_text(PAGE, "of yesterday")
+    prefect(interface, "deployment", "schedule", "create", "study/study", "--cron", "* * * * *")
+    run = interface.scheduled_run(found)
+    assert run["state_type"] == "COMPLETED", interface.log.read_text()
+    assert "<title>dptune report: tiny</title>" in PAGE.read_text(), "the file's own values, so the workspace's report"
+    (name,) = read_json(EXPERIMENT)["cells"]
+    assert name.startswith(f"small.static.eps{BUDGET:g}.seed0-")
+    assert read_json(RUNS / name / "result.json")["epsilon_certified"] <= BUDGET
     assert read_ledger(RUNS / name / "ledger.jsonl").complete
-    page = f"http://127.0.0.1:{interface.mlflow}/api/2.0/mlflow/experiments/get-by-name?experiment_name=tiny"
-    assert ask(page)["experiment"]["name"] == "tiny"
-    parent = tracking.client().get_run(tracking.parent_run("tiny", {}))
-    assert parent.data.tags["prefect_flow_run"] == run["id"]
-    assert parent.info.status == "FINISHED"
+    page = f"{interface.mlflow}/api/2.0/mlflow/experiments/get-by-name?experiment_name=tiny"
+    with urlopen(Request(page, headers={"Authorization": interface.basic})) as answer:
+        assert json.load(answer)["experiment"]["name"] == "tiny"
+    assert tracking.client().get_run(tracking.parent_run("tiny", {})).info.status == "FINISHED"
+    write_params({"experiment": {"name": "changed", "mechanisms": ["static"]}, "audit": QUICK_AUDIT})
+    interface.wait_for(lambda: interface.deployment("study")["parameters"]["name"] == "changed")
+    assert schedules(interface) == [("* * * * *", True)], "a change of params.yaml leaves it alone"
     interface.note()
     assert len(interface.seen) >= 3
-    interface.process.send_signal(signal.SIGTERM)
-    assert interface.process.wait() == 0, interface.log.read_text()
+    registered = interface.deployment("study")["updated"]
+    assert interface.stop() == 0, interface.log.read_text()
     ending = interface.log.read_text().rpartition("\nstopping\n")[2]
     assert re.fullmatch(r"stopped\. `make ui` starts .*\n", ending), "a sentence, where 40 lines of tracebacks were"
-    wait_for(lambda: not interface.left())
+    while interface.left():
+        time.sleep(0.5)
+    assert not interface.password_file.exists()
     assert not listening(interface.prefect)
     assert not listening(interface.mlflow)
+    again = RunningUi(pipeline)
+    try:
+        again.wait_for(lambda: again.deployment("study")["updated"] > registered)
+        assert schedules(again) == [("* * * * *", True)], "and so does another start"
+    finally:
+        again.end()
+
+
+def schedules(running: RunningUi) -> list[tuple[str, bool]]:
+    """Cron and whether it is active, of each schedule of the study."""
+    return [(one["schedule"]["cron"], one["active"]) for one in running.deployment("study")["schedules"]]
 
 
 def trains_cells(process: psutil.Process) -> bool:
@@ -182,16 +110,12 @@ def belongs_to_a_run(process: psutil.Process) -> bool:
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-def test_a_cancelled_run_ends_its_cells_with_a_checkpoint_and_goes_on(interface: Interface) -> None:
+def test_a_cancelled_run_ends_its_cells_with_a_checkpoint_and_goes_on(interface: RunningUi) -> None:
     """A run of 3000 epochs would take hours."""
 
-    def deployment() -> Any:
-        assert interface.process.poll() is None, interface.log.read_text()
-        return ask(f"{interface.api}/deployments/name/experiment/experiment")
-
-    def start() -> Any:
+    def start() -> str:
         body = {"parameters": {"epochs": 3000.0}, "state": {"type": "SCHEDULED"}}
-        return ask(f"{interface.api}/deployments/{found['id']}/create_flow_run", body)
+        return str(interface.ask(f"/deployments/{found['id']}/create_flow_run", body)["id"])
 
     def releases() -> int:
         return sum(path.read_text().count('"kind":"release"') for path in RUNS.glob("*/ledger.jsonl"))
@@ -200,20 +124,20 @@ def test_a_cancelled_run_ends_its_cells_with_a_checkpoint_and_goes_on(interface:
         interface.note()
         return [one for one in interface.seen.values() if trains_cells(one)]
 
-    found = wait_for(deployment)
+    found = interface.deployment("experiment")
     run = start()
-    wait_for(lambda: releases() > 3)
+    interface.wait_for(lambda: releases() > 3)
     assert len(cells()) == 1
-    ask(f"{interface.api}/flow_runs/{run['id']}/set_state", {"state": {"type": "CANCELLING"}})
-    wait_for(lambda: not cells())
-    wait_for(lambda: ask(f"{interface.api}/flow_runs/{run['id']}")["state_type"] == "CANCELLED")
+    interface.ask(f"/flow_runs/{run}/set_state", {"state": {"type": "CANCELLING"}})
+    interface.wait_for(lambda: not cells())
+    assert interface.ended(run)["state_type"] == "CANCELLED"
     paid = releases()
     (checkpoint,) = RUNS.glob("*/checkpoint.safetensors")
     with safe_open(checkpoint, "np") as file:
         progress = json.loads(file.metadata()["progress"])
     assert progress["releases"] == progress["step"] == paid, "nothing that was paid for is lost"
     start()
-    wait_for(lambda: releases() > paid)
+    interface.wait_for(lambda: releases() > paid)
     assert len(list(RUNS.glob("*/ledger.jsonl"))) == 1, "the same run goes on"
     assert len(cells()) == 1
     of_the_run = [one for one in interface.seen.values() if one.is_running() and belongs_to_a_run(one)]

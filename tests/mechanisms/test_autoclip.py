@@ -6,12 +6,9 @@ import math
 from collections import Counter
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
-from mechanism_steps import EXPECTED, RATE, SIZES, batch_of, observed, privatised, started
+from mechanism_steps import RATE, batch_of, observed, privatised, started
 
 from dptune.errors import ConfigError
 from dptune.mechanisms.planning import Schedule, calibrated, price
@@ -43,18 +40,6 @@ def test_on_its_papers_terms_it_costs_what_static_costs() -> None:
     leaky, static = (price(started(name), SCHEDULE) for name in ("autoclip_published", "static"))
     assert (leaky.published, leaky.noise_only) == (static.published, static.noise_only)
     assert math.isfinite(static.certified)
-
-
-@given(
-    norms=st.lists(st.floats(2**-10, 1024, width=32), min_size=1, max_size=9), target=st.sampled_from([0.1, 0.5, 0.9])
-)
-def test_the_radius_of_a_step_is_the_quantile_of_that_steps_own_norms(norms: list[float], target: float) -> None:
-    mechanism = started("autoclip_published", target=target)
-    batches = [batch_of([[norm, 0, 0, 0, norm, 0, 0, 0]]) for norm in norms]
-    released = privatised(mechanism, batches)
-    expected = np.quantile(np.float64(np.float32(norms)) * math.sqrt(2), target)
-    assert released.knobs.radii == (pytest.approx(expected, rel=1e-9),)
-    assert released.deviations == pytest.approx(released.knobs.radii * len(SIZES)), "even its noise tells the norms"
 
 
 @pytest.mark.parametrize("rows", [[], [[0.0] * 8] * 3])
@@ -95,8 +80,3 @@ def test_bad_target_is_refused(bad: Any) -> None:
     with pytest.raises(ConfigError, match="target") as caught:
         started("autoclip_published", target=bad)
     assert caught.value.field == "target"
-
-
-def test_the_expected_batch_still_divides() -> None:
-    released = privatised(started("autoclip_published"), [batch_of([[1.0] * 8] * 4)])
-    torch.testing.assert_close(released.gradient, [block / EXPECTED for block in released.blocks])

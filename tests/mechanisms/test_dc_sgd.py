@@ -258,21 +258,6 @@ def test_p08_the_next_knobs_are_a_function_of_the_histograms_alone(name: str, hi
 
 
 @pytest.mark.parametrize("name", RULES)
-@given(histograms=st.lists(HISTOGRAMS, min_size=2, max_size=4), saved_after=st.integers(0, 3))
-def test_a_saved_and_loaded_controller_goes_on_alike(
-    name: str, histograms: list[list[float]], saved_after: int
-) -> None:
-    one, other = started(name), started(name)
-    for number, counts in enumerate(histograms):
-        if number == saved_after:
-            other.controller.load_state_dict(one.controller.state_dict())
-        expected = told(one, counts)
-        if number >= saved_after:
-            assert told(other, counts) == expected
-            assert stride(other) == stride(one)
-
-
-@pytest.mark.parametrize("name", RULES)
 def test_from_real_releases_the_radius_finds_the_scale_of_the_norms(name: str) -> None:
     """Norms around 5 and a start at 0.1; the seeds are fixed."""
     norms = np.random.default_rng(0).uniform(4, 6, 2000)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -140,7 +139,9 @@ def test_p56_a_rotated_problem_has_the_rotated_answer() -> None:
 
 
 def test_p57_a_streaming_basis_of_full_rank_is_the_smoothed_covariance() -> None:
-    streamed, whole = streaming(rank=COORDINATES, directions="axes", explore=0.0, **OPEN), full(**OPEN)
+    """With the mean held at 0: the two algorithms centre about different means."""
+    fixed = OPEN | {"mean_decay": 1.0}
+    streamed, whole = streaming(rank=COORDINATES, directions="axes", explore=0.0, **fixed), full(**fixed)
     for step in range(60):
         released = gradient(step) * torch.linspace(0.1, 3.0, COORDINATES)
         for mechanism in (streamed, whole):
@@ -148,16 +149,6 @@ def test_p57_a_streaming_basis_of_full_rank_is_the_smoothed_covariance() -> None
     state = streamed.controller.state_dict()
     covariance = (state["subspace"] * state["eigenvalues"]) @ state["subspace"].T
     torch.testing.assert_close(covariance, whole.controller.state_dict()["covariance"], rtol=1e-5, atol=1e-8)
-
-
-def test_p57_the_smoothed_covariance_is_that_of_one_unit() -> None:
-    """B times the outer product of the mean's deviation. Written down a second time."""
-    mechanism = full(mean_decay=0.9, covariance_decay=0.7, **OPEN)
-    mechanism.controller.observe(observed(release_of(gradient(0))))
-    deviation = gradient(0) - 0.1 * gradient(0)
-    start = torch.eye(COORDINATES).double() / COORDINATES
-    expected = 0.7 * start + 0.3 * EXPECTED * torch.outer(deviation, deviation)
-    torch.testing.assert_close(mechanism.controller.state_dict()["covariance"], expected)
 
 
 def hidden_share(**options: Any) -> tuple[float, float]:
@@ -254,19 +245,6 @@ def test_the_next_basis_follows_from_releases_alone(options: dict[str, Any]) -> 
     one, other = (mechanism.controller.state_dict() for mechanism in runs)
     assert all(torch.equal(one[key], other[key]) for key in one)
     assert not torch.equal(one["subspace"], streaming(**options).controller.state_dict()["subspace"])
-
-
-@pytest.mark.parametrize("options", [{"rank": 3}, {"rank": 3, "explore": 0.0}, {"rank": 0, "explore": 0.0}])
-def test_a_state_that_was_saved_goes_on_as_if_nothing_had_happened(options: dict[str, Any]) -> None:
-    mechanism, resumed = streaming(**options), streaming(**options)
-    for step in range(3):
-        mechanism.controller.observe(observed(privatised(mechanism, raw(step), step)))
-    resumed.controller.load_state_dict(copy.deepcopy(mechanism.controller.state_dict()))
-    for step in range(3, 6):
-        released = [privatised(each, raw(step), step) for each in (mechanism, resumed)]
-        assert all(map(torch.equal, released[0].gradient, released[1].gradient))
-        for each, of_step in zip((mechanism, resumed), released, strict=True):
-            each.controller.observe(observed(of_step))
 
 
 def test_exploring_is_paid_by_more_noise_inside() -> None:

@@ -104,11 +104,12 @@ def test_a_young_agent_has_a_state_too() -> None:
     assert torch.equal(lives(one, 8), lives(other, 8))
 
 
-def test_too_few_transitions_change_nothing() -> None:
+def test_one_transition_is_enough_for_a_round_and_none_is_an_error() -> None:
+    """Transitions are drawn with replacement: Algorithm 1 has no line that waits until there are B_SAC of them."""
     one = agent(batch_size=4)
+    with pytest.raises(ValueError, match="remembers nothing"):
+        one.improve()
     before = weights(one, "online")
-    lives(one, 3)
-    assert same(before, weights(one, "online"))
     lives(one, 1)
     assert not same(before, weights(one, "online"))
 
@@ -132,11 +133,12 @@ def test_target_critics_follow_by_the_polyak_share() -> None:
     one = agent(batch_size=1, rounds=1, polyak=0.25, critic_learning_rate=0.1)
     before = weights(one, "target")
     lives(one, 1)
-    online = weights(one, "online")
+    online = weights(one, "online.critics")
+    assert len(before) == len(online) == 8
     for key, value in weights(one, "target").items():
-        expected = before[key].lerp(online[key.replace("target", "online", 1)], 0.25)
+        expected = before[key].lerp(online[key.replace("target", "online.critics", 1)], 0.25)
         torch.testing.assert_close(value, expected)
-    moved = "target.critics.0.0.weight"
+    moved = "target.0.0.weight"
     assert not torch.equal(before[moved], weights(one, "target")[moved])
 
 
@@ -149,11 +151,11 @@ def test_the_actor_does_not_train_the_encoder() -> None:
     assert changed == {"head"}
 
 
-def taught(seed: int, goal: float, steepness: float, **options: Any) -> torch.Tensor:
-    """200 actions of an agent whose reward was - steepness (action - goal)^2 for 80 of them."""
+def taught(seed: int, goal: float, steepness: float, steps: int = 300, **options: Any) -> torch.Tensor:
+    """200 actions of an agent whose reward was - steepness (action - goal)^2 for ``steps`` of them."""
     options |= {"discount": 0.0, "batch_size": 16, "actor_learning_rate": 1e-2, "critic_learning_rate": 1e-2}
     one = agent(seed=seed, **options)
-    for step in range(80):
+    for step in range(steps):
         action = one.act(state(step))
         one.remember(state(step), action, -steepness * float((action - goal).square().sum()), state(step + 1))
         one.improve()
@@ -161,14 +163,16 @@ def taught(seed: int, goal: float, steepness: float, **options: Any) -> torch.Te
 
 
 def test_temperature_keeps_actions_spread_out() -> None:
-    """The seed is fixed; over 20 seeds the ratio was at least 1.86."""
-    hot, cold = (float(taught(0, 0.0, 0.3, temperature=temperature).std()) for temperature in (2.0, 0.0))
+    """The seed is fixed; over 10 seeds the ratio was at least 3.0."""
+    hot, cold = (float(taught(0, 0.0, 0.3, steps=100, temperature=temperature).std()) for temperature in (2.0, 0.0))
     assert hot > 1.5 * cold
 
 
 @pytest.mark.parametrize("goal", [-1.0, 1.0])
 def test_it_learns_what_is_rewarded(goal: float) -> None:
-    """The seed is fixed; over 20 seeds the mean action came at least 0.3 of the way, an untaught one stays near 0."""
+    """The seed is fixed; in 37 of 40 cases of 20 seeds the mean action came at least 0.25 of the way (0.8 on average),
+    an untaught one stays near 0.
+    """
     assert float(taught(0, goal, 1.0).mean()) * goal > 0.25
 
 
@@ -178,7 +182,7 @@ def test_a_loaded_policy_acts_like_the_one_that_was_saved() -> None:
     other.load_policy(one.policy())
     assert same(weights(one, "online"), weights(other, "online"))
     assert same(
-        {key.removeprefix("online"): value for key, value in weights(one, "online").items()},
+        {key.removeprefix("online.critics"): value for key, value in weights(one, "online.critics").items()},
         {key.removeprefix("target"): value for key, value in weights(other, "target").items()},
     )
 

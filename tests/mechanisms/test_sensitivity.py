@@ -282,10 +282,10 @@ def test_a_sound_controller_refuses_raw_data_or_ignores_it(label: str) -> None:
     mechanism, knobs = started(name, **entry), moved(label, 0).knobs()
     before = plain(mechanism.knobs())
     if name == "rldp":
-        assert mechanism.controller.peek(torch.full((2, 3), 1e6), torch.ones(2), knobs) is knobs
+        assert mechanism.controller.peek(torch.full((2, 3), 1e6), torch.ones(2), torch.ones(2), knobs) is knobs
     else:
         with pytest.raises(NotImplementedError, match="raw data"):
-            mechanism.controller.peek(torch.full((2, 3), 1e6), torch.ones(2), knobs)
+            mechanism.controller.peek(torch.full((2, 3), 1e6), torch.ones(2), torch.ones(2), knobs)
     assert mechanism.controller.raw_inputs == ()
     assert plain(mechanism.knobs()) == before
 
@@ -297,7 +297,7 @@ class Curious(Constant):
     raw_inputs: tuple[str, ...] = ()  # type: ignore[assignment]
     looks: list[torch.Tensor] = field(default_factory=list)
 
-    def peek(self, norms: torch.Tensor, losses: torch.Tensor, knobs: Knobs) -> Knobs:
+    def peek(self, norms: torch.Tensor, losses: torch.Tensor, tokens: torch.Tensor, knobs: Knobs) -> Knobs:
         self.looks.append(norms)
         return knobs
 

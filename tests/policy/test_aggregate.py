@@ -43,8 +43,8 @@ def test_a_zeroed_user_moves_the_joint_release_by_one_over_z(users: int, seed: i
     moved = [
         float((one - other).norm()) * users / (radius * z)
         for one, other, radius, z in zip(
-            noisy_means(blocks, radii, silent, OsEntropy()),
-            noisy_means(without, radii, silent, OsEntropy()),
+            noisy_means(blocks, radii, silent, users, OsEntropy()),
+            noisy_means(without, radii, silent, users, OsEntropy()),
             radii,
             multipliers,
             strict=True,
@@ -56,7 +56,7 @@ def test_a_zeroed_user_moves_the_joint_release_by_one_over_z(users: int, seed: i
 def test_noise_of_the_mean_is_z_times_radius_over_users() -> None:
     """Property t2 of the spec. 40,000 draws a block: the deviation is within 2 %, false-alarm rate below 1e-7."""
     blocks = [torch.zeros(8, 40_000), torch.zeros(8, 40_000)]
-    found = noisy_means(blocks, (0.05, 0.3), (1.5, 3.0), OsEntropy())
+    found = noisy_means(blocks, (0.05, 0.3), (1.5, 3.0), 8, OsEntropy())
     assert float(found[0].std()) == pytest.approx(1.5 * 0.05 / 8, rel=0.02)
     assert float(found[1].std()) == pytest.approx(3.0 * 0.3 / 8, rel=0.02)
     correlation = float(torch.corrcoef(torch.stack(found))[0, 1])
@@ -66,7 +66,14 @@ def test_noise_of_the_mean_is_z_times_radius_over_users() -> None:
 def test_a_null_user_counts_in_the_divisor() -> None:
     """Property t5 of the spec: a null user adds nothing to the sum, and the divisor stays K."""
     rows = torch.tensor([[0.1, 0.0], [0.0, 0.1], [0.0, 0.0]])
-    assert noisy_means([rows], (1.0,), (0.0,), FixedSeed(0))[0].tolist() == pytest.approx([0.1 / 3, 0.1 / 3])
+    assert noisy_means([rows], (1.0,), (0.0,), 3, FixedSeed(0))[0].tolist() == pytest.approx([0.1 / 3, 0.1 / 3])
+
+
+@pytest.mark.parametrize("came", [0, 2, 5])
+def test_the_divisor_is_the_expected_number_however_many_come(came: int) -> None:
+    """If the sum were divided by the number of users who came, one who leaves would change everybody's share."""
+    (found,) = noisy_means([torch.full((came, 2), 0.1)], (1.0,), (0.0,), 3, FixedSeed(0))
+    assert found.tolist() == pytest.approx([0.1 * came / 3] * 2)
 
 
 @pytest.mark.parametrize(
@@ -77,4 +84,4 @@ def test_blocks_of_other_users_or_without_noise_are_refused(
     blocks: list[torch.Tensor], multipliers: tuple[float, ...]
 ) -> None:
     with pytest.raises(ConfigError):
-        noisy_means(blocks, (1.0, 1.0), multipliers, OsEntropy())
+        noisy_means(blocks, (1.0, 1.0), multipliers, 3, OsEntropy())

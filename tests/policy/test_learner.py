@@ -39,7 +39,7 @@ def test_what_the_budget_refuses_draws_no_noise(tmp_path: Path) -> None:
     """A single update is released twice: the second release about the same users exceeds the run's budget."""
     entropy = Counting()
     with Ledger.open(tmp_path / "ledger.jsonl", HEADER, METHOD.planned(2)) as ledger:
-        _, release = next(updates_left(ledger, METHOD, 2, entropy))
+        _, release = next(updates_left(ledger, METHOD, 2, 4, entropy))
         release([torch.ones(4, 3)], [1.0])
         before = entropy.asked
         with pytest.raises(BudgetError):
@@ -55,7 +55,7 @@ def test_a_restart_goes_on_after_the_last_charge(tmp_path: Path) -> None:
         ledger.charge(METHOD.release(0))
     with Ledger.open(path, header, METHOD.planned(4)) as ledger:
         numbers = []
-        for number, release in updates_left(ledger, METHOD, 4, OsEntropy()):
+        for number, release in updates_left(ledger, METHOD, 4, 2, OsEntropy()):
             release([torch.zeros(2, 3)], [1.0])
             numbers.append(number)
         assert numbers == [1, 2, 3]

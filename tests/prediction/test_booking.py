@@ -5,12 +5,16 @@ from __future__ import annotations
 import math
 import re
 import shutil
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import uvicorn
+from broken_models import BROKEN
+from safetensors.torch import load_file, save_file
 from tiny_ensemble import PROTOCOL, build
 from tiny_models import CPU
 from typer.testing import CliRunner
@@ -20,8 +24,10 @@ from dptune.errors import ConfigError
 from dptune.prediction.booking import FILE, write_booking
 from dptune.prediction.deployment import deploy
 from dptune.prediction.ensemble import read_manifest, write_manifest
-from dptune.privacy.ledger_file import LedgerError
+from dptune.privacy.ledger import Ledger
+from dptune.privacy.ledger_file import LedgerError, read_ledger
 from dptune.privacy.release import Composition, Release
+from dptune.privacy.run_folder import RunFolder
 from dptune.privacy.run_header import RunHeader
 from dptune.privacy.set_aside import set_aside
 from dptune.privacy.spent import Register, SpentTotal
@@ -237,3 +243,110 @@ def test_serve_counts_in_the_register_that_is_named_and_warns_the_owner(
     assert done.exit_code == 0, done.output
     assert Register(tmp_path / "mine.jsonl").totals()[0].entries == 1
     assert re.sub(r"\s+", " ", done.stderr).count("is another register, where these records paid too") == 1
+
+
+def nothing_is_booked(ensemble: Path) -> bool:
+    return not register(ensemble).path.exists() and not RunFolder(ensemble).ledger.exists()
+
+
+@pytest.mark.parametrize("name", ["cut in half", "NaN", "too large", "another shape"])
+def test_an_ensemble_whose_base_is_broken_is_refused_and_costs_nothing(
+    name: str, ensemble: Path, tmp_path: Path
+) -> None:
+    model, manifest = tmp_path / "model", read_manifest(ensemble)
+    shutil.copytree(manifest.source, model)
+    write_manifest(ensemble, replace(manifest, source=str(model)))
+    change, said = BROKEN[name]
+    change(model)
+    for _ in range(3):
+        with pytest.raises(ConfigError, match=said):
+            answer(ensemble)
+        assert nothing_is_booked(ensemble)
+    shutil.rmtree(model)
+    shutil.copytree(manifest.source, model)
+    answer(ensemble)
+    assert total(ensemble).entries == 1
+
+
+def test_a_model_that_cannot_answer_is_refused_before_anything_is_booked(
+    ensemble: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each token would be charged, and then fail."""
+
+    def fail(*_: Any) -> None:
+        raise RuntimeError("the size of tensor a must match")
+
+    def nothing(*_: Any) -> torch.Tensor:
+        return torch.full((2, 9), torch.nan)
+
+    for law, said in ((fail, r"no law of a next token.*RuntimeError: the size of"), (nothing, "that is not finite")):
+        with monkeypatch.context() as patched:
+            patched.setattr("dptune.prediction.deployment.next_log_probabilities", law)
+            with pytest.raises(ConfigError, match=said):
+                answer(ensemble)
+        assert nothing_is_booked(ensemble)
+
+
+def test_a_slot_whose_numbers_are_not_finite_was_damaged(ensemble: Path) -> None:
+    """Tuning leaves none that are not, so that this tells nothing of the records."""
+    file = ensemble / "shard-001" / "adapter_model.safetensors"
+    weights = load_file(file)
+    next(iter(weights.values())).view(-1)[3] = torch.inf
+    save_file(weights, file, {"format": "pt"})
+    with pytest.raises(ConfigError, match=r"shard-001/adapter_model\.safetensors holds numbers that are not finite"):
+        answer(ensemble)
+    assert nothing_is_booked(ensemble)
+
+
+@pytest.mark.parametrize(
+    ("place", "name", "when", "call", "entries"),
+    [
+        (Register, "add_answers", "before", 1, 0),
+        (Register, "add_answers", "after", 1, 1),
+        (Ledger, "_put", "before", 2, 1),
+        (Ledger, "_put", "after", 2, 1),
+    ],
+)
+def test_an_ensemble_that_is_killed_as_it_opens_counts_once(
+    place: Any, name: str, when: str, call: int, entries: int, ensemble: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home, real = ensemble.parents[1], getattr(place, name)
+    for _ in range(2):
+        calls: list[str] = []
+
+        def die(*given: Any, calls: list[str] = calls, **named: Any) -> Any:
+            calls.append(name)
+            if len(calls) < call:
+                return real(*given, **named)
+            if when == "after":
+                real(*given, **named)
+            shutil.copytree(home, home.with_name("kept"))
+            raise KeyboardInterrupt
+
+        with monkeypatch.context() as patched:
+            patched.setattr(place, name, die)
+            with suppress(KeyboardInterrupt):
+                answer(ensemble)
+        if not calls or len(calls) < call:
+            break  # the ledger has begun
+        shutil.rmtree(home)  # what an exception tidies up stays where a process is killed
+        home.with_name("kept").rename(home)
+        assert len(register(ensemble)._read()[0]) == entries
+        assert entries or not RunFolder(ensemble).has_begun, "its line comes first"
+    answer(ensemble)
+    assert total(ensemble).entries == 1
+    assert [one["id"] for one in register(ensemble)._read()[0]] == [
+        read_ledger(ensemble / "ledger.jsonl").header.run_id
+    ]
+
+
+def test_an_ensemble_whose_line_was_cut_off_counts_by_its_ledger_and_then_again(ensemble: Path) -> None:
+    answer(ensemble, 3)
+    register(ensemble).path.write_bytes(b"")
+    (found,) = register(ensemble).earlier("people")
+    assert (found.what, found.named, found.epsilon) == ("answers", False, pytest.approx(8))
+    (fault,) = register(ensemble).faults()
+    assert "what lies in one (once" in fault
+    answer(ensemble)
+    assert register(ensemble).faults() == []
+    assert total(ensemble).epsilon == pytest.approx(8)

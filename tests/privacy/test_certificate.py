@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import stat
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -156,6 +157,68 @@ def test_a_line_that_is_sealed_again_is_refused_where_it_describes_no_search(
         read_certificate(path)
 
 
+def respelt(line: bytes, spelling: str) -> bytes:
+    """The same content in another spelling, which states the right checksum of the canonical one."""
+    record = json.loads(line)
+    if spelling == "spaces":
+        return json.dumps(record, sort_keys=True).encode() + b"\n"
+    if spelling == "order":
+        return json.dumps(dict(reversed(record.items())), separators=(",", ":")).encode() + b"\n"
+    if spelling == "number":
+        return line.replace(b":2.0,", b":2.00,", 1) if b":2.0," in line else line.replace(b":0.25}", b":0.250}", 1)
+    if spelling == "escape":
+        return line.replace(b'"kind"', b'"\\u006bind"', 1)
+    if spelling == "twice":
+        return line.replace(b'"kind"', b'"kind":"search","kind"', 1)
+    return line[:-1] + b" \n"
+
+
+@pytest.mark.parametrize("number", [0, 1])
+@pytest.mark.parametrize("spelling", ["spaces", "order", "number", "escape", "twice", "end"])
+def test_a_line_in_another_spelling_is_refused_though_its_checksum_is_right(
+    spelling: str, number: int, tmp_path: Path
+) -> None:
+    """One content has one file: else a certificate could be changed with nobody's checksum telling of it."""
+    write_certificate(path := tmp_path / "certificate.jsonl", certificate())
+    write_winner(path, Winner({"batch": 8}, "d" * 64, "c" * 64, 2.0))
+    lines = path.read_bytes().splitlines(keepends=True)
+    changed = respelt(lines[number], spelling)
+    assert changed != lines[number]
+    record, same = json.loads(changed), json.loads(lines[number])
+    assert record == same
+    lines[number] = changed
+    path.write_bytes(b"".join(lines))
+    with pytest.raises(LedgerError, match=f"line {number + 1}: was edited"):
+        read_certificate(path)
+
+
+def test_each_line_is_synced_after_it_was_written_and_before_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A power cut must not take a line that a candidate, or a published winner, relies on."""
+    path, done = tmp_path / "certificate.jsonl", []
+    write, sync = os.write, os.fsync
+
+    def named(descriptor: int) -> str:
+        own = path.exists() and os.fstat(descriptor).st_ino == path.stat().st_ino
+        return "certificate" if own else "folder" if stat.S_ISDIR(os.fstat(descriptor).st_mode) else "other"
+
+    def written(descriptor: int, line: bytes) -> int:
+        done.append(("write", named(descriptor)))
+        return write(descriptor, line)
+
+    def synced(descriptor: int) -> None:
+        done.append(("fsync", named(descriptor)))
+        sync(descriptor)
+
+    monkeypatch.setattr(os, "write", written)
+    monkeypatch.setattr(os, "fsync", synced)
+    for add in (lambda: write_certificate(path, certificate()), lambda: write_winner(path, None)):
+        done.clear()
+        add()
+        assert done == [("write", "certificate"), ("fsync", "certificate"), ("fsync", "folder")]
+
+
 def test_torn_lines_are_refused(tmp_path: Path) -> None:
     write_certificate(path := tmp_path / "certificate.jsonl", certificate())
     whole = path.read_bytes()
@@ -282,12 +345,24 @@ def test_a_folder_that_lost_its_winners_ledger_does_not_verify(tmp_path: Path) -
     path = tmp_path / "certificate.jsonl"
     write_certificate(path, certificate())
     assert verified(tmp_path).exit_code == 0  # under way
+    for weights in ("adapter_model.safetensors", "model.safetensors", "pytorch_model.bin"):
+        (tmp_path / weights).touch()
+        assert verified(tmp_path).exit_code == 2, "no certificate of a search under way is about weights"
+        (tmp_path / weights).unlink()
     write_winner(path, Winner({"batch": 8}, "d" * 64, "c" * 64, 0.25))
     assert "ledger is missing" in str(verified(tmp_path).exception) + verified(tmp_path).output
     assert verified(path).exit_code == 0
 
 
-@pytest.mark.parametrize("change", [{"epsilon": 0.1}, {"commitment": "x" * 64}, {"space": [{"batch": [8, 16, 32]}]}])
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"epsilon": 0.1},
+        {"commitment": "x" * 64},
+        {"space": [{"batch": [8, 16, 32]}]},
+        {"leaks": ("a fixed noise seed",)},
+    ],
+)
 def test_a_certificate_that_contradicts_itself_does_not_verify(change: dict[str, Any], tmp_path: Path) -> None:
     write_certificate(path := tmp_path / "certificate.jsonl", certificate(**change))
     assert "do not trust it" in str(verified(path).exception) + verified(path).output

@@ -801,3 +801,16 @@ def test_what_was_charged_is_what_is_read(charged: list[Release]) -> None:
         contents = read_ledger(path)
     assert contents.composition == Counter(charged)
     assert contents.releases == len(charged)
+
+
+def test_a_ledger_that_was_cut_behind_a_result_beside_it_is_refused(tmp_path: Path) -> None:
+    """Resumed, it would release again what was released, and never say so."""
+    path = written(tmp_path / "ledger.jsonl", releases=4)
+    (tmp_path / "result.json").write_text('{"releases": 4}')
+    content = path.read_bytes().splitlines(keepends=True)
+    for lines in range(1, 5):
+        path.write_bytes(b"".join(content[:lines]))
+        with pytest.raises(LedgerError, match=rf"holds {lines - 1} releases, and files beside it rely on 4"):
+            Ledger.open(path, header(), Counter({RELEASE: 4}))
+    path.write_bytes(b"".join(content[:5]))
+    Ledger.open(path, header(), Counter({RELEASE: 4})).close()

@@ -8,6 +8,7 @@ from collections import Counter
 import numpy as np
 import pytest
 from mixtures import LMO, lmo, plrvo, release
+from scipy.special import log_ndtr
 
 from dptune.errors import ConfigError
 from dptune.privacy.accountants import PUBLISHED_ACCOUNTANTS, smallest_epsilon
@@ -93,6 +94,23 @@ def test_what_file_14_of_the_released_claims_and_certifies() -> None:
     steps, delta = Counter({release(law, 1024 / 67349, dimension=124.6e6): 197}), 1 / (2 * 67349)
     assert plrvo_one_coordinate_epsilon(steps, delta) == pytest.approx(0.922878, abs=1e-6)
     assert smallest_epsilon(steps, delta) == pytest.approx(2.302387, rel=1e-4)
+
+
+@pytest.mark.parametrize(("batches", "left_out"), [(57, 0.0), (56, 0.6 / 56.6)])
+def test_a_shuffled_epoch_costs_more_than_three_poisson_ones(batches: int, left_out: float) -> None:
+    """The noise of PLRV-O's Gaussian logs, 1,190 of 67,349 rows in a batch: a lower bound (Chua et al. 2024).
+
+    All other rows pull down and the one pulls up, or is empty: its batch's sum is then two or one above that of others.
+    The event is that the largest of the noisy sums exceeds a cut. ``left_out``: chance that the row is in no batch,
+    where the incomplete last one is dropped.
+    """
+    noise, delta = 1.3521, 1 / (2 * 67349)
+    steps = Counter({Release(sample_rate=1024 / 67349, noise_multiplier=noise, sensitivity=1.0): 197})
+    assert smallest_epsilon(steps, delta) == pytest.approx(0.771, abs=1e-3)
+    cuts = np.linspace(-2, 12, 1401)
+    below = [np.exp((batches - 1) * log_ndtr(cuts / noise) + log_ndtr((cuts - up) / noise)) for up in (0, 1, 2)]
+    within, without = (1 - left_out) * (1 - below[2]) + left_out * (1 - below[0]), 1 - below[1]
+    assert np.log(np.maximum(within - delta, 1e-300) / without).max() > 2.4
 
 
 def test_lmo_dp_steps() -> None:

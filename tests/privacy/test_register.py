@@ -339,6 +339,17 @@ def test_of_two_headers_of_one_entry_the_dearer_counts_in_any_order(
         assert register.totals()[0].epsilon == dear.price(more).certified == register.earlier("people")[0].epsilon
 
 
+@pytest.mark.parametrize("what", ["run", "cell", "answers"])
+def test_of_two_headers_that_nothing_bounds_the_larger_delta_counts_in_any_order(what: str, tmp_path: Path) -> None:
+    small = replace(header(), accounting="published", leaks=("a seed",))
+    large, releases = replace(small, delta=1e-3), Counter({RELEASE: 40})
+    for name, order in (("up", (small, large)), ("down", (large, small))):
+        register = Register(tmp_path / name / "spent.jsonl")
+        for one in order:
+            book(register, what, one, releases)
+        assert [(total.epsilon, total.delta) for total in register.totals()] == [(math.inf, 1e-3)]
+
+
 def test_headers_that_differ_by_no_price_add_nothing(tmp_path: Path) -> None:
     register, one = Register(tmp_path / "spent.jsonl"), header()
     for telemetry in ("research", "private"):
@@ -427,7 +438,8 @@ def test_other_places_are_looked_at_once_each(tmp_path: Path, monkeypatch: pytes
     mine, own = Register(Path("mine.jsonl")), Register(tmp_path / "spent.jsonl")
     own.add_run("people", header(), Counter({RELEASE: 40}))
     assert len(mine.elsewhere("people", own.path, tmp_path / "none.jsonl", tmp_path / "mine.jsonl")) == 1
-    monkeypatch.chdir("/")
+    (tmp_path / "far").mkdir()
+    monkeypatch.chdir(tmp_path / "far")
     assert mine.elsewhere("people") == []
     assert len(mine.elsewhere("people", own.path)) == 1
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import math
 import re
 import shutil
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,7 @@ from tiny_pipeline import (
     static,
 )
 
+from dptune.audit.refutation import Refutation
 from dptune.corpus.canaries import read_secrets
 from dptune.corpus.records import read_records
 from dptune.errors import ConfigError, DataError
@@ -42,7 +43,7 @@ from dptune.training.data import PrivacyUnits, Tokens
 from dptune.training.evaluation import perplexity
 from dptune.training.groups import Turn
 from tasks.audit import attacks as audit_task
-from tasks.audit.attacks import audit_cell, audit_file, audit_key, power_on_epsilon, violations
+from tasks.audit.attacks import audit_cell, audit_file, audit_key, violations
 from tasks.audit.publish import audit_metrics
 from tasks.audit.target import Target, load_target
 from tasks.experiment import finetune
@@ -252,12 +253,12 @@ def test_a_run_goes_on_with_its_own_coins_or_not_at_all(
 
 @pytest.mark.parametrize("part", ["one_run", "crafted"])
 def test_more_than_is_certified_is_a_violation(part: str) -> None:
-    audit = {"label": "small.static", "alarm_confidence": 0.9999, "epsilon_certified": 1.5}
-    audit[part] = {"epsilon_alarm": 1.6, "epsilon_audited": 1.8}
-    assert len(violations(audit)) == 1
-    assert violations(audit)[0].startswith("small.static: an attack on its canaries")
-    assert "epsilon >= 1.6 at confidence 0.9999, but 1.5 is certified" in violations(audit)[0]
-    assert violations(audit | {"epsilon_certified": "inf"}) == violations(audit | {"epsilon_certified": 1.6}) == []
+    found = Refutation(certified=1.5, confidence=0.9999, guesses=20, correct=20, needed=19, epsilon_refutable=1.7)
+    audit = {"label": "small.static", "alarm_confidence": 0.9999, "epsilon_certified": 1.5, part: found.to_dict()}
+    (said,) = violations(audit)
+    assert said.startswith(f"small.static: an attack on its canaries ({part}) guesses 20 of 20 coins right, where the")
+    assert said.endswith("the mechanism, its accountant or its data handling is wrong")
+    assert violations(audit | {part: replace(found, correct=18).to_dict()}) == []
 
 
 def test_a_step_beyond_its_certificate_is_a_violation() -> None:
@@ -274,7 +275,7 @@ def test_alarms_are_rarer_than_reports_and_shared_by_all_cells(audited: Path) ->
     assert many == read_json(audit_file(audited)), "what is returned is what is written"
     assert 1 - many["alarm_confidence"] == pytest.approx(0.001 / 600, rel=1e-6)  # six comparisons in a cell
     assert many["step"]["alarm_confidence"] == many["alarm_confidence"]
-    assert many["one_run"]["epsilon_alarm"] <= few["one_run"]["epsilon_alarm"] <= few["one_run"]["epsilon_audited"]
+    assert many["one_run"]["epsilon_refutable"] <= few["one_run"]["epsilon_refutable"]
     assert few["step"]["mu_alarm"] <= few["step"]["mu_audited"]
 
 
@@ -324,12 +325,6 @@ def test_every_attack_says_what_it_could_have_refuted(pipeline: Path) -> None:
     write_report([read_json(directory / "result.json")], REPORT, "tiny", [audit])
     page = (REPORT / "report.html").read_text()
     assert all(audit[part]["power"] in page for part in ("one_run", "crafted", "draw", "sampling", "step"))
-
-
-def test_an_attack_that_can_show_no_more_than_is_certified_says_so() -> None:
-    assert power_on_epsilon(3.6, 5.9) == "NO POWER on epsilon: too few coins to refute the certified 5.9"
-    assert power_on_epsilon(3.6, 2.0) == "could have refuted the certified epsilon 2"
-    assert "nothing to refute" in power_on_epsilon(3.6, math.inf)
 
 
 def test_entries_above_the_charged_rate_are_a_violation() -> None:

@@ -182,6 +182,7 @@ def test_prediction_can_be_left_out() -> None:
     ("change", "message"),
     [
         ({"task": {"labels": ["0"]}}, "name all labels"),
+        ({"task": {"labels": []}}, "name all labels"),
         ({"task": {"labels": ["0", "0"]}}, "is given twice"),
         ({"task": {"words": [" good"]}}, "there are 1, and 2 labels"),
         ({"task": {"inputs": 3}}, "a classifier writes nothing"),

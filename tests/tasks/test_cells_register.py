@@ -17,7 +17,10 @@ from tiny_tuning import QUICK, checkpoint
 import dptune
 from dptune.corpus.records import read_records, write_records
 from dptune.errors import DataError
+from dptune.files import private_directory, write_text
 from dptune.privacy.ledger import Ledger
+from dptune.privacy.ledger_file import read_ledger
+from dptune.privacy.release import Release
 from dptune.privacy.run_folder import RunFolder
 from dptune.privacy.set_aside import set_aside
 from dptune.privacy.spent import Register
@@ -128,6 +131,43 @@ def test_a_search_after_a_study_says_one_line(pipeline: Path, caplog: pytest.Log
     assert caplog.text.count("these records paid before (once, epsilon") == 1
     (total,) = Register(SPENT).totals()
     assert [part.what for part in total.parts] == ["cell", "run"]
+
+
+def test_a_cell_that_is_killed_counts_by_its_ledger_for_its_records(
+    pipeline: Path, opened: list[Ledger], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is in no register before it ends; a study and a search that start before that are told of it all the same."""
+
+    def die(ledger: Ledger, release: Release) -> None:
+        if ledger.releases == 3:
+            raise Killed
+        charge(ledger, release)
+
+    cell, charge = static(), Ledger.charge
+    write_text(RunFolder(private_directory(cell.directory)).cell, cell.model_dump_json())  # as the flow does
+    with monkeypatch.context() as patched:
+        patched.setattr(Ledger, "charge", die)
+        with pytest.raises(Killed):
+            run_cell(cell, "cpu")
+    for ledger in opened:
+        ledger.close()
+    spent = read_ledger(RunFolder(cell.directory).ledger).epsilons.certified
+    (found,) = Register(SPENT).earlier(records_digest())
+    assert (found.what, found.study, found.named, found.epsilon) == ("cell", "tiny", False, spent)
+    assert Register(SPENT).earlier("others") == []
+    assert str(paid_so_far()).startswith("these records paid before (once, epsilon")
+    assert paid_so_far(private=True) is None
+    refuse_paid(load_settings())
+    result = run_cell(cell, "cpu")
+    (total,) = Register(SPENT).totals()
+    assert (total.entries, total.epsilon) == (1, pytest.approx(float(result["epsilon_certified"])))
+    SPENT.unlink()
+    (told,) = Register(SPENT).faults()
+    assert paid_so_far(private=True) == told, "who may not hear of records hears of a register that was removed"
+    assert told in str(paid_so_far())
+    assert Register(SPENT).restore() == [cell.directory.name]
+    assert Register(SPENT).totals() != []
+    assert paid_so_far(private=True) is None
 
 
 def rewritten(file: Path, last: str) -> None:

@@ -42,7 +42,7 @@ KEYS = {
     "label", "model", "mechanism", "budget_epsilon", "seed", "unit", "units", "delta", "accounting", "telemetry",
     "guarantee", "data", "public_data", "synthetic", "noise_multiplier", "sample_rate", "releases", "planned_releases",
     "epsilon_published", "epsilon_noise_only", "epsilon_certified", "leaks", "before", "after", "history", "pairs",
-    "knobs", "seconds", "crafted", "adapter_sha256", "agent",
+    "knobs", "seconds", "crafted", "adapter_sha256", "agent", "learning",
     "device", "together", "set_aside", "task",
 }  # fmt: skip
 
@@ -78,7 +78,7 @@ def check_finished(cell: Cell, result: dict[str, Any], steps: int = STEPS) -> No
         assert float(result[name]) == value
     assert set(result) == KEYS
     assert read_json(cell.directory / "result.json") == json.loads(json.dumps(result))
-    names = {path.name for path in cell.directory.iterdir()} - {"cell.json", "mlflow_run", "lock"}
+    names = {path.name for path in cell.directory.iterdir()} - {"cell.json", "booking.json", "mlflow_run", "lock"}
     assert names == {"ledger.jsonl", "result.json", "adapter", "history.jsonl", "knobs.jsonl", "curves.png"}
 
 
@@ -493,7 +493,7 @@ def test_a_cell_that_diverges_leaves_no_result(pipeline: Path) -> None:
 
 
 def test_a_cell_that_diverged_fails_and_says_so() -> None:
-    check_converged("small.static.seed0", {"public_perplexity": 7.0})
+    check_converged("small.static.seed0", {"public_perplexity": 7.0, "eval_perplexity": math.inf})
     for worth in (math.inf, math.nan):
         with pytest.raises(DivergedError, match=r"the run diverged: public_perplexity is .*Fix: lower training"):
             check_converged("small.static.seed0", {"public_perplexity": worth})

@@ -13,10 +13,12 @@ import torch
 from tiny_pipeline import BUDGET, STEPS, cells
 
 from dptune.corpus.records import read_records, write_records
-from dptune.errors import ConfigError, DptuneError
+from dptune.errors import ConfigError, DivergedError, DptuneError
 from dptune.privacy.entropy import OsEntropy
 from dptune.privacy.ledger_file import read_ledger
-from dptune.training import together
+from dptune.privacy.set_aside import set_aside
+from dptune.training import gradients, together
+from dptune.training.run import Run
 from tasks.experiment import base_model, finetune
 from tasks.experiment.cells import Cell, is_finished
 from tasks.experiment.finetune import CellsError, run_cells
@@ -153,11 +155,89 @@ def test_a_full_gpu_is_a_sentence_and_cells_go_on(place: str, pipeline: Path, mo
             patch.setattr(finetune, place, full)
         with pytest.raises(DptuneError) as caught:
             run_cells(group, "cpu")
-    sentence = "the GPU's memory is full. Fix: lower experiment.cells_per_device"
+    sentence = "memory is full, the GPU's or the machine's. Fix: lower experiment.cells_per_device"
     assert str(caught.value).count(sentence) == (1 if place == "shared_inputs" else 2)
     assert "GiB" not in str(caught.value)
     run_cells(group, "cpu")
     assert all(is_finished(cell.directory) for cell in group)
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_pass_that_fails_once_ends_no_cell_and_one_that_fails_again_does(
+    count: int, pipeline: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    group, tried = several()[:count], []
+
+    def broken(*_: Any) -> Any:
+        raise RuntimeError("a kernel failed")
+
+    def failing(times: int) -> Any:
+        def compute(*given: Any, **more: Any) -> Any:
+            tried.append(1)
+            if len(tried) <= times:
+                raise RuntimeError("a kernel failed")
+            return real(*given, **more)
+
+        return compute
+
+    real = gradients.per_sample_gradients
+    with monkeypatch.context() as patch:
+        patch.setattr(together._Pass, "_compute", broken)
+        patch.setattr(gradients, "per_sample_gradients", failing(99))
+        with pytest.raises(RuntimeError, match="a kernel failed"):
+            run_cells(group, "cpu")
+        assert len(tried) == (2 if count == 1 else count), "each cell once more, alone"
+        tried.clear()
+        patch.setattr(gradients, "per_sample_gradients", failing(1 if count == 1 else 0))
+        run_cells(group, "cpu")
+    assert all(is_finished(cell.directory) for cell in group)
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_cell_that_diverged_is_not_resumed_whatever_became_of_others(
+    count: int, pipeline: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beside a cell that crashed the process was started again, and the diverged one with it."""
+    group = several()[2 : 2 + count]
+
+    def failing(run: Run) -> None:
+        if run.directory == group[0].directory:
+            raise DivergedError("the run diverged.")
+        raise RuntimeError("a crash")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Run, "end", failing)
+        with pytest.raises(DivergedError if count == 1 else RuntimeError, match="the run diverged"):
+            run_cells(group, "cpu")
+    for _ in range(2):
+        with pytest.raises(DivergedError if count == 1 else CellsError, match="the run diverged"):
+            run_cells(group, "cpu")
+    assert [is_finished(cell.directory) for cell in group] == [False, True][:count]
+    set_aside(group[0].directory)
+    run_cells(group, "cpu")
+    assert is_finished(group[0].directory)
+
+
+def test_a_cell_that_diverged_is_known_before_the_others_of_its_pass_end(
+    pipeline: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    group, begin, dead = several()[2:4], Run.begin, []
+
+    def begun(run: Run) -> Any:
+        if run.directory == group[0].directory and not dead:
+            dead.append(1)
+            raise DivergedError("the run diverged.")
+        if dead == [1]:
+            dead.append(1)
+            raise KeyboardInterrupt
+        return begin(run)
+
+    monkeypatch.setattr(Run, "begin", begun)
+    with pytest.raises(KeyboardInterrupt):
+        run_cells(group, "cpu")
+    with pytest.raises(CellsError, match="the run diverged"):
+        run_cells(group, "cpu")
+    assert [is_finished(cell.directory) for cell in group] == [False, True]
 
 
 def test_a_cell_that_fails_is_named_and_the_others_end(pipeline: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -172,7 +252,7 @@ def test_a_cell_that_fails_is_named_and_the_others_end(pipeline: Path, monkeypat
 
     def result_of(prepared: Any, *rest: Any) -> Any:
         if prepared.cell == group[2]:
-            raise MemoryError
+            raise AttributeError
         return real_result(prepared, *rest)
 
     with monkeypatch.context() as patch:
@@ -180,7 +260,7 @@ def test_a_cell_that_fails_is_named_and_the_others_end(pipeline: Path, monkeypat
         with pytest.raises(CellsError, match=r"small\.nonprivate\.seed0-.*: mechanisms\.nonprivate: is broken"):
             run_cells(group[:2], "cpu")
         patch.setattr(finetune, "result_of", result_of)
-        with pytest.raises(RuntimeError, match="MemoryError"):
+        with pytest.raises(RuntimeError, match="AttributeError"):
             run_cells(group, "cpu")
     assert [is_finished(cell.directory) for cell in group] == [False, True, False, True]
     seen: list[str] = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -155,12 +156,26 @@ def test_a_sweep_is_one_entry_for_every_combination(pipeline: Path) -> None:
     assert swept["rldp_interval2_rounds4"]["like"] == "rldp"
 
 
-def test_the_published_sweep_is_the_papers_grid(empty: Path) -> None:
-    """8 intervals x 4 batches x 3 rounds, for each of the two."""
+def test_the_published_sweep_is_the_papers_grid_and_every_agent_of_it_learns(empty: Path) -> None:
+    """8 intervals x 4 batches x 3 rounds, for each of the two. One epoch of 4,559 units would be 72 steps: too few."""
     import yaml
     from tiny_pipeline import ROOT
 
+    from dptune.mechanisms.registry import build
+
     over = yaml.safe_load((ROOT / "profiles" / "rldp-sweep.yaml").read_text())
-    chosen = load_settings(ROOT / "params.yaml", over).experiment.mechanisms
+    settings = load_settings(ROOT / "params.yaml", over)
+    chosen = settings.experiment.mechanisms
+    steps = math.ceil(over["training"]["epochs"] * 4559 / settings.training.expected_batch_size)
+    idle = []
+    for name in chosen:
+        entry = settings.mechanisms[name]
+        options = {key: entry[key] for key in ("interval", "batch_size", "rounds") if key in entry}
+        if name.startswith("rldp"):
+            like = str(entry["like"])
+            controller = build(like, options | {"noise_multiplier": 1.0, "pairs": 4}).controller
+            assert controller.planned_updates(steps) > 0, name
+            idle += [name] * (controller.planned_updates(72) == 0)
+    assert len(idle) > 96, "the longer intervals of both"
     assert sum(name.startswith("rldp_interval") for name in chosen) == 96
     assert sum(name.startswith("rldp_published_interval") for name in chosen) == 96

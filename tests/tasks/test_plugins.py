@@ -257,7 +257,14 @@ def test_a_score_of_ones_own_stands_beside_the_others_in_an_audit(pipeline: Path
 
 @pytest.mark.parametrize(
     ("made", "problem"),
-    [("public[:-1]", "not one finite number"), ("public * float('nan')", "not one finite"), ("nosuch", "NameError")],
+    [
+        ("public[:-1]", "not one finite number"),
+        ("public * float('nan')", "not one finite"),
+        ("None", "not one finite number"),
+        ("nosuch", "NameError"),
+        ("exit(0)", "SystemExit"),
+        ("__import__('torch').ones(3).to('meta')", "failed"),
+    ],
 )
 def test_a_score_that_is_none_is_named(write: Write, made: str, problem: str) -> None:
     plugins.load([write("their_score", SCORE.replace("(public - adapted) / (public + 1)", made))])
@@ -386,6 +393,7 @@ def test_parts_are_listed_with_their_options_and_where_they_are_from(parts: str)
 @pytest.mark.parametrize(
     ("code", "problem"),
     [
+        ("import sys; sys.exit(0)", r"'bad' cannot be imported \(SystemExit: 0"),
         ("import nosuch", r"'bad' cannot be imported \(ModuleNotFoundError: No module named 'nosuch'"),
         ("1/0", "ZeroDivisionError"),
         ("def", "SyntaxError"),

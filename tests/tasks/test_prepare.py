@@ -11,15 +11,20 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import torch
-from tiny_pipeline import UNITS, nonprivate, static
+from tiny_pipeline import UNITS, cells, nonprivate, quick_pictures, static
 
 from dptune.corpus.records import read_about, read_records, write_records
 from dptune.errors import DataError
-from dptune.privacy.entropy import OsEntropy
+from dptune.privacy.entropy import Entropy, OsEntropy
+from dptune.privacy.ledger_file import read_ledger
+from dptune.privacy.run_folder import RunFolder
 from dptune.training import token_file
-from dptune.training.data import tokenize
+from dptune.training.data import PrivacyUnits, tokenize
+from dptune.training.groups import Turn
 from dptune.training.model import ModelSource, load_tokenizer
 from dptune.training.token_file import MappedRows
+from tasks.experiment.cells import Cell
+from tasks.experiment.finetune import run_cells
 from tasks.experiment.prepare import PreparedCell, _token_file, prepare, shared_inputs
 from tasks.paths import EVAL, PUBLIC_VALIDATION, TOKENS, TRAIN
 
@@ -66,6 +71,60 @@ def test_who_the_coin_left_out_counts_and_is_in_no_batch(pipeline: Path, unit: s
     assert not absent[drawn].any()
     if unit == "record":
         assert sorted(drawn) == np.flatnonzero(~absent).tolist()
+
+
+def banded(*changes: dict[str, Any]) -> Cell:
+    chosen = {"experiment": {"mechanisms": ["banded"]}, "mechanisms": {"banded": {"bands": 2}}}
+    return cells(chosen, *changes)[0]
+
+
+def groups(cell: Cell) -> dict[bytes, int]:
+    """The group of every record, and of every slot of an auditor, in a run of one id."""
+    spec, found = prepared(cell).spec, dict[bytes, int]()
+    units = replace(spec.units, most=10**6).with_slots(np.ones(cell.crafted, dtype=bool))
+    for row in range(2):
+        for records in units.draw(1.0, OsEntropy(), Turn.of("a" * 32, 2, row)):
+            rows = (b"slot %d" % -one if one < 0 else spec.tokens.rows[one].tobytes() for one in records.tolist())
+            found.update((said, row) for said in rows)
+    return found
+
+
+@pytest.mark.parametrize("unit", ["record", "patient"])
+def test_one_who_leaves_a_cells_records_moves_nobody_to_another_group(pipeline: Path, unit: str) -> None:
+    """Nor a canary, nor an auditor's slot, all of which come after the records in the file."""
+    cell = {"data": {"unit": unit}, "canaries": {"crafted": 16}, "training": {"max_length": 400}}
+    whole, stored = groups(banded(cell)), read_records(TRAIN)
+    assert set(whole.values()) == {0, 1}
+    assert sum(said.startswith(b"slot") for said in whole) == 16
+    for who in (0, 1, 70):
+        own = {"record": stored.record, "patient": stored.unit}[unit]
+        stays = np.flatnonzero(own != own[who])
+        fewer = replace(
+            stored, record=stored.record[stays], unit=stored.unit[stays], text=stored.text.take(pa.array(stays))
+        )
+        write_records(TRAIN, fewer)
+        after = groups(banded(cell))
+        assert after == {said: whole[said] for said in after}
+        assert 0 < len(whole) - len(after) <= len(stored.record) - len(stays)
+
+
+def test_cells_side_by_side_deal_by_their_own_ledgers(pipeline: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever cells run beside it, a cell's groups follow from its own run's id."""
+    dealt_by, draw = set[str](), PrivacyUnits.draw
+
+    def noted(units: PrivacyUnits, rate: float, entropy: Entropy, turn: Turn | None = None) -> Any:
+        assert turn is not None
+        dealt_by.add(turn.run_id)
+        return draw(units, rate, entropy, turn)
+
+    monkeypatch.setattr(PrivacyUnits, "draw", noted)
+    quick_pictures(monkeypatch)
+    chosen = {"experiment": {"mechanisms": ["banded"], "seeds": [0, 1]}, "mechanisms": {"banded": {"bands": 2}}}
+    both = cells(chosen)
+    run_cells(both, "cpu")
+    ids = [read_ledger(RunFolder(cell.directory).ledger).header.run_id for cell in both]
+    assert len(set(ids)) == 2
+    assert dealt_by == set(ids)
 
 
 def test_cells_of_one_model_tokenise_once(pipeline: Path, encoded: list[int]) -> None:

@@ -105,7 +105,7 @@ def test_a_refused_search_is_named(changed: dict[str, Any], named: str, empty: P
         ({"lora": {"dropout": 0.1}}, "lora.dropout"),
         ({"training": {"autocast": "bfloat16"}}, "training.autocast"),
         ({"training": {"optimizer": "sgd", "momentum": 0.5}}, "training.momentum"),
-        ({"training": {"physical_batch_size": 2}}, "training.physical_batch_size"),
+        ({"data": {"unit": "patient"}, "training": {"physical_batch_size": 2}}, "training.physical_batch_size"),
     ],
 )
 def test_what_candidates_cannot_follow_is_refused_before_any_work(
@@ -368,7 +368,7 @@ def test_two_rehearsals_of_one_name_do_not_run_at_once(pipeline: Path, monkeypat
     monkeypatch.setattr(rehearsal_module, "rehearse_space", lambda *_: pytest.fail("it replaces the other's choice"))
     with (
         locked(RunFolder(out).lock),
-        pytest.raises(DptuneError, match=r"tiny: another process works on it\. Fix: wait"),
+        pytest.raises(DptuneError, match=r"tiny: another process works on it( \(process \d+\))?\. Fix: wait"),
     ):
         search_records(settings, "cpu")
 

@@ -305,15 +305,48 @@ def test_beside_an_infinite_total_stands_that_of_the_cells_with_a_certified_epsi
     assert "with a certified ε alone" not in page(tmp_path).words
 
 
-def test_what_an_attack_could_have_shown_is_one_figure_in_all_places(tmp_path: Path) -> None:
-    """At the confidence of the bound beside it; an alarm's confidence is another, and has a word instead."""
+@pytest.mark.parametrize(
+    ("refutable", "said"), [(3.8849, "0.12 (3.88)"), (0.0, "0.12 (cannot refute)"), (None, "0.12")]
+)
+def test_what_an_attack_could_have_refuted_stands_beside_what_it_shows(
+    tmp_path: Path, refutable: float | None, said: str
+) -> None:
+    """In the first table, beside the claims and among the audits; audits of earlier versions do not say it."""
     from tests.browser.samples import audit
 
     one = result()
-    write_report([one], tmp_path, "tiny", [audit(one)])
+    made = audit(one)
+    attack = {name: value for name, value in made["one_run"].items() if name != "epsilon_refutable"}
+    made["one_run"] = attack | ({} if refutable is None else {"epsilon_refutable": refutable})
+    write_report([one], tmp_path, "tiny", [made])
     shown = page(tmp_path).words
-    assert shown.count("0.12 of 4.05") == 2
-    assert shown.count("4.05") == 2
+    assert len(re.findall(re.escape(said) + r"(?! \()", shown)) == 3
+    assert "4.05" not in shown, "the most that could be shown has another confidence"
+    assert shown.count("shown (could refute)") == 4
+
+
+def test_the_attack_on_a_run_without_noise_says_how_good_it_is(tmp_path: Path) -> None:
+    from tests.browser.samples import audit
+
+    results = [result(), result("nonprivate", "inf", noise_multiplier=0.0)]
+    write_report(results, tmp_path / "with", "tiny", [audit(one) for one in results])
+    words = " ".join(page(tmp_path / "with").words.split())
+    assert "on small.nonprivate.seed0, which was trained without noise, planted texts show ε ≥ 0.12, by 140 of" in words
+    write_report(results[:1], tmp_path / "without", "tiny", [audit(results[0])])
+    assert "trained without noise, planted" not in " ".join(page(tmp_path / "without").words.split())
+
+
+@pytest.mark.parametrize(("refutable", "said"), [(6.2345, "2.2 (5.9; 6.23)"), (5.9, "2.2 (5.9; cannot refute)")])
+def test_a_steps_audit_says_what_it_could_have_refuted(tmp_path: Path, refutable: float, said: str) -> None:
+    from tests.browser.samples import audit
+
+    one = result()
+    made = audit(one)
+    made["step"] = made["step"] | {"epsilon_refutable": refutable, "mu_detectable": "inf"}
+    write_report([one], tmp_path, "tiny", [made])
+    shown = page(tmp_path).words
+    assert said in shown
+    assert "1.2 (1.29; ∞)" in shown
 
 
 def test_cells_of_another_accounting_are_another_group() -> None:
@@ -382,9 +415,13 @@ def test_a_cell_that_diverged_does_not_end_the_report(tmp_path: Path, worth: str
     assert (tmp_path / "report" / "report.html").stat().st_size > 10_000
 
 
-def test_a_picture_that_the_disk_has_no_room_for_is_named(tmp_path: Path) -> None:
-    full = tmp_path / "curves.png"
-    full.symlink_to("/dev/full")
+def test_a_picture_that_the_disk_has_no_room_for_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_room(picture: Image.Image, path: Path, *_: object, **__: object) -> None:
+        path.write_bytes(b"half")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Image.Image, "save", no_room)
     with pytest.raises(OSError, match="No space left on device") as caught:
-        save(blank("curves", "nothing"), full)
-    assert caught.value.filename == str(full)
+        save(blank("curves", "nothing"), tmp_path / "curves.png")
+    assert caught.value.filename == str(tmp_path / "curves.png")
+    assert not list(tmp_path.iterdir())

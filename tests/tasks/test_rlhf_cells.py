@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import stat
 from collections import Counter
 from dataclasses import replace
@@ -16,12 +15,14 @@ import pytest
 import torch
 from peft import PeftModel
 
+from dptune.audit.refutation import Refutation
 from dptune.corpus.narratives import write_narratives
 from dptune.corpus.records import Records, read_records, write_records
 from dptune.corpus.sources import acquire_synthetic
 from dptune.corpus.splits import write_splits
 from dptune.errors import ConfigError
 from dptune.policy.language import training
+from dptune.policy.language.learner import LanguageLearner
 from dptune.privacy.ledger_file import LedgerError, read_ledger
 from dptune.privacy.release import Release
 from dptune.privacy.run_folder import RunFolder
@@ -141,6 +142,55 @@ def test_a_cell_counts_from_its_start_with_all_that_it_plans(data: Path, monkeyp
     assert booked_releases() == [ledger.composition]
 
 
+@pytest.mark.parametrize("cause", ["weights", "update", "not finite"])
+def test_a_cell_whose_model_is_refused_counts_nowhere(cause: str, data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (cell,) = cells(small("telemetry=private"))
+    with monkeypatch.context() as patched:
+        if cause == "weights":
+            weights = PUBLIC_MODEL / "model.safetensors"
+            kept = weights.read_bytes()
+            weights.write_bytes(kept[:-1])
+            refused = r"model\.safetensors is cut off or damaged"
+        elif cause == "update":
+            patched.setattr(LanguageLearner, "updates", fail)
+            refused = r"no update of a simulated user can be computed \(RuntimeError: of no use"
+        else:
+            patched.setattr(LanguageLearner, "updates", lambda *_: torch.tensor([[torch.nan]]))
+            refused = "an update of a simulated user that is not finite"
+        for _ in range(2):
+            (broken,) = cells(small("telemetry=private"))
+            with pytest.raises(ConfigError, match=refused):
+                run_cell(broken)
+            assert not SPENT.exists()
+            assert not RunFolder(broken.directory).ledger.exists()
+        if cause == "weights":
+            weights.write_bytes(kept)
+    run_cell(cell)
+    assert Register(SPENT).totals()[0].entries == 1
+
+
+def fail(*_: Any) -> None:
+    raise RuntimeError("of no use")
+
+
+def test_a_cell_whose_line_was_cut_off_counts_by_its_ledger(
+    data: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its ledger lies three folders below the register."""
+    (cell,) = cells(small("telemetry=private"))
+    run_cell(cell)
+    SPENT.unlink()
+    (found,) = Register(SPENT).earlier(split_digest())
+    assert (found.what, found.named, found.epsilon) == ("cell", False, pytest.approx(3, abs=1e-3))
+    (other,) = cells(small("telemetry=private", "seeds=[1]"))
+    run_cell(other)
+    assert f"no line names what lies in {cell.directory.name}" in caplog.text
+    assert Register(SPENT).totals()[0].entries == 2
+    assert Register(SPENT).restore() == [cell.directory.name]
+    assert Register(SPENT).totals()[0].entries == 2
+    assert Register(SPENT).faults() == []
+
+
 def booked_releases() -> list[Counter[Release]]:
     """The releases of each entry of the register. Of these policies epsilon does not tell how many there are."""
     entries, _ = Register(SPENT)._read()
@@ -214,7 +264,7 @@ def test_private_telemetry_plants_nothing_and_attacks_nothing(data: Path) -> Non
         small("telemetry=private", "nonprivate=true")
 
 
-def test_coins_decide_who_takes_part_and_every_other_slot_is_taken(data: Path) -> None:
+def test_coins_decide_who_takes_part_and_all_others_do(data: Path) -> None:
     """A canary that takes part against its coin would hide from the audit whatever its update does."""
     (cell,) = cells(settings_of(SMALL))
     records, hosts = (read_records(SPLITS / f"{side}.parquet") for side in ("train", "attack"))
@@ -222,24 +272,75 @@ def test_coins_decide_who_takes_part_and_every_other_slot_is_taken(data: Path) -
     for first in (0, 1):
         coins = [(place + first) % 2 for place in range(len(drawn.canaries))]
         canaries = tuple(replace(one, included=coin) for one, coin in zip(drawn.canaries, coins, strict=True))
-        users = rlhf._stream(cell, replace(drawn, canaries=canaries), records, hosts, rlhf._learner(cell, "cpu"))
-        assert [int(users.present[one.slot]) for one in canaries] == coins
-        others = set(range(24)) - {one.slot for one in canaries}
-        assert len(others) == 12
-        assert bool(users.present[list(others)].all())
+        plan = replace(drawn, canaries=canaries)
+        users = rlhf._stream(cell, plan, records, hosts, rlhf._learner(cell, "cpu"), "a run")
+        assert users.keys[-12:].tolist() == [one.record for one in canaries]
+        assert users.present.tolist() == [True] * (len(users.keys) - 12) + [bool(coin) for coin in coins]
+        assert set(users.keys[:-12].tolist()) <= set(records.record.tolist())
+        assert set(users.updates.tolist()) <= {0, 1, 2}
+
+
+def without(records: Records, row: int) -> Records:
+    kept = np.delete(np.arange(len(records.record)), row)
+    return replace(records, record=records.record[kept], unit=records.unit[kept], text=records.text.take(kept))
+
+
+def test_a_record_that_leaves_or_is_swapped_moves_no_other_and_no_secret(data: Path) -> None:
+    """Every record of the split in turn. From 48 to 55 records there are six turns of eight; with others, others."""
+    (cell,) = cells(settings_of(SMALL))
+    records, hosts = (read_records(SPLITS / f"{side}.parquet") for side in ("train", "attack"))
+    plan, learner = PromptPlan.draw(cell, hosts), rlhf._learner(cell, "cpu")
+    assert len(records.record) == 51
+
+    def dealt(some: Records) -> dict[int, tuple[int, list[int]]]:
+        users = rlhf._stream(cell, plan, some, hosts, learner, "a run")
+        ids = users.prompts.ids.tolist()
+        return {
+            one: (update, own)
+            for one, update, own in zip(users.keys.tolist(), users.updates.tolist(), ids, strict=True)
+        }
+
+    whole, new = dealt(records), 10**6
+    assert 12 < len(whole) < 51 + 12, "some take no part"
+    for row, one in enumerate(records.record.tolist()):
+        rest = {key: value for key, value in whole.items() if key != one}
+        assert dealt(without(records, row)) == rest
+        swapped = records.record.copy()
+        swapped[row] = new
+        found = dealt(replace(records, record=swapped))
+        assert {key: value for key, value in found.items() if key != new} == rest
+
+
+def test_a_host_that_leaves_changes_one_canary(data: Path) -> None:
+    (cell,) = cells(settings_of(SMALL))
+    hosts = read_records(SPLITS / "attack.parquet")
+    whole = {canary.record for canary in PromptPlan.draw(cell, hosts).canaries}
+    for row, one in enumerate(hosts.record.tolist()):
+        rest = {canary.record for canary in PromptPlan.draw(cell, without(hosts, row)).canaries}
+        assert len(whole - rest) == (one in whole)
+
+
+def test_a_resumed_run_deals_as_it_did_and_another_run_otherwise(data: Path) -> None:
+    (cell,) = cells(settings_of(SMALL))
+    records, hosts = (read_records(SPLITS / f"{side}.parquet") for side in ("train", "attack"))
+    plan, learner = PromptPlan.draw(cell, hosts), rlhf._learner(cell, "cpu")
+    one, again, other = (rlhf._stream(cell, plan, records, hosts, learner, run) for run in ("one", "one", "other"))
+    assert one.updates.tolist() == again.updates.tolist()
+    assert one.updates.tolist() != other.updates.tolist()
 
 
 def test_coins_and_secrets_are_fair_and_new_every_time() -> None:
     """2 x 4,000 coins: within 6 deviations of a half, and no plan like another; false alarm below 1e-8."""
     (cell,) = cells(small("users=2000", "canaries=4000"))
-    hosts = Records(np.arange(4000), np.arange(4000), pa.array(["A text."] * 4000), {"label": "hosts"})
+    hosts = Records(np.arange(4000), np.arange(4000), pa.array(["A text."] * 4000), {"label": "hosts", "source": "uci"})
     one, other = (PromptPlan.draw(cell, hosts) for _ in range(2))
     for plan in (one, other):
         assert abs(sum(canary.included for canary in plan.canaries) - 2000) < 6 * 0.5 * 4000**0.5
     assert [canary.included for canary in one.canaries] != [canary.included for canary in other.canaries]
-    assert not set(one.secrets) & set(other.secrets)
-    # Where they are is public, and the same whatever the coins.
-    assert [canary.slot for canary in one.canaries] == [canary.slot for canary in other.canaries]
+    assert not {canary.secret for canary in one.canaries} & {canary.secret for canary in other.canaries}
+    assert len({rlhf.secret_of(one.salt, record) for record in range(4000)}) == 4000
+    # The canaries' records are public, and are the same for all coins.
+    assert [canary.record for canary in one.canaries] == [canary.record for canary in other.canaries]
 
 
 def test_what_the_data_cannot_fill_is_an_error(data: Path) -> None:
@@ -268,8 +369,9 @@ def test_an_impossible_setting_is_named(option: str) -> None:
         settings_of([option])
 
 
-def test_a_bound_above_what_is_certified_is_told() -> None:
-    audit = {"secrets": {"epsilon_alarm": 0.0}, "updates": {"epsilon_alarm": 1.5}}
-    results = {"label": "K32", "epsilon_certified": 1.0, "audit": audit}
-    assert len(violations(results)) == 1
-    assert not violations(results | {"epsilon_certified": str(math.inf)})
+def test_coins_that_refute_what_is_certified_are_told() -> None:
+    sound = Refutation(certified=1.0, confidence=0.9999, guesses=64, correct=40, needed=60, epsilon_refutable=2.0)
+    audit = {"secrets": sound.to_dict(), "updates": replace(sound, correct=61).to_dict()}
+    (said,) = violations({"label": "K32", "audit": audit})
+    assert said.startswith("K32: an attack on its canaries (updates) guesses 61 of 64 coins right")
+    assert not violations({"label": "K32", "audit": audit | {"updates": sound.to_dict()}})

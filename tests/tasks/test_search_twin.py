@@ -126,7 +126,7 @@ def test_a_twin_has_the_number_of_units_that_was_asked_for(unit: str, units: int
 
 
 def test_a_twin_is_refused_where_no_generator_fits(empty: Path) -> None:
-    (empty / "own.csv").write_text("note\n" + "".join(f"record {n}\n" for n in range(300)))
+    (empty / "own.csv").write_text("text\n" + "".join(f"record {n}\n" for n in range(300)))
     own = {"data": {"source": "table", "path": "own.csv"}}
     refused = r"search\.rehearse_on: is twin, and no generator makes .* source table\. Fix: use public, .* data\.public"
     with pytest.raises(ConfigError, match=refused):

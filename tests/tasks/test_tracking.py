@@ -194,10 +194,10 @@ def test_metrics_are_there_at_every_step_and_the_epsilons_grow(tracked: Tracked)
 @given(st.floats(1e-6, 1e6))
 def test_an_epsilon_in_mlflow_is_no_less_than_what_was_paid_and_no_more_than_what_was_shown(value: float) -> None:
     for name in ("epsilon_certified", "best_epsilon_published", "choosing.all.epsilon", "audit_step_mu_certified"):
-        assert value <= legible(name, value) <= 1.001 * value, name
+        assert value * (1 - 1e-11) <= legible(name, value) <= 1.001 * value, name  # 12 digits are what was meant
         assert len(f"{legible(name, value):.12g}".strip("0.").replace(".", "").partition("e")[0]) <= 4
-    for name in ("epsilon_audited", "audit_step_mu_audited", "audit_one_run_epsilon_alarm"):
-        assert 0.999 * value <= legible(name, value) <= value, name
+    for name in ("epsilon_audited", "audit_step_mu_audited", "audit_one_run_epsilon_refutable"):
+        assert 0.999 * value <= legible(name, value) <= value * (1 + 1e-11), name
     assert legible("eval_perplexity", value) == pytest.approx(value, rel=1e-5)
     assert legible("gradient_norm", value) == value
     assert legible("epsilon_certified", math.inf) == math.inf
@@ -328,6 +328,45 @@ def test_a_run_that_the_server_does_not_know_is_started_anew(pipeline: Path) -> 
     child = tracking.ChildRun(parent, "again", Path("marker"), {"p": 1}, {})
     assert tracking.client().get_run(child.run_id).data.params == {"p": "1"}
     assert Path("marker").read_text() == child.run_id
+
+
+def test_what_was_deleted_in_mlflows_page_is_restored_and_goes_on(pipeline: Path) -> None:
+    """Its page puts experiments and runs away; a study that runs again logs to them as before."""
+    parent = tracking.parent_run("tiny", {})
+    child = tracking.ChildRun(parent, "one", Path("marker"), {"p": 1}, {})
+    child.log(1, {"loss": 2.0})
+    assert child.end()
+    client = tracking.client()
+    client.delete_run(child.run_id)
+    client.delete_experiment(client.get_run(parent).info.experiment_id)
+    assert tracking.parent_run("tiny", {}) == parent
+    again = tracking.ChildRun(parent, "one", Path("marker"), {"p": 1}, {})
+    again.log(2, {"loss": 1.0})
+    assert again.end()
+    assert again.run_id == child.run_id
+    found = client.get_run(child.run_id)
+    assert found.info.lifecycle_stage == "active"
+    assert [point.value for point in client.get_metric_history(child.run_id, "loss")] == [2.0, 1.0]
+
+
+def test_names_that_mlflow_does_not_take_are_written_otherwise(pipeline: Path) -> None:
+    names = ("mechanisms.\u00e9:[0]", "x" * 300, "a%b")
+    parent = tracking.parent_run("tiny", {})
+    child = tracking.ChildRun(parent, "n", Path("marker"), dict.fromkeys(names, 1), {"t{}": "x"})
+    child.log(1, {"loss@2": 1.0})
+    assert child.end()
+    data = tracking.client().get_run(child.run_id).data
+    assert len(data.params) == 3
+    assert data.metrics == {"loss_2": 1.0}
+    assert data.tags["t__"] == "x"
+
+
+def test_a_refusal_of_mlflow_says_what_mlflow_says(pipeline: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with tracking.optional("a run"):
+        tracking.client().get_run("0" * 32)
+    assert "not found" in caplog.text
+    assert "mend what MLflow names" in caplog.text
+    assert "free or restore" not in caplog.text
 
 
 def test_the_commit_is_named_with_its_changes(empty: Path) -> None:

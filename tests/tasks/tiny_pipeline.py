@@ -32,6 +32,8 @@ SWIM: dict[str, Any] = {
     "environment": "dptune/Riverswim-v0",
     "training": {"users": 2, "steps": 20, "updates": 4, "hidden": 0, "critic_hidden": 0, "evaluate_every": 2},
 }
+#: Settings of audits that take a second.
+QUICK_AUDIT: dict[str, Any] = {"generations": 20, "candidates": 3, "records": 8, "step_trials": 0}
 _BUILT: list[Path] = []
 
 _CHANGES: dict[str, Any] = {

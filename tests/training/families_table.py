@@ -92,7 +92,7 @@ def causal_row(family: str) -> list[str]:
         notes.append(f"name {', '.join(f'`{name}`' for name in NAMED[family])}: {_figure(named)}")
     if whole_tensors(family):
         notes.append("experts stay frozen: one tensor holds them all")
-    known = "none known to PEFT" if usual.refusal.startswith("not known") else str(usual)
+    known = "none known" if usual.refusal.startswith("not known") else str(usual)
     return [family, known, _figure(usual), str(every), _figure(every), "; ".join(notes)]
 
 

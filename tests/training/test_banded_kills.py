@@ -19,6 +19,7 @@ import torch
 from simulated_disk import Disk, Killed
 from tiny_models import adapted, each_record, make_header, make_plan, records
 
+from dptune.errors import ConfigError
 from dptune.mechanisms import banded as banded_module
 from dptune.mechanisms.banded import BandedGaussian, _Window
 from dptune.mechanisms.mechanism import Mechanism
@@ -227,6 +228,19 @@ def test_a_run_goes_on_with_the_noise_that_it_was_charged_with(runs: Runs, monke
     releases = read_ledger(runs.folder / "ledger.jsonl").composition
     assert {(one.noise_multiplier, one.coefficients, one.sensitivity) for one in releases} == {(1, own.coefficients, 1)}
     runs.check()
+
+
+@pytest.mark.parametrize("keys", [None, np.arange(19), np.arange(21)])
+def test_units_without_a_key_each_are_refused_before_anything_is_charged(
+    runs: Runs, monkeypatch: pytest.MonkeyPatch, keys: Any
+) -> None:
+    disk = runs.begin()
+    monkeypatch.setattr(f"{__name__}.each_record", lambda tokens: replace(PrivacyUnits.records(20), keys=keys))
+    disk.restart(power_cut=False)
+    with pytest.raises(ConfigError, match=r"units: have not a key each.* Fix: make them with PrivacyUnits\.of"):
+        runs.run()
+    assert not runs.charged
+    assert not (runs.folder / "ledger.jsonl").exists()
 
 
 def test_a_run_that_nobody_kills_is_one_recursion_and_forgets_its_noise(

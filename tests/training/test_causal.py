@@ -27,8 +27,9 @@ from transformers import (
 )
 
 from dptune.errors import ConfigError
-from dptune.training.causal import check_causal, most_positions
-from dptune.training.model import ModelSource, load_base
+from dptune.training.causal import auto_class, check_causal, check_weights, most_positions
+from dptune.training.model import ModelSource, check_headers, load_base, load_config, without_weights
+from dptune.training.weight_files import report_of, stored_weights, unused_layers
 
 _SMALL = {"d_model": 32, "d_ff": 48, "d_kv": 8, "num_layers": 1, "num_heads": 2, "vocab_size": 97}
 _BART = {
@@ -179,7 +180,7 @@ def test_weights_that_are_cut_off_are_refused_with_their_reason(tmp_path: Path) 
     gpt2().save_pretrained(tmp_path)
     whole = (tmp_path / "model.safetensors").read_bytes()
     (tmp_path / "model.safetensors").write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(ConfigError, match=r"model\.source.*cannot be loaded"):
+    with pytest.raises(ConfigError, match=r"model\.source.*model\.safetensors is cut off or damaged"):
         load_base(ModelSource(str(tmp_path)), CPU)
 
 
@@ -188,4 +189,19 @@ def test_the_width_of_a_model_goes_by_several_names() -> None:
     for values, width in (({"max_seq_len": 16}, 16), ({"max_position_embeddings": -1}, None), ({}, None)):
         config = SimpleNamespace(**values)
         config.get_text_config = lambda config=config: config
-        assert most_positions(SimpleNamespace(config=config)) == width
+        assert most_positions(SimpleNamespace(config=config, named_modules=list)) == width
+
+
+@pytest.mark.parametrize("family", families(*CAUSAL))
+def test_headers_tell_what_the_loader_tells(family: str, tmp_path: Path) -> None:
+    """By every family's own names, prefixes and joined experts: no checkpoint that loads is refused by its headers."""
+    tiny(family, **CAUSAL[family]).save_pretrained(tmp_path)
+    base = ModelSource(str(tmp_path))
+    config = load_config(base)
+    empty, stored = without_weights(base, config), stored_weights(str(tmp_path), None)
+    _, whole = auto_class(config).from_pretrained(tmp_path, output_loading_info=True, ignore_mismatched_sizes=True)
+    found = report_of(empty, stored)
+    assert found is not None
+    assert {name: set(keys) for name, keys in found.items()} == {name: set(keys) for name, keys in whole.items()}
+    assert check_headers(base, empty, lambda report: check_weights(str(tmp_path), empty, report)) == ()
+    assert unused_layers(empty, whole["unexpected_keys"]) == []

@@ -13,7 +13,7 @@ import pytest
 import torch
 from tiny_classifiers import HEADS, adapted_classifier, classifier, configuration, labelled, row_gradient
 from tiny_models import CPU, each_record, make_header, make_plan, weights
-from transformers import AutoModelForMaskedLM, AutoModelForSequenceClassification, T5Config
+from transformers import AutoConfig, AutoModel, AutoModelForMaskedLM, AutoModelForSequenceClassification, T5Config
 
 from dptune.errors import ConfigError
 from dptune.mechanisms.interfaces import Gradients
@@ -330,3 +330,16 @@ def test_units_of_many_records_sum_their_heads_gradients() -> None:
     expected = looped(model, tokens)
     assert error(found, torch.stack([expected[0], expected[1:].sum(0)])) < 1e-5
     assert PrivacyUnits.of("customer", np.array([0, 1, 1, 1]), 3).most == 3
+
+
+def test_a_model_without_token_embeddings_is_refused_in_a_sentence(tmp_path: Path) -> None:
+    """CANINE hashes characters; transformers raises where it is asked for its embeddings."""
+    config = AutoConfig.for_model(
+        "canine", hidden_size=32, intermediate_size=48, num_hidden_layers=1, num_attention_heads=4
+    )
+    AutoModel.from_config(config).save_pretrained(tmp_path)
+    base = ModelSource(str(tmp_path))
+    with pytest.raises(
+        ConfigError, match=r"\(CanineForSequenceClassification\) has no table of token embeddings\. Fix: "
+    ):
+        empty_classifier(base, load_classifier_config(base, ("a", "b"), 0))

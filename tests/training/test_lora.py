@@ -11,7 +11,9 @@ import pytest
 import torch
 from peft import PeftModel
 from test_per_sample import computed, error, looped
-from tiny_models import CPU, FAMILIES, each_record, llama, make_header, make_plan, records, trainable
+from tiny_families import tiny
+from tiny_models import CPU, FAMILIES, each_record, gpt2, llama, make_header, make_plan, records, trainable
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from dptune.errors import ConfigError
 from dptune.mechanisms.registry import build
@@ -23,6 +25,7 @@ from dptune.training.opening import open_run
 from dptune.training.per_sample import lora_pairs
 from dptune.training.rehearsal import rehearse
 from dptune.training.spec import RunSpec
+from dptune.training.target_modules import lora_targets
 from dptune.training.together import shared_copy, train_together
 
 _RANKS = {"llama": {r"layers\.1\..*q_proj": 6, "down_proj": 2}, "gpt2": {r"h\.1\.attn\.c_attn": 6, "c_fc": 2}}
@@ -61,9 +64,10 @@ def test_gradients_are_each_records_own_and_peft_loads_the_same_model(way: str, 
     rehearse(model, lora_pairs(model))
     run(model, tmp_path / "run")
     assert not any(torch.equal(parameter, start[name]) for name, parameter in trainable(model).items())
+    drawn = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for parameter in trainable(model).values():
-            parameter.normal_(std=0.2)
+            parameter.normal_(std=0.2, generator=drawn)
     assert error(computed(model, records(4)), looped(model, records(4))) < 1e-4
     save_adapter(model, tmp_path / "adapter")
     loaded = PeftModel.from_pretrained(FAMILIES[family](), str(tmp_path / "adapter")).eval()
@@ -207,3 +211,32 @@ def test_runs_in_one_pass_keep_ranks_and_scalings_of_layers(tmp_path: Path) -> N
     for alone, beside in zip(found[:2], found[2:], strict=True):
         for name, weight in trainable(alone).items():
             torch.testing.assert_close(trainable(beside)[name], weight, rtol=1e-4, atol=2e-5)
+
+
+@pytest.mark.parametrize("targets", [("c_attn", "lm_head"), r".*\.c_attn|lm_head"])
+def test_an_output_layer_that_shares_its_weight_with_the_embeddings_is_refused(targets: Any) -> None:
+    """PEFT adapts it, and merging moves the embeddings too."""
+    with pytest.raises(ConfigError, match=r"include 'lm_head', which shares its weight with the embeddings"):
+        attach_lora(gpt2(), Lora(rank=4, dropout=0.0, target_modules=targets), 0)
+    attach_lora(llama(), Lora(rank=4, dropout=0.0, target_modules=("q_proj", "lm_head")), 0)  # its own weight
+
+
+@pytest.mark.parametrize(
+    ("family", "targets"),
+    [("smollm3", ["q_proj", "v_proj"]), ("olmo2", ["q_proj", "v_proj"]), ("phi3", ["qkv_proj"]), ("gpt2", ["c_attn"])],
+)
+def test_a_family_outside_pefts_table_gets_its_attention_projections(family: str, targets: list[str]) -> None:
+    sizes = {"vocab_size": 99, "num_hidden_layers": 1, "hidden_size": 16, "intermediate_size": 16, "pad_token_id": 0}
+    config = AutoConfig.for_model(family, **sizes, num_attention_heads=2, num_key_value_heads=2)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    assert lora_targets(model, Lora(rank=4, dropout=0.0)) == targets
+
+
+@pytest.mark.parametrize("targets", [None, ("out_proj",), "all-linear"])
+def test_a_fix_names_no_layer_that_peft_refuses(targets: Any) -> None:
+    """Nor PEFT's own names of what it wrapped before it refused; the layers that it does name are taken."""
+    with pytest.raises(ConfigError) as refused:
+        attach_lora(tiny("mamba"), Lora(2, 4, target_modules=targets), 0)
+    assert refused.value.fix == "name linear layers that PEFT adapts (dt_proj, in_proj, x_proj)"
+    attach_lora(tiny("mamba"), Lora(2, 4, target_modules=("dt_proj", "in_proj", "x_proj")), 0)

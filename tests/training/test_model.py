@@ -86,10 +86,16 @@ def test_adapters_are_float32_reproducible_and_leave_the_generator_alone() -> No
     assert all(parameter.dtype == torch.float32 for parameter in first.values())
 
 
-def test_an_unknown_family_asks_for_its_projections() -> None:
+def test_an_unknown_family_with_layers_of_other_names_asks_for_its_projections() -> None:
     base = gpt2()
     base.config.model_type = "novel"
-    with pytest.raises(ConfigError, match=r"lora\.target_modules"):
+    assert attach_lora(base, Lora(), init_seed=0).peft_config["default"].target_modules == {"c_attn"}
+    base = gpt2()
+    base.config.model_type = "novel"
+    for block in base.transformer.h:
+        block.attn.mixed = block.attn.c_attn
+        del block.attn.c_attn
+    with pytest.raises(ConfigError, match=r"lora\.target_modules: not known for model type 'novel'.*mixed"):
         attach_lora(base, Lora(), init_seed=0)
 
 

@@ -51,6 +51,7 @@ class Case:
     epsilon: float | None = None
     dies: tuple[int, int] | None = None
     record_seed: int = 0
+    first_key: int = 0
 
     @property
     def entropy(self) -> Entropy:
@@ -61,7 +62,7 @@ class Case:
         absent = np.isin(np.arange(len(tokens.rows)), self.absent)
         if self.name == "dp_lora_fed":
             return PrivacyUnits.clients(8, np.arange(len(tokens.rows)))
-        units = PrivacyUnits.of("record", np.arange(len(tokens.rows)), 1, absent)
+        units = PrivacyUnits.of("record", self.first_key + np.arange(len(tokens.rows)), 1, absent)
         return units.with_slots(np.zeros(self.canaries, dtype=bool))
 
     def mechanism(self, model: Any) -> Mechanism:
@@ -298,10 +299,11 @@ def test_what_rank_0_refuses_ends_the_others(tmp_path: Path) -> None:
 DIFFERENCES: dict[str, tuple[Any, Any]] = {
     "plan": (make_plan(), make_plan(steps=5)),
     "record_seed": (0, 1),
+    "first_key": (0, 1),
     "seed": (None, 3),
     "options": ({}, {"max_grad_norm": 2.0}),
 }
-SAID = {"plan": "plan", "record_seed": "records", "seed": "entropy", "options": "mechanism"}
+SAID = {"plan": "plan", "record_seed": "records", "first_key": "records", "seed": "entropy", "options": "mechanism"}
 
 
 def disagree(ranks: Ranks, case: Case, what: str) -> dict[str, Any]:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +13,7 @@ import pytest
 import torch
 from peft import AdaLoraConfig, LoraConfig, get_peft_model
 from test_per_sample import computed, error, looped
-from tiny_families import CAUSAL, families, tiny
+from tiny_families import CAUSAL, GEMMA4, families, tiny
 from tiny_models import (
     adapted,
     each_record,
@@ -28,12 +31,14 @@ from transformers.pytorch_utils import Conv1D
 from dptune.errors import ConfigError
 from dptune.mechanisms.registry import build
 from dptune.privacy.entropy import FixedSeed, OsEntropy
+from dptune.training import rehearsal
+from dptune.training.causal import evaluation_mode, most_positions
 from dptune.training.loop import train
 from dptune.training.lora import Lora
 from dptune.training.model import attach_lora
 from dptune.training.opening import open_run
 from dptune.training.per_sample import Layout, Taps, by_row, lora_pairs
-from dptune.training.rehearsal import check_width, rehearse
+from dptune.training.rehearsal import check_width, first_evaluation, rehearse
 from dptune.training.spec import RunSpec
 from dptune.training.together import shared_copy, train_together
 
@@ -153,12 +158,13 @@ def _mixing(change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
     "change",
     [
         lambda states: states + 0.1 * states.mean(0, keepdim=True),  # as batch normalisation does
+        lambda states: states + 1e-3 * states.mean(0, keepdim=True),
         lambda states: states.roll(1, 0),
         lambda states: states.flip(0),
         lambda states: torch.cat([states[:1], states[1:].flip(0)]),
         lambda states: torch.cat([states[:-1], states[-1:] + states[:1]]),
     ],
-    ids=["mean", "rolled", "flipped", "first_right", "last_wrong"],
+    ids=["mean", "a little mean", "rolled", "flipped", "first_right", "last_wrong"],
 )
 def test_a_layer_whose_rows_are_mixed_is_refused_before_a_charge(
     change: Callable[[torch.Tensor], torch.Tensor], tmp_path: Path
@@ -167,6 +173,167 @@ def test_a_layer_whose_rows_are_mixed_is_refused_before_a_charge(
     with pytest.raises(ConfigError, match=r"layer base_model.*gives a record another gradient in a batch than alone"):
         run(_mixing(change), tmp_path)
     assert release_lines(tmp_path) == 0
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda states: states + 5 * states[:1] if states.dtype == torch.float32 else states,
+        lambda states: (states + 1e8 * states[:1]) - 1e8 * states[:1],
+        lambda states: (states + 1e6 * states.mean(0, keepdim=True)) - 1e6 * states.mean(0, keepdim=True),
+    ],
+    ids=["in_float32", "rounding_by_a_record", "rounding_by_all"],
+)
+def test_records_that_are_coupled_in_the_run_s_own_type_alone_are_refused(
+    change: Callable[[torch.Tensor], torch.Tensor], tmp_path: Path
+) -> None:
+    """In float64 nothing of it is seen; without one record the sum of clipped gradients moved by 19 radii in 256."""
+    with pytest.raises(ConfigError, match="gives a record another gradient in a batch than alone"):
+        run(_mixing(change), tmp_path)
+    assert release_lines(tmp_path) == 0
+
+
+def _rounded(size: float) -> Any:
+    """A GPT-2 whose last attention rounds in a batch, as kernels do by shape, and does not of a record alone."""
+
+    def change(states: torch.Tensor) -> torch.Tensor:
+        added = size * (len(states) > 1)
+        return (states + added) - added
+
+    return _mixing(change)
+
+
+def test_a_layer_that_only_rounds_is_taken_by_its_gradients_in_float64(tmp_path: Path) -> None:
+    """In float32 it is as far off as rows that are mixed."""
+    model = _rounded(1e6)
+    pairs = lora_pairs(model)
+    before = {name: (one, one.clone(), one.data_ptr()) for name, one in model.named_parameters()}
+    close = rehearsal._DOUBTFUL[torch.float32][1]
+    with evaluation_mode(model), rehearsal._random_up_factors(pairs):
+        off, _ = rehearsal._distances(model, pairs, *rehearsal._records(model), False)
+    assert max(off) > close
+    rehearse(model, pairs)
+    for name, parameter in model.named_parameters():
+        one, value, place = before[name]
+        assert parameter is one
+        assert parameter.dtype == torch.float32
+        assert torch.equal(parameter, value), name
+        assert parameter.data_ptr() == place or "lora_B" in name
+    run(model, tmp_path)
+    assert release_lines(tmp_path) == 2
+
+
+def test_without_float64_a_layer_that_only_rounds_much_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There is no memory for a copy in float64, say: as much as mixed rows may differ is not taken on trust."""
+
+    def refuse(_model: Any) -> Any:
+        raise MemoryError
+
+    monkeypatch.setattr(rehearsal, "in_float64", refuse)
+    little, much = _rounded(1e4), _rounded(1e6)
+    rehearse(little, lora_pairs(little))
+    with pytest.raises(ConfigError, match="gives a record another gradient"):
+        rehearse(much, lora_pairs(much))
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_gemma_4_is_taken_at_every_start(seed: int) -> None:
+    """The query gradients of its last layer are small differences of large numbers: float32 is 5 % off at some."""
+    model = attach_lora(tiny("gemma4_text", seed=seed, **GEMMA4), Lora(8, 16, 0.0, ("q_proj", "v_proj")), 0)
+    rehearse(model, lora_pairs(model))
+
+
+@pytest.mark.parametrize("row", range(3))
+def test_each_record_of_the_batch_is_compared_with_itself_alone(row: int, tmp_path: Path) -> None:
+    """One record's inputs alone are mixed with its neighbour's, and no record's that is by itself."""
+
+    def change(states: torch.Tensor) -> torch.Tensor:
+        mixed = states.clone()
+        if len(states) > 1:
+            mixed[row] += 0.1 * states[row - 1].detach()  # or the neighbour's gradient would show it too
+        return mixed
+
+    with pytest.raises(ConfigError, match=r"layer base_model.*gives a record another gradient in a batch than alone"):
+        run(_mixing(change), tmp_path)
+    assert release_lines(tmp_path) == 0
+
+
+def test_a_layer_of_which_float64_computes_no_numbers_is_refused(tmp_path: Path) -> None:
+    """Its code may know no float64: then the repetition says nothing of it, and above all not that it is right."""
+    double: list[int] = []
+
+    def change(states: torch.Tensor) -> torch.Tensor:
+        if states.dtype == torch.float64:
+            double.append(len(states))
+            return states * math.nan
+        return states + 0.1 * states.mean(0, keepdim=True)
+
+    with pytest.raises(ConfigError, match=r"gives a record another gradient|finite"):
+        run(_mixing(change), tmp_path)
+    assert double
+    assert release_lines(tmp_path) == 0
+
+
+@pytest.mark.parametrize("memory", [True, False], ids=["float64", "no_float64"])
+def test_rows_that_are_mixed_are_refused_in_half_precision_too(memory: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each record reads half of its neighbour too: rounding to 8 bits is far from as much."""
+
+    def refuse(_model: Any) -> Any:
+        raise MemoryError
+
+    if not memory:
+        monkeypatch.setattr(rehearsal, "in_float64", refuse)
+    model = _mixing(lambda states: states + 0.5 * (len(states) > 1) * states.roll(1, 0)).to(torch.bfloat16)
+    pairs = lora_pairs(model)
+    with evaluation_mode(model), rehearsal._random_up_factors(pairs):
+        off, _ = rehearsal._distances(model, pairs, *rehearsal._records(model), False)
+    assert 0.3 < max(off) < 0.9
+    with pytest.raises(ConfigError, match="gives a record another gradient"):
+        rehearse(model, pairs)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_all_of_a_model_is_float64_for_a_while_and_its_own_tensors_come_back(fails: bool) -> None:
+    """Buffers too, such as the frequencies of rotations; and after an error, such as memory that is full."""
+
+    class FullError(Exception):
+        pass
+
+    model = adapted("llama")
+    tensors = {
+        name: one for name, one in (*model.named_parameters(), *model.named_buffers()) if one.is_floating_point()
+    }
+    assert any("inv_freq" in name for name in tensors)
+    before = {name: (one.dtype, one.data_ptr(), one.detach().clone()) for name, one in tensors.items()}
+    with pytest.raises(FullError) if fails else nullcontext(), rehearsal.in_float64(model):
+        within = [one.dtype for one in (*model.parameters(), *model.buffers()) if one.is_floating_point()]
+        if fails:
+            raise FullError
+    assert within == [torch.float64] * len(tensors)
+    after = dict((*model.named_parameters(), *model.named_buffers()))
+    for name, (dtype, place, value) in before.items():
+        assert (after[name].dtype, after[name].data_ptr()) == (dtype, place), name
+        assert torch.equal(after[name], value), name
+
+
+def test_weights_in_4_bits_are_not_taken_for_float64() -> None:
+    """Their products are made in a half precision, so that the distances would be compared with a billionth."""
+    model = adapted("llama")
+    model.config.quantization_config = {"quant_method": "bitsandbytes", "load_in_4bit": True}
+    before = [one.dtype for one in model.parameters()]
+    with pytest.raises(ConfigError, match=r"^model\.load_in_4bit"):
+        rehearsal.in_float64(model).__enter__()
+    assert [one.dtype for one in model.parameters()] == before
+
+
+@pytest.mark.parametrize("family", ["gemma3_text", "llama", "qwen3"])
+def test_nothing_is_rounded_to_float32_in_float64(family: str) -> None:
+    """Norms, softmax and rotations of these are made in float32 by their own code."""
+    model = attach_lora(tiny(family), Lora(4, 8, 0.0, "all-linear"), 0)
+    pairs = lora_pairs(model)
+    with evaluation_mode(model), rehearsal._random_up_factors(pairs), rehearsal.in_float64(model):
+        off, _ = rehearsal._distances(model, pairs, *rehearsal._records(model), False)
+    assert max(off) < 1e-12
 
 
 def test_layers_that_put_tokens_first_are_refused_by_name(tmp_path: Path) -> None:
@@ -269,5 +436,56 @@ def test_a_model_that_takes_no_such_width_is_refused_before_a_charge() -> None:
     config = MptConfig(d_model=16, n_heads=2, n_layers=1, max_seq_len=16, vocab_size=50)
     model = attach_lora(MptForCausalLM(config), Lora(2, 4, 0.0, ("out_proj",)), 0)
     check_width(model, 16)
-    with pytest.raises(ConfigError, match=r"^training\.max_length: the model does not take 40 tokens .* Fix: lower it"):
+    with pytest.raises(ConfigError) as refused:
         check_width(model, 40)
+    found = re.fullmatch(
+        r"training\.max_length: the model does not take 40 tokens .* Fix: use (\d+) or less\.", str(refused.value)
+    )
+    assert found is not None
+    check_width(model, int(found[1]))
+    with pytest.raises(ConfigError):
+        check_width(model, int(found[1]) + 1)
+
+
+def test_an_evaluation_that_fails_at_every_length_is_not_blamed_on_the_length() -> None:
+    model = adapted("llama")
+    base = model.get_base_model()
+    real = base.forward
+
+    def fails_without_gradients(*given: Any, **named: Any) -> Any:
+        if not torch.is_grad_enabled():
+            raise ValueError("matC_old has wrong shape")
+        return real(*given, **named)
+
+    base.forward = fails_without_gradients
+    rehearse(model, lora_pairs(model))
+    with pytest.raises(ConfigError, match=r"^model: \(LlamaForCausalLM\) evaluates no text \(ValueError: matC_old has"):
+        check_width(model, 16)
+
+
+def test_linear_attention_that_keeps_no_cache_is_evaluated_without_one() -> None:
+    """RecurrentGemma fails where its cache is asked for, and no run asks for it."""
+    model = attach_lora(tiny("recurrent_gemma"), Lora(2, 4, 0.0, ("linear_x", "linear_y")), 0)
+    check_width(model, 16)
+
+
+def test_an_error_of_the_first_evaluation_names_the_model_and_a_full_device_itself() -> None:
+    model = adapted("llama")
+    named = r"^model: \(Llama.*IndexError: too short.*Fix: give another model, or eval"
+    with pytest.raises(ConfigError, match=named), first_evaluation(model):
+        raise IndexError("too short")
+    for raised in (ConfigError("data", "is wrong", fix="mend it"), torch.OutOfMemoryError("full")):
+        with pytest.raises(type(raised)) as same, first_evaluation(model):
+            raise raised
+        assert same.value is raised
+
+
+@pytest.mark.parametrize("padding", [0, 1, 3])
+def test_roberta_reads_as_many_tokens_as_are_behind_its_padding_token(padding: int) -> None:
+    """It counts positions from that token's number on, so that its table is longer than its longest text."""
+    model = attach_lora(tiny("roberta", is_decoder=True, pad_token_id=padding), Lora(2, 4, 0.0, ("query",)), 0)
+    most = most_positions(model.get_base_model())
+    assert most == 63 - padding
+    check_width(model, most)
+    with pytest.raises(ConfigError, match=rf"does not take {most + 1} tokens .* Fix: use {most} or less"):
+        check_width(model, most + 1)

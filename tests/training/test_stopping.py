@@ -5,12 +5,15 @@ from __future__ import annotations
 import os
 import signal
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from tiny_models import FAMILIES, adapted, close, each_record, make_header, make_plan, records
 
+from dptune.errors import DivergedError
 from dptune.mechanisms.registry import build
 from dptune.privacy.entropy import OsEntropy
 from dptune.privacy.ledger import Ledger
@@ -76,6 +79,29 @@ def test_runs_side_by_side_are_all_saved(tmp_path: Path, opened: list[Ledger]) -
     assert [read_ledger(RunFolder(folder).ledger).releases for folder in folders] == [2, 2]
     again = start(lambda report: None)
     assert [run.step for run in again] == [2, 2]
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_run_that_diverged_when_it_was_stopped_says_both(count: int, tmp_path: Path, opened: list[Ledger]) -> None:
+    """A search that heard of the failure alone would go on with its next candidate, unless others shared the pass."""
+    base, tokens, told = FAMILIES["gpt2"](), records(), []
+
+    def one(number: int) -> RunSpec:
+        model = attach_lora(shared_copy(base), Lora(rank=2, alpha=4, dropout=0.0), init_seed=number)
+        return replace(spec(OsEntropy(), model, tokens), on_failure=told.append)
+
+    def diverge(report: StepReport) -> None:
+        if report.step == 2:
+            with torch.no_grad():
+                for pair in lora_pairs(specs[0].model):
+                    pair.up.weight.fill_(torch.nan)
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    specs = [one(number) for number in range(count)]
+    runs = [open_run(own, tmp_path / str(n), OsEntropy(), diverge) for n, own in enumerate(specs) if count > 1]
+    with pytest.raises(KeyboardInterrupt):
+        train_together(base, runs) if runs else train(specs[0], tmp_path, OsEntropy(), diverge)
+    assert [type(error) for error in told] == [DivergedError]
 
 
 def test_a_second_ctrl_c_does_not_wait() -> None:

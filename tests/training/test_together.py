@@ -25,9 +25,9 @@ from dptune.training.lora import Lora
 from dptune.training.model import attach_lora
 from dptune.training.opening import open_run
 from dptune.training.per_sample import lora_pairs
-from dptune.training.run import Run, StepReport
+from dptune.training.run import RawStatistics, Run, StepReport
 from dptune.training.spec import RunSpec, TrainingPlan
-from dptune.training.together import shared_copy, train_together
+from dptune.training.together import rehearse_pass, shared_copy, train_together
 
 STEPS = 5
 MECHANISMS: dict[str, dict[str, Any]] = {
@@ -204,6 +204,112 @@ def test_a_run_that_fails_leaves_the_others_alone(place: str, tmp_path: Path, mo
     for number in (0, 2):
         assert_close(weights(group[number].model), expected[number])
     assert not read_ledger(tmp_path / "2" / "ledger.jsonl").complete
+
+
+@pytest.mark.parametrize("place", ["own", "pass"])
+def test_a_runs_own_failure_is_told_before_the_others_go_on_and_a_passs_never(
+    place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They may go on for hours, and be killed: a failure that nobody wrote down would be another attempt."""
+    base, tokens = FAMILIES["gpt2"](), records()
+    told: list[Exception] = []
+    first, second = cells(tokens, ["static", "static"], sample_rate=1.0)
+    specs = [replace(cell.spec(base, tokens), on_failure=told.append) for cell in (first, second)]
+    runs = [
+        open_run(one, tmp_path / name, cell.entropy)
+        for one, name, cell in zip(specs, "ab", (first, second), strict=True)
+    ]
+    begin = Run.begin
+
+    def begun(run: Run) -> Any:
+        assert len(told) == (place == "own" and run is runs[1])
+        if place == "own" and run is runs[0]:
+            raise BrokeError
+        return begin(run)
+
+    def failing(*_: Any) -> None:
+        raise BrokeError
+
+    monkeypatch.setattr(Run, "begin", begun)
+    if place == "pass":
+        monkeypatch.setattr(together, "model_losses", failing)
+    errors = side_by_side(base, runs)
+    assert [type(error) for error in told] == ([BrokeError] if place == "own" else [])
+    assert isinstance(errors[0], BrokeError)
+    assert (errors[1] is None) == (place == "own")
+
+
+@pytest.mark.parametrize("batch", [1, None])
+@pytest.mark.parametrize("shared", [True, False])
+def test_a_runs_own_crash_over_its_gradients_is_told(
+    batch: int | None, shared: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between two micro-batches, and after the last: its clipper and its noise are its own."""
+    base, tokens = FAMILIES["gpt2"](), records()
+    told: list[Exception] = []
+    (cell,) = cells(tokens, ["static"], sample_rate=1.0)
+    spec, watching = replace(cell.spec(base, tokens), on_failure=told.append), RawStatistics.watching
+
+    def failing(raw: RawStatistics, gradients: Any) -> Any:
+        for number, one in enumerate(watching(raw, gradients), 1):
+            if number == batch:
+                raise BrokeError
+            yield one
+        raise BrokeError
+
+    monkeypatch.setattr(RawStatistics, "watching", failing)
+    if shared:
+        assert [type(error) for error in side_by_side(base, [open_run(spec, tmp_path, cell.entropy)])] == [BrokeError]
+    else:
+        with pytest.raises(BrokeError):
+            train(spec, tmp_path, cell.entropy)
+    assert [type(error) for error in told] == [BrokeError]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_rehearsed_pass_reads_no_record_and_moves_nothing(
+    family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base, tokens = FAMILIES[family](), records()
+    group, shapes = cells(tokens, ["static", "ffa"], learning_rate=1e-3), []
+    expected = [alone(cell, base, tokens, tmp_path / f"alone{cell.seed}") for cell in group]
+    runs = [opened(cell, base, tokens, tmp_path / str(cell.seed)) for cell in group]
+    before, losses = [weights(cell.model) for cell in group], together.model_losses
+
+    def seen(model: Any, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        shapes.append(ids.shape)
+        if len(shapes) == 1:
+            assert (ids == tokens.padding).all()
+        return losses(model, ids, mask)
+
+    monkeypatch.setattr(together, "model_losses", seen)
+    rehearse_pass(base, runs)
+    assert [run.ledger.releases for run in runs] == [0, 0]
+    for cell, start in zip(group, before, strict=True):
+        assert all(torch.equal(value, start[name]) for name, value in weights(cell.model).items())
+    assert side_by_side(base, runs) == [None, None]
+    assert len({*shapes}) == 1, "a step takes the memory of the rehearsal"
+    assert len(shapes) > 1
+    for cell, end in zip(group, expected, strict=True):
+        assert_close(weights(cell.model), end)
+
+
+def test_a_clipper_that_fails_ends_its_own_run_alone(tmp_path: Path) -> None:
+    """The gradients of a run are asked for by its own clipper, which may be a plug-in."""
+    base, tokens = FAMILIES["gpt2"](), records()
+    told: list[Exception] = []
+    first, second = cells(tokens, ["static", "static"])
+    spec = replace(first.spec(base, tokens), on_failure=told.append)
+
+    def failing(source: Any) -> Any:
+        raise BrokeError
+
+    object.__setattr__(spec.mechanism.clipper, "gradients", failing)
+    runs = [open_run(spec, tmp_path / "a", first.entropy), opened(second, base, tokens, tmp_path / "b")]
+    errors = side_by_side(base, runs)
+    assert [type(error) for error in errors] == [BrokeError, type(None)]
+    assert told == errors[:1]
+    assert runs[1].ledger.releases == STEPS
 
 
 def test_a_budget_that_is_used_up_ends_one_run_only(tmp_path: Path) -> None:

@@ -125,6 +125,25 @@ def test_what_assistants_say_is_that_of_trl(begins: bool, tmp_path: Path) -> Non
     assert all(IGNORED in labels and set(labels) != {IGNORED} for _, labels in expected)
 
 
+TOOLS = '[{"type": "function", "function": {"name": "ab", "parameters": {}}}]'
+WITH_TOOLS = "{% if tools %}<s>{{ tools[0]['function']['name'] }}{{ tone or '' }}<e>{% endif %}"
+
+
+def test_tools_and_own_options_reach_the_template_as_in_trl(tmp_path: Path) -> None:
+    rows = [{**row, "tools": TOOLS, "chat_template_kwargs": {"tone": "1"}} for row in CHATS]
+    tokens = tokenizer(template=WITH_TOOLS + MARKED)
+    expected = of_trl(rows, tokens, tmp_path, assistant_only_loss=True)
+    assert of_dptune(rows, tokens) == expected != of_dptune(CHATS, tokens)
+
+
+def test_a_prompt_and_a_completion_of_messages_are_those_of_trl(tmp_path: Path) -> None:
+    some = [row["messages"] for row in CHATS]
+    rows = [{"prompt": said[:-1], "completion": said[-1:], "tools": TOOLS} for said in some]
+    for template in (MARKED, CHATML):
+        tokens = tokenizer(template=WITH_TOOLS + template)
+        assert of_dptune(rows, tokens, 2 * WIDTH + 1) == of_trl(rows, tokens, tmp_path, max_length=2 * WIDTH)
+
+
 def test_without_being_asked_trl_counts_whole_chats(tmp_path: Path) -> None:
     tokens = tokenizer(template=MARKED)
     expected = of_trl(CHATS, tokens, tmp_path)

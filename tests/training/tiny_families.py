@@ -65,6 +65,13 @@ CAUSAL: dict[str, dict[str, Any]] = {
     "xlm-roberta": {"is_decoder": True},
     "xlm": {"causal": True},
 }  # fmt: skip
+#: What Gemma 4's text model needs beside the sizes.
+GEMMA4: dict[str, Any] = {
+    "layer_types": ["sliding_attention", "full_attention"],
+    "hidden_size_per_layer_input": 0,
+    "head_dim": 8,
+    "num_kv_shared_layers": 0,
+}
 #: Families whose position t sees tokens after t.
 BIDIRECTIONAL = (
     "bert", "bert-generation", "big_bird", "camembert", "cpmant", "data2vec-text", "electra", "ernie", "megatron-bert",
@@ -74,7 +81,7 @@ _USUAL = {
     "bart", "bloom", "falcon", "gemma", "gpt2", "gpt_neox", "llama", "mamba", "mistral", "mixtral", "opt", "phi",
     "qwen2", "roberta", "xlm",
 }  # fmt: skip
-_NO_SETTER = {"falcon": ("head_dim",), "xlnet": ("max_position_embeddings",)}
+_NO_SETTER = {"falcon": ("head_dim",), "gemma4_text": ("head_dim",), "xlnet": ("max_position_embeddings",)}
 
 
 def configuration(family: str, **options: Any) -> Any:
@@ -88,8 +95,8 @@ def configuration(family: str, **options: Any) -> Any:
     return AutoConfig.for_model(family, **(known | options))
 
 
-def tiny(family: str, **options: Any) -> Any:
-    torch.manual_seed(0)
+def tiny(family: str, *, seed: int = 0, **options: Any) -> Any:
+    torch.manual_seed(seed)
     return AutoModelForCausalLM.from_config(configuration(family, **options)).requires_grad_(False).eval()
 
 

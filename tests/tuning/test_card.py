@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 from dptune.files import write_text
 from dptune.privacy.certificate import SearchCertificate
 from dptune.privacy.ledger import Ledger
-from dptune.privacy.ledger_file import LedgerContents
+from dptune.privacy.ledger_file import LedgerContents, read_ledger
 from dptune.privacy.release import Release
 from dptune.privacy.run_header import RunHeader
 from dptune.tuning import verifying
-from dptune.tuning.card import END, START, card_text, privacy_section, score_text
+from dptune.tuning.card import END, HELD_OUT, PUBLIC, START, card_text, privacy_section, score_text
 from dptune.tuning.verifying import CARD, CONFIG, WEIGHTS, CardError, check_deliverable, section_of
 
 
@@ -47,16 +47,24 @@ def test_a_label_stays_in_its_cell(label: str, unit: str) -> None:
     assert all(line.count("|") in (0, 3) for line in text.splitlines())
 
 
-def test_telemetry_decides_what_is_said_of_perplexity() -> None:
-    assert "Perplexity on held-out private records" in section(telemetry="research")[1]
-    assert "erplexity" not in section(telemetry="private")[1]
+def test_telemetry_decides_what_is_said_of_figures_that_the_owner_saw() -> None:
+    assert "- Figures of private records, which the owner was shown: they are left" in section(telemetry="research")[1]
+    assert "igures" not in section(telemetry="private")[1]
 
 
-def test_a_card_with_figures_of_private_records_says_that_no_epsilon_covers_them() -> None:
-    result = {"base": "gpt2", "revision": None, "perplexity": {"held-out private records": [9.0, 8.0]}, "settings": {}}
-    assert "a statistic of private held-out records, which the guarantee does not cover" in card_text("", result)
-    told = card_text("", result | {"perplexity": {"public records": [9.0, 8.0]}})
-    assert "private" not in told
+@pytest.mark.parametrize("scored", [False, True])
+def test_a_card_tells_figures_of_public_records_alone(scored: bool) -> None:
+    pairs = {name: [9.25, 8.25] for name in ("accuracy", "f1", "calibration_error", "loss", "largest_class")}
+    figures = {HELD_OUT: pairs if scored else [9.25, 8.25]}
+    result = {"base": "gpt2", "revision": None, "perplexity": {}, "settings": {}, "template": None}
+    result["scores" if scored else "perplexity"] = figures
+    told = card_text("", result, 1.0)
+    assert "Not told: figures are of public records alone, and none were given." in told
+    assert not [word for word in ("9.25", "8.25", "held-out", "private") if word in told]
+    figures[PUBLIC] = {name: [7.5, 6.5] for name in pairs} if scored else [7.5, 6.5]
+    told = card_text("", result, 1.0)
+    assert f"- public records: {'accuracy ' if scored else ''}7.5 before, 6.5 after" in told
+    assert not [word for word in ("9.25", "8.25", "held-out", "private") if word in told]
 
 
 def test_delta_and_noise_are_rounded_up_and_cards_of_earlier_versions_stay_true(tmp_path: Path) -> None:
@@ -67,7 +75,8 @@ def test_delta_and_noise_are_rounded_up_and_cards_of_earlier_versions_stay_true(
         ledger.finish()
     for name in (WEIGHTS, CONFIG):
         write_text(tmp_path / name, "")
-    now = section_of(tmp_path)
+    now, epsilon = section_of(tmp_path)
+    assert epsilon == read_ledger(tmp_path / "ledger.jsonl").epsilons.certified
     assert "| delta | 3.33334e-07 |" in now
     assert "| noise | 4.00001 times the sensitivity |" in now
     for delta, noise, lie in (
@@ -88,7 +97,7 @@ def test_delta_and_noise_are_rounded_up_and_cards_of_earlier_versions_stay_true(
 
 def test_what_scored_a_search_has_its_noise_rounded_up_and_that_of_earlier_versions_is_known() -> None:
     score = SimpleNamespace(on="held_out", units=20, clip=2.0, noise_multiplier=3.00001)
-    certificate = cast(SearchCertificate, SimpleNamespace(score=score))
+    certificate = cast(SearchCertificate, SimpleNamespace(score=score, kinds=()))
     assert score_text(certificate) == (
         "20 units (held_out), each clipped to 2 nats, noise 3.001 times that over their number"
     )
@@ -97,3 +106,29 @@ def test_what_scored_a_search_has_its_noise_rounded_up_and_that_of_earlier_versi
     assert rows["score"] == (
         "| score | 20 units (held_out), each clipped to 2 nats, noise 3 times that over their number |"
     )
+
+
+@pytest.mark.parametrize(
+    "heading",
+    [
+        *("## Privacy", "# PRIVACY ##", "> ###### **privacy**", "## 5. Pri\N{ZERO WIDTH SPACE}vacy:", "#Privacy"),
+        *("Privacy\n=======", "Privacy\n---", '<h2 id="x">\nPriva<b>cy</b></h2>', "## [Privacy](#privacy)"),
+    ],
+)
+@pytest.mark.parametrize("before", [True, False])
+def test_a_second_section_of_the_name_is_refused(heading: str, before: bool, tmp_path: Path) -> None:
+    """Only one is compared, and a reader would believe the other."""
+    with Ledger.create(
+        tmp_path / "ledger.jsonl", RunHeader("static", "gdp_clt", "certified", None, 1e-5, "record", 10), Counter()
+    ) as ledger:
+        ledger.charge(Release(1.0, 4.0))
+        ledger.finish()
+    for name in (WEIGHTS, CONFIG):
+        write_text(tmp_path / name, "")
+    own, said = section_of(tmp_path)[0], f"{heading}\n\nThe epsilon is 0.1."
+    harmless = "---\ntags:\n- privacy\n---\n\n# Model\n\nPrivacy matters.\n\n## Privacy of others\n\n"
+    write_text(tmp_path / CARD, f"{harmless}{own}\n\n## Training\n")
+    check_deliverable(tmp_path)
+    write_text(tmp_path / CARD, f"{said}\n\n{own}\n" if before else f"{harmless}{own}\n\n{said}\n")
+    with pytest.raises(CardError, match=r"has another heading named Privacy .*\. Fix: rename it"):
+        check_deliverable(tmp_path)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 import shutil
+from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 from tempfile import mkdtemp
@@ -20,6 +21,7 @@ from typer.testing import CliRunner, Result
 
 import dptune
 from dptune.cli import app
+from dptune.corpus.reading.read import read
 from dptune.corpus.reading.record import Labelled, Record
 from dptune.corpus.reading.source import RecordSource
 from dptune.errors import ConfigError, DataError
@@ -28,9 +30,9 @@ from dptune.training.labelled import labelled_tokens
 from dptune.training.model import ModelSource, attach_lora, load_tokenizer
 from dptune.tuning import run as tuning_run
 from dptune.tuning.base import open_base
+from dptune.tuning.card import HELD_OUT, PUBLIC
 from dptune.tuning.defaults import schedule_of
 from dptune.tuning.prepare import prepare, with_labels
-from dptune.tuning.run import HELD_OUT, PUBLIC
 from dptune.tuning.settings import TuneSettings
 from dptune.tuning.suggest import suggest
 from dptune.tuning.verifying import CardError, check_deliverable
@@ -91,7 +93,7 @@ def test_a_table_becomes_a_classifier_that_loads_and_verifies(kind: str, tmp_pat
     rows = [{"label": row["label"], "sentence": row["sentence"]} for row in table()]
     path = tmp_path / "sst2.tsv"
     path.write_text("".join("\t".join(map(str, row)) + "\n" for row in ([*rows[0]], *(row.values() for row in rows))))
-    options = ["--label", "label", "--epochs", "4", "--max-length", "20", "--out", str(out)]
+    options = ["--label", "label", "--labels", "0,1", "--epochs", "4", "--max-length", "20", "--out", str(out)]
     done = command(model, "--data", str(path), *ARGUMENTS, *options)
     assert done.exit_code == 0, done.output
     for shown in ("accuracy_after_held_out", "calibration_error_after_held_out", "Accuracy of held-out records"):
@@ -108,8 +110,8 @@ def test_a_table_becomes_a_classifier_that_loads_and_verifies(kind: str, tmp_pat
     assert contents.epsilons.certified <= 8
     card = (out / "adapter" / "README.md").read_text()
     assert "## Accuracy" in card
-    assert "The names of the labels, whether they were given or read from the records." in card
-    assert "The first line is of private held-out records, which the guarantee does not cover." in card
+    assert "- The names of the labels, which are public." in card
+    assert "held-out" not in card
     assert "Perplexity" not in card
     assert json.loads((out / "adapter" / "labels.json").read_text()) == ["0", "1"]
     said = CliRunner().invoke(app, ["verify", str(out / "adapter")])
@@ -147,7 +149,7 @@ def test_private_telemetry_tells_no_score_of_private_records() -> None:
         telemetry="private", epochs=2, batch=8, rank=2,
     )  # fmt: skip
     assert result.scores == {}
-    assert "Not told: telemetry is private" in (result.folder / "adapter" / "README.md").read_text()
+    assert "Not told: figures are of public records alone" in (result.folder / "adapter" / "README.md").read_text()
 
 
 def delivered(records: list[dict[str, Any]], **settings: Any) -> Path:
@@ -169,17 +171,17 @@ def test_whether_a_record_was_too_long_is_not_told_by_the_delivered_tokenizer() 
         assert len({(folder / name).read_bytes() for folder in folders}) == 1, name
 
 
-def test_private_telemetry_counts_no_records_that_are_cut(caplog: pytest.LogCaptureFixture) -> None:
+def test_how_many_records_are_cut_decides_nothing_and_private_telemetry_does_not_count_them() -> None:
+    """Else that a run ended would tell, at no price, that fewer than half of them are long."""
     long = [{"sentence": "dog " + "red " * 40, "label": 0, "who": f"c{number}"} for number in range(60)]
-    with pytest.raises(ConfigError, match="more than half of the records have more than 18 tokens"):
-        delivered([*table(40), *long])
     base = open_base(str(encoder()), TuneSettings(epsilon=8.0, task="classify", labels=("0", "1")))
     for telemetry, said in (("private", False), ("research", True)):
         settings = TuneSettings(
             epsilon=8.0, task="classify", labels=("0", "1"), max_length=20, telemetry=telemetry, eval_share=0.0
         )
-        source = RecordSource([*table(200), *long[:3]], text="sentence", label="label")
-        assert any("3 of 203 records" in note for note in prepare(source, base, settings).notes) == said
+        for records, counted in ((long, "60 of 60 records"), ([*table(200), *long[:3]], "3 of 203 records")):
+            notes = prepare(RecordSource(records, text="sentence", label="label"), base, settings).notes
+            assert any(counted in note for note in notes) == said
 
 
 def test_the_head_starts_from_the_public_seed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -194,33 +196,53 @@ def test_the_head_starts_from_the_public_seed(monkeypatch: pytest.MonkeyPatch) -
     assert set(seeds) == {11}
 
 
-def completed(records: list[dict[str, Any]], **settings: Any) -> TuneSettings:
-    chosen = TuneSettings(epsilon=8.0, task="classify", **settings)
-    return with_labels(chosen, RecordSource(records, text="sentence"))[0]
+class Unread(Sequence[Any]):
+    """Records that nobody may read."""
+
+    def __len__(self) -> int:
+        raise AssertionError("the records were counted")
+
+    def __getitem__(self, place: Any) -> Any:
+        raise AssertionError("a record was read")
 
 
-def test_labels_of_the_records_are_public_only_where_many_have_them(caplog: pytest.LogCaptureFixture) -> None:
-    assert completed(table()).labels == ("0", "1")
-    assert completed(table()[1:]).labels == ("0", "1")  # whoever comes first
-    assert "labels were read from the records and are delivered" in caplog.text
-    assert completed(table(), labels=("1", "0", "2")).labels == ("1", "0", "2")
-    with pytest.raises(ConfigError, match="1 of 3 labels in the records belong to fewer than 10 units"):
-        completed([*table(), {"sentence": "a cat", "label": "rare"}])
-    with pytest.raises(ConfigError, match="all records have one label, '1', in column 'label'"):
-        completed([row | {"label": 1} for row in table()])
-    with pytest.raises(ConfigError, match="which private telemetry tells nothing about"):
-        completed(table(), telemetry="private")
-    with pytest.raises(ConfigError, match="more than 100"):
-        completed([row | {"label": number} for number, row in enumerate(table(400))])
+@pytest.mark.parametrize("telemetry", ["research", "private"])
+def test_labels_are_named_and_never_read_from_the_records(telemetry: Any, tmp_path: Path) -> None:
+    """What labels there are is delivered, and decides the head's shape: no epsilon would cover reading them."""
+    with pytest.raises(ConfigError, match=r"labels: are missing: .* no epsilon would cover") as refused:
+        dptune.tune(
+            str(encoder()), Unread(), task="classify", epsilon=8, text="sentence", telemetry=telemetry,
+            out=tmp_path / "out", search={"space": {"batch": [4, 8]}},
+        )  # fmt: skip
+    assert "good,bad" in str(refused.value)
+    assert not list(tmp_path.iterdir())
+    chosen = TuneSettings(epsilon=8.0, task="classify", labels=("1", "0", "2"), telemetry=telemetry)
+    assert with_labels(chosen, RecordSource(Unread()))[0].labels == ("1", "0", "2")
+    by_words = TuneSettings(epsilon=8.0, task="classify", words={"1": " a", "0": " b"}, telemetry=telemetry)
+    assert with_labels(by_words, RecordSource(Unread()))[0].labels == ("1", "0")
 
 
-def test_equal_records_are_each_a_unit_of_their_label() -> None:
-    texts = ("good", "bad")
-    same = [{"sentence": texts[number % 2], "label": number % 2} for number in range(40)]
-    assert completed(same).labels == ("0", "1")
-    people = [row | {"person": number % 4} for number, row in enumerate(same)]
-    with pytest.raises(ConfigError, match="2 of 2 labels in the records belong to fewer than 10 units"):
-        with_labels(TuneSettings(epsilon=8.0, task="classify"), RecordSource(people, text="sentence", unit="person"))
+def test_the_command_asks_for_the_labels_by_its_option_and_shows_none_of_the_records(tmp_path: Path) -> None:
+    rows = [{"sentence": row["sentence"], "label": ["secret", "other"][row["label"]]} for row in table()]
+    given = ["--data", str(write_csv(tmp_path / "a.csv", rows)), *ARGUMENTS, "--out", str(tmp_path / "out")]
+    done = command(encoder(), *given)
+    assert done.exit_code == 2
+    assert done.stderr.strip().splitlines()[-1].startswith("error: --labels: are missing: ")
+    assert not [word for word in ("secret", "other") if word in done.output]
+    assert not (tmp_path / "out").exists()
+    done = command(encoder(), *given, "--labels", "secret,other", "--max-length", "20", "--dry-run")
+    assert done.exit_code == 0, done.output
+
+
+def test_how_often_a_label_is_there_decides_nothing() -> None:
+    """A label of one unit, of none, or of all: the run is the same, for its records are all that differs."""
+    chosen = TuneSettings(epsilon=8.0, task="classify", labels=("0", "1", "2"), rank=2, max_length=20)
+    base, ready = open_base(str(encoder()), chosen), []
+    for label in (0, 2):
+        rows = [row | {"label": label if number == 5 else 0} for number, row in enumerate(table(40))]
+        ready.append(prepare(RecordSource(rows, text="sentence", label="label", unit="who"), base, chosen))
+    assert ready[0].kept == ready[1].kept
+    assert ready[0].notes == ready[1].notes
 
 
 @pytest.mark.parametrize(
@@ -258,24 +280,11 @@ def test_the_owner_is_told_value_and_place_of_labels_that_do_not_fit(tmp_path: P
     assert done.exit_code == 2
     line = done.stderr.strip().splitlines()[-1]
     assert "third.csv, row 6, column 'label': '2' is none of the labels 0, 1. Fix: mend it, or name all l" in line, line
-    done = command(encoder(), *given)
-    assert done.exit_code == 2
-    line = done.stderr.strip().splitlines()[-1]
-    assert line.startswith("error: --labels: 1 of 3 labels in the records belong to fewer than 10 units: '2' ("), line
-    assert "third.csv, row 6; 1 unit); what labels there are becomes public. Fix: mend misspelt ones in c" in line
-    many = [*table(), *({"sentence": "cat", "label": f"rare {'x' * 50} {number}"} for number in range(5))]
-    with pytest.raises(ConfigError) as refused:
-        completed(many)
-    assert str(refused.value).count("row ") == 3
-    assert "x" * 41 not in str(refused.value)
-
-
-def test_one_units_label_alone_never_decides_the_heads_shape() -> None:
-    """A unit of many records with a label of its own is one unit."""
-    records = [*table(), *({"sentence": f"cat {n}", "label": "own", "who": "one"} for n in range(30))]
-    source = RecordSource(records, text="sentence", unit="who")
-    with pytest.raises(ConfigError, match="1 of 3 labels"):
-        with_labels(TuneSettings(epsilon=8.0, task="classify"), source)
+    rows[4]["label"] = f"rare {'x' * 50}"
+    write_csv(path, rows)
+    done = command(encoder(), *given, "--labels", "0,1")
+    assert "'rare xxx" in done.stderr
+    assert "x" * 41 not in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -285,7 +294,10 @@ def test_one_units_label_alone_never_decides_the_heads_shape() -> None:
         ({"labels": ("a", "b")}, "are for task classify"),
         ({"task": "classify", "labels": ("a",)}, "two or more distinct"),
         ({"task": "classify", "labels": ("a", "a")}, "two or more distinct"),
-        ({"task": "classify", "labels": ("a ", "b")}, "not all names"),
+        ({"task": "classify", "labels": ("", "b")}, "not all names"),
+        ({"task": "classify", "labels": ("a ", "b")}, "'a ' is spelled 'a'"),
+        ({"task": "classify", "labels": ("1.0", "2")}, "'1.0' is spelled '1'"),
+        ({"task": "classify"}, "labels: are missing"),
         ({"task": "classify", "loss_on": "all"}, "a classifier learns labels"),
         ({"task": "classify", "load_in_4bit": True}, "does not go with task classify"),
     ],
@@ -301,15 +313,16 @@ def test_columns_that_are_refused() -> None:
     with pytest.raises(ConfigError, match="names a column of labels, which only task classify learns"):
         with_labels(TuneSettings(epsilon=1.0), RecordSource(table(), label="label"))
     with pytest.raises(DataError, match="the label is missing"):
-        completed([*table(), {"sentence": "a cat", "label": " "}])
+        read(RecordSource([*table(), {"sentence": "a cat", "label": " "}], text="sentence", label="label"))
     with pytest.raises(DataError, match="there is no such column"):
-        completed([{"sentence": "a cat"}])
+        read(RecordSource([{"sentence": "a cat"}], text="sentence", label="label"))
 
 
 def test_mechanisms_with_learned_control_are_refused_before_a_record_is_read(tmp_path: Path) -> None:
     path = write_csv(tmp_path / "a.csv", table())
     done = command(
-        encoder(), "--data", str(path), *ARGUMENTS, "--mechanism", "rldp", "--out", str(tmp_path / "out"),
+        encoder(), "--data", str(path), *ARGUMENTS, "--labels", "0,1", "--mechanism", "rldp", "--out",
+        str(tmp_path / "out"),
         "--public", str(write_csv(tmp_path / "b.csv", table(seed=4))),
     )  # fmt: skip
     assert done.exit_code == 2
@@ -331,7 +344,9 @@ def test_suggestions_and_loaded_models_are_refused() -> None:
         suggest(base, chosen, 100)
     model = AutoModelForSequenceClassification.from_pretrained(encoder()).requires_grad_(False)
     with pytest.raises(ConfigError, match="is a loaded model"):
-        dptune.tune(model, table(), task="classify", epsilon=8, text="sentence", tokenizer=object(), **QUICK)
+        dptune.tune(
+            model, table(), task="classify", labels=("0", "1"), epsilon=8, text="sentence", tokenizer=object(), **QUICK
+        )
 
 
 def test_texts_are_cut_by_the_tokenizer_and_labels_never() -> None:
@@ -351,7 +366,7 @@ def test_texts_are_cut_by_the_tokenizer_and_labels_never() -> None:
 def test_a_classifiers_radius_and_rate_are_not_those_of_texts() -> None:
     """At a radius far below a state's length, a record counts one vote, and a constant answer wins."""
     for parameters, rate in ((10**6, 0.005), (10**8, 5e-4)):
-        found = schedule_of(TuneSettings(epsilon=8.0, task="classify"), 10_000, parameters, 64)
+        found = schedule_of(TuneSettings(epsilon=8.0, task="classify", labels=("0", "1")), 10_000, parameters, 64)
         assert found.options["max_grad_norm"] == 10
         assert found.learning_rate == rate
         assert "one vote" in found.reasons["max_grad_norm"]
@@ -367,3 +382,19 @@ def test_the_head_counts_in_pairs_and_parameters() -> None:
     assert base.dimension == 2 * 2 * 2 * 32 + (32 * 33 + 2 * 33)
     prepared = prepare(RecordSource(table(), text="sentence", label="label"), base, chosen)
     assert prepared.mechanism.mechanism.pairs == 3
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_a_batch_of_the_delivered_tokenizer_is_scored_as_each_text_alone(kind: str, tmp_path: Path) -> None:
+    """Whichever side the model's own tokenizer pads: encoders read the first token, and GPT-2 counts padding too."""
+    model = Path(shutil.copytree(MODELS[kind](), tmp_path / "model"))
+    AutoTokenizer.from_pretrained(model, padding_side="left").save_pretrained(model)
+    assert AutoTokenizer.from_pretrained(model).padding_side == "left"
+    settings: dict[str, Any] = {"epsilon": 20, "epochs": 2, "batch": 8, "rank": 2, "max_length": 20}
+    dptune.tune(model, table(), task="classify", labels=("0", "1"), text="sentence", out=tmp_path / "out", **settings)
+    own = AutoTokenizer.from_pretrained(tmp_path / "out" / "adapter")
+    classifier, texts = loaded(model, tmp_path / "out" / "adapter"), ["a", "a rather good one", "bad"]
+    with torch.no_grad():
+        whole = classifier(**own(texts, return_tensors="pt", padding=True)).logits
+        alone = torch.cat([classifier(**own(text, return_tensors="pt")).logits for text in texts])
+    torch.testing.assert_close(whole, alone, rtol=0, atol=1e-5)

@@ -67,13 +67,13 @@ def test_what_became_of_correlated_noise_is_told(bands: int, tmp_path: Path, mon
     given += ["--mechanism", "banded", "--set", f"bands={bands}"]
     original, made = run.train, []
 
-    def stopped(spec: Any, folder: Path, entropy: Any, _: Any) -> Any:
+    def stopped(spec: Any, folder: Path, entropy: Any, _: Any, **more: Any) -> Any:
         def on_step(report: Any) -> None:
             made.append(report)
             if len(made) == 5:
                 raise KeyboardInterrupt
 
-        return original(spec, folder, entropy, on_step)
+        return original(spec, folder, entropy, on_step, **more)
 
     monkeypatch.setattr(run, "train", stopped)
     assert command(*given).exit_code == 130

@@ -26,7 +26,8 @@ CONTENTS = (Text("a"), PromptTarget("a", "b"), Labelled("a", "b"), Chat(({"role"
 
 @pytest.mark.parametrize("content", CONTENTS)
 def test_digests_stay_those_of_earlier_registers(content: Content) -> None:
-    own = int.from_bytes(sha256(repr(vars(content)).encode()).digest())
+    fields = {"messages": content.messages} if isinstance(content, Chat) else vars(content)  # a chat had no others then
+    own = int.from_bytes(sha256(repr(fields).encode()).digest())
     assert fingerprint(records(content, content)) == sha256(str(2 * own).encode()).hexdigest()
 
 

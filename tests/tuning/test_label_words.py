@@ -24,9 +24,10 @@ from dptune.training.lora import Lora
 from dptune.training.model import ModelSource, attach_lora, load_tokenizer
 from dptune.training.per_sample import PairModules, trained_blocks
 from dptune.tuning.base import open_base
+from dptune.tuning.card import PUBLIC
 from dptune.tuning.defaults import schedule_of
 from dptune.tuning.prepare import prepare, with_labels
-from dptune.tuning.run import PUBLIC, Tuned
+from dptune.tuning.run import Tuned
 from dptune.tuning.scoring import score_adapter
 from dptune.tuning.settings import TuneSettings
 from dptune.tuning.verifying import CardError, check_deliverable

@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 import torch
+from killed_process import killed_at_each_call
 from peft import PeftModel
-from tiny_tuning import QUICK, checkpoint, rows, write_csv, write_jsonl
+from tiny_tuning import QUICK, as_earlier, checkpoint, rows, write_csv, write_jsonl
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from typer.testing import CliRunner, Result
 
@@ -23,6 +24,7 @@ from dptune.corpus.reading.read import read
 from dptune.corpus.reading.record import PromptTarget, Text
 from dptune.corpus.reading.source import RecordSource
 from dptune.errors import ConfigError
+from dptune.files import sha256
 from dptune.generation import decoding
 from dptune.generation.decoding import Continuation
 from dptune.privacy.ledger import Ledger
@@ -31,12 +33,11 @@ from dptune.privacy.release import Release
 from dptune.privacy.run_header import RunHeader
 from dptune.training.model import ModelSource, load_base
 from dptune.tuning import sampling
-from dptune.tuning.card import card_text
 from dptune.tuning.deliverable import write_card
 from dptune.tuning.finished import open_adapter
 from dptune.tuning.loading import load_adapter
 from dptune.tuning.sampling import Sampled, summary_of
-from dptune.tuning.verifying import CardError, check_deliverable, section_of
+from dptune.tuning.verifying import CardError, check_deliverable
 
 PROMPTS = ["red cat", "old cat ", "new dog"]
 
@@ -76,7 +77,7 @@ def changed(adapter: Path, folder: Path, change: Callable[[Path], None]) -> Path
     shutil.copytree(adapter, copy)
     change(copy)
     result = {"base": "tiny", "revision": None, "perplexity": {}, "settings": {}}
-    write_card(copy, "tiny", card_text(section_of(copy), result))
+    write_card(copy, result)
     check_deliverable(copy)
     return copy
 
@@ -108,8 +109,7 @@ def test_texts_are_written_with_a_card_and_can_be_tuned_on(tmp_path: Path) -> No
         ["--data", str(out), "--epsilon", "50"],
         ["--data", data, "--public", str(out), "--epsilon", "8"],
     ):
-        # What so small a model spells letter by letter is longer where it is read again.
-        again = ["tune", "--model", str(checkpoint()), *arguments, "--cut-records", "--dry-run"]
+        again = ["tune", "--model", str(checkpoint()), *arguments, "--dry-run"]
         tuned = CliRunner().invoke(app, again)
         assert tuned.exit_code == 0, tuned.output
 
@@ -282,8 +282,10 @@ def _of_no_form(folder: Path) -> None:
 
 
 def test_a_run_without_an_end_and_chats_are_refused(tmp_path: Path) -> None:
+    cut = Path(shutil.copytree(texts_adapter(), tmp_path / "cut"))
+    _cut_ledger(cut)
+    assert "has no end, so that more may have been released" in refused(cut, "--records", "3")
     for change, said in (
-        (_cut_ledger, "has no end, so more may have been released"),
         (_of_chats, "was tuned on chats, which are not sampled yet"),
         (_of_no_form, "says no form and tokens of records"),
     ):
@@ -338,21 +340,26 @@ def _other(folder: Path, **config: int) -> Path:
 @pytest.mark.parametrize(
     ("config", "said"),
     [
-        ({"n_embd": 32}, "does not fit the adapter, which was tuned on tiny (its layers are of other sizes)"),
-        ({"n_layer": 2}, "does not fit the adapter, which was tuned on tiny (it has other layers)"),
+        (
+            {"n_embd": 32},
+            "is not the tiny that the adapter was tuned on, though it is called so (its layers are of other",
+        ),
+        ({"n_layer": 2}, "is not the tiny that the adapter was tuned on, though it is called so (it has other layers)"),
         ({"vocab_size": 256}, "(it knows 256 tokens, and the adapter's tokenizer has token 299"),
     ],
 )
 def test_another_base_is_refused(config: dict[str, int], said: str, tmp_path: Path) -> None:
-    line = refused(texts_adapter(), "--records", "3", model=_other(tmp_path / "tiny", **config))
+    earlier = as_earlier(texts_adapter(), tmp_path / "earlier")  # else the digest of the base tells
+    line = refused(earlier, "--records", "3", model=_other(tmp_path / "tiny", **config))
     assert said in line, line
     assert line.startswith("error: --model: ")
-    assert line.endswith("Fix: give tiny.")
+    assert line.endswith("Fix: give the folder tiny with the files that it had when it was tuned.")
 
 
 def test_a_base_of_another_name_is_noted(tmp_path: Path) -> None:
     shutil.copytree(checkpoint(), tmp_path / "renamed")
-    found = dptune.sample(texts_adapter(), tmp_path / "renamed", 2)
+    assert dptune.sample(texts_adapter(), tmp_path / "renamed", 2).notes == ()  # its digest is the same
+    found = dptune.sample(as_earlier(texts_adapter(), tmp_path / "earlier"), tmp_path / "renamed", 2)
     assert found.notes == ("the adapter was tuned on tiny, and the model is renamed",)
 
 
@@ -390,6 +397,33 @@ def test_a_write_that_fails_or_is_killed_leaves_no_texts(at: str, monkeypatch: p
     assert list(Path.cwd().iterdir()) == []
     found.save("a.jsonl")
     with pytest.raises(ConfigError, match=r"out: a\.jsonl exists"):
+        found.save("a.jsonl")
+
+
+def test_a_process_that_is_killed_at_any_call_leaves_texts_with_their_card_or_nothing_in_the_way() -> None:
+    found = Sampled([{"text": "a"}], {"texts": 1}, {}, open_adapter(texts_adapter()))
+    text, card = Path("a.jsonl"), Path("a.md")
+
+    def clear() -> None:
+        for path in Path.cwd().iterdir():
+            path.unlink()
+
+    orphans = 0
+    for calls in killed_at_each_call(lambda: found.save(text), clear):
+        if text.exists():
+            assert f"SHA-256 {sha256(text)}" in card.read_text("utf-8"), calls
+            continue
+        orphans += card.exists()
+        found.save(text)
+        assert sorted(Path.cwd().iterdir()) == [text.absolute(), card.absolute()], calls
+    assert orphans
+
+
+def test_the_card_of_texts_that_were_moved_away_is_nobodys_orphan() -> None:
+    found = Sampled([{"text": "a"}], {"texts": 1}, {}, open_adapter(texts_adapter()))
+    found.save("a.jsonl").rename("elsewhere.jsonl")
+    Path(".a.jsonl.host-1.partial").write_text("other texts")
+    with pytest.raises(ConfigError, match=r"out: a\.md exists"):
         found.save("a.jsonl")
 
 

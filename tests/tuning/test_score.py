@@ -12,7 +12,7 @@ from functools import lru_cache
 from pathlib import Path
 
 import pytest
-from tiny_tuning import QUICK, checkpoint, rows, write_csv
+from tiny_tuning import QUICK, as_earlier, checkpoint, rows, write_csv
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 from typer.testing import CliRunner, Result
 
@@ -146,7 +146,7 @@ def other_base(folder: Path, **config: int) -> Path:
 
 @pytest.mark.parametrize("kind", ["classifier", "writer"])
 def test_a_base_that_is_not_the_adapters_is_refused_by_the_name_of_its_own(kind: str, tmp_path: Path) -> None:
-    folder = classifier() if kind == "classifier" else adapter()
+    folder = as_earlier(classifier() if kind == "classifier" else adapter(), tmp_path / "earlier")
     columns = ["--text", "text"] if kind == "classifier" else ["--prompt", "mr", "--completion", "ref"]
     records = LABELLED if kind == "classifier" else PAIRS
     data = ["--data", str(write_csv(tmp_path / "test.csv", records)), *columns]
@@ -166,9 +166,10 @@ def test_a_base_that_is_not_the_adapters_is_refused_by_the_name_of_its_own(kind:
 def test_a_base_of_another_name_is_scored_with_a_warning(tmp_path: Path) -> None:
     shutil.copytree(checkpoint(), tmp_path / "renamed")
     data = str(write_csv(tmp_path / "test.csv", LABELLED))
-    done = command(str(classifier()), "--model", str(tmp_path / "renamed"), "--data", data, "--text", "text")
-    assert done.exit_code == 0, done.output
-    assert "warning: the adapter was tuned on tiny, and the model is renamed" in done.stderr
+    for folder, warned in ((classifier(), False), (as_earlier(classifier(), tmp_path / "earlier"), True)):
+        done = command(str(folder), "--model", str(tmp_path / "renamed"), "--data", data, "--text", "text")
+        assert done.exit_code == 0, done.output
+        assert ("warning: the adapter was tuned on tiny, and the model is renamed" in done.stderr) == warned
 
 
 @pytest.mark.parametrize("option", [["--metrics", "bleu"], ["--beams", "2"], ["--outputs", "out.jsonl"], ["--sample"]])
@@ -246,8 +247,8 @@ def test_a_benchmark_whose_texts_are_written_otherwise_than_in_training_is_notic
     rows = ["--model", str(checkpoint()), "--source", "glue", "--source-set", f"path={tmp_path}"]
     rows += ["--source-set", "task=qnli"]
     limits = ["--epsilon", "8", "--max-length", "20", "--rank", "2", "--batch", "8", "--epochs", "1"]
-    out = ["--out", str(tmp_path / "out")]
-    done = CliRunner().invoke(app, ["tune", *rows, *pair, "--task", "classify", *limits, *out])
+    out, labels = ["--out", str(tmp_path / "out")], "entailment,not_entailment"
+    done = CliRunner().invoke(app, ["tune", *rows, *pair, "--task", "classify", "--labels", labels, *limits, *out])
     assert done.exit_code == 0, done.output
     for given, warned in ((pair, False), ([], True)):
         told = command(str(tmp_path / "out" / "adapter"), *rows, *given, "--source-set", "part=dev")
@@ -301,7 +302,7 @@ def lose_labels(folder: Path) -> None:
     ("change", "said"),
     [
         (swap_labels, "labels.json: is not the file that the run delivered. Fix: take the whole folder"),
-        (add_words, "words.json: is not the file that the run delivered"),
+        (add_words, "words.json: is no file that the run delivered"),
         (lose_labels, "labels.json: is missing"),
     ],
 )

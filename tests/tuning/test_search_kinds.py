@@ -111,6 +111,17 @@ def test_a_mixture_that_costs_more_than_each_kind_gets_more_noise(monkeypatch: p
         search_module.certificate_of(own, settings, alone[0], terms, "id", "")
 
 
+@pytest.mark.parametrize("candidates", [1.001, 1.003, 1.02, 1.3])
+@pytest.mark.parametrize("bound", ["hull", "one_shift"])
+def test_a_candidates_own_ledger_takes_what_the_search_was_calibrated_to(candidates: float, bound: str) -> None:
+    """For hardly more than one candidate the search asks for the noise of a single run, to rounding."""
+    own, settings = usual(), asked(candidates=candidates, bound=bound)
+    kinds, terms = plan_of_search(own, settings)
+    for kind in kinds:
+        assert own.header.within_budget(kind.releases)
+    assert search_module.certificate_of(own, settings, kinds, terms, "id", "").certified <= own.settings.epsilon
+
+
 def test_a_range_that_decides_releases_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """Candidates would then release what no kind is priced for."""
     numbers = count(1)

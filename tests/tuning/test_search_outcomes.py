@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from tiny_search import draws, start
+from tiny_search import draws, outcomes, start
 
 from dptune.errors import FullDeviceError
 from dptune.privacy.ledger import Ledger
 from dptune.privacy.ledger_file import is_complete, read_ledger
 from dptune.tuning.search import candidates as module
+from dptune.tuning.search.journal import Journal
 from dptune.tuning.search.plan import Plan
 from dptune.tuning.search.search import working_folder
 
@@ -50,7 +50,7 @@ def test_a_candidates_outcome_is_on_disk_before_its_ledger_ends(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(module, "write_json", die)
+        patched.setattr(Journal, "end", die)
         with pytest.raises(KeyboardInterrupt):
             start(tmp_path, score="public")
     assert [is_complete(path) for path in candidates.glob("*/ledger.jsonl")] == [False, False]
@@ -58,11 +58,11 @@ def test_a_candidates_outcome_is_on_disk_before_its_ledger_ends(
         patched.setattr(Ledger, "finish", die)
         with pytest.raises(KeyboardInterrupt):
             start(tmp_path, score="public")
-    (first,) = candidates.glob("*/outcome.json")
-    known = first.read_text()
+    ((first, known),) = outcomes(tmp_path / "out").items()
     found = start(tmp_path, score="public", keep_losers=True)
-    assert first.read_text() == known
-    scores = [json.loads(path.read_text())["score"] for path in candidates.glob("*/outcome.json")]
+    ended = outcomes(tmp_path / "out")
+    assert ended[first] == known
+    scores = [one["score"] for one in ended.values()]
     assert found.certificate is not None
     assert found.certificate.winner is not None
     assert len(scores) == 2
@@ -83,5 +83,5 @@ def test_a_full_gpu_is_no_candidates_failure(place: str, tmp_path: Path, monkeyp
         with pytest.raises(FullDeviceError) as caught:
             start(tmp_path, score="public")
     assert "GiB" not in str(caught.value)
-    assert not list((working_folder(tmp_path / "out") / "candidates").glob("*/outcome.json"))
+    assert not outcomes(tmp_path / "out")
     assert start(tmp_path, score="public").ledger.complete

@@ -12,7 +12,9 @@ import pytest
 from tiny_search import asked, draws, killed, start, usual
 
 from dptune.errors import ConfigError, DivergedError
+from dptune.files import NO_TIME
 from dptune.privacy.certificate import read_certificate
+from dptune.privacy.entropy import OsEntropy
 from dptune.privacy.spent import Register
 from dptune.training import run as training_run
 from dptune.tuning.search import candidates as candidates_module
@@ -77,10 +79,13 @@ def test_a_refused_search_leaves_no_plan(tmp_path: Path, monkeypatch: pytest.Mon
         check(register, records, again=again)
         register.add_search(records, other)
 
-    monkeypatch.setattr(Register, "check", look)
-    with pytest.raises(ConfigError, match=r"search\.again"):
-        start(folder)
+    with monkeypatch.context() as patched:
+        patched.setattr(Register, "check", look)
+        with pytest.raises(ConfigError, match=r"search\.again"):
+            start(folder)
     assert not working_folder(folder / "out").exists()
+    assert not (folder / "out" / "cell.json").exists(), "it would say that a search began here"
+    assert start(folder, again=True).ledger.complete
 
 
 def test_a_search_of_records_that_paid_before_leaves_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -91,6 +96,38 @@ def test_a_search_of_records_that_paid_before_leaves_no_folder(tmp_path: Path, m
     with pytest.raises(ConfigError, match=r"search\.again"):
         start(folder)
     assert not (folder / "out").exists()
+
+
+def test_a_search_whose_line_was_cut_off_counts_by_its_certificate_and_again_when_it_is_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Under way, as soon as a candidate has begun; before that it has cost nothing, and counts when it goes on."""
+    draws(monkeypatch, 1)
+    register, records = Register(tmp_path / "spent.jsonl"), usual().fingerprint
+
+    def dying(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    killed(monkeypatch, tmp_path)
+    register.path.unlink()
+    assert register.earlier(records) == []
+    with monkeypatch.context() as patched:
+        patched.setattr(training_run.Run, "complete", dying)
+        with pytest.raises(KeyboardInterrupt):
+            start(tmp_path)
+    assert [one.named for one in register.earlier(records)] == [True], "it counts where it goes on"
+    register.path.unlink()
+    (under_way,) = register.earlier(records)
+    assert (under_way.what, under_way.named) == ("search", False)
+    with pytest.raises(ConfigError, match=r"search\.again"):
+        register.check(records, again=False)
+    found = start(tmp_path)
+    register.path.unlink()
+    (ended,) = register.earlier(records)
+    assert (ended.id, ended.epsilon, ended.named) == (under_way.id, found.certificate.certified, False)
+    start(tmp_path)
+    assert [one.named for one in register.earlier(records)] == [True]
+    assert register.faults() == []
 
 
 def test_a_search_is_known_by_its_id_to_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -109,7 +146,7 @@ def test_a_search_is_known_by_its_id_to_its_end(tmp_path: Path, monkeypatch: pyt
         start(tmp_path)
     assert id_of(out) == own
     assert Register(tmp_path / "spent.jsonl").earlier(usual().fingerprint, besides=[id_of(out)]) == []
-    assert (out / "certificate.jsonl").stat().st_mtime == 0, "when all had failed tells how many there were"
+    assert (out / "certificate.jsonl").stat().st_mtime == NO_TIME, "when all had failed tells how many there were"
 
 
 def test_a_plan_is_drawn_for_one_model_unit_and_budget() -> None:
@@ -119,9 +156,9 @@ def test_a_plan_is_drawn_for_one_model_unit_and_budget() -> None:
     assert changes(now, asked_of(other, asked(), salt)) == "model"
     for name, value in (("epsilon", 4.0), ("delta", 1e-4), ("telemetry", "research"), ("seed", 5), ("rank", 1)):
         assert changes(now, asked_of(replace(own, settings=replace(own.settings, **{name: value})), asked(), salt))
-    alone = replace(own, units=type(own.units).records(len(own.units.members)))
+    alone = replace(own, units=replace(type(own.units).records(len(own.units.members)), keys=own.units.keys))
     assert "unit" in changes(now, asked_of(alone, asked(), salt))
-    assert changes(now, asked_of(own, asked(), "01" * 16)) == "records"
+    assert changes(now, asked_of(own, asked(), "01" * 16)) == "keys, records"
     assert changes(now, asked_of(own, asked(score={"on": "train"}), salt)) == "search"
 
 
@@ -133,6 +170,35 @@ def test_the_commitment_fixes_the_settings_of_every_candidate() -> None:
         Drawn("else", 0, {"learning_rate": 0.01}),
     ):
         assert replace(plan, candidates=(other,)).commitment != plan.commitment
+
+
+@pytest.mark.parametrize("torn", ["first", "last"])
+def test_a_search_goes_on_though_a_line_of_its_certificate_was_torn(
+    torn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing relies on such a line yet, and a search that cannot go on has been paid for."""
+    draws(monkeypatch, 1)
+    path = killed(monkeypatch, tmp_path) / "certificate.jsonl"
+    if torn == "last":
+        path.write_bytes(path.read_bytes() + b'{"kind":"winner"')
+    else:  # before it was booked, and before its folder said that a search began there
+        path.write_bytes(path.read_bytes()[:40])
+        (tmp_path / "out" / "cell.json").unlink()
+        (tmp_path / "spent.jsonl").unlink()
+    assert start(tmp_path).certificate is not None
+    assert [total.entries for total in Register(tmp_path / "spent.jsonl").totals()] == [1]
+
+
+def test_a_configuration_may_be_drawn_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Candidates are independent: of two with two configurations each, half the pairs are equal.
+
+    Without replacement none would be, at a price that is too low. False alarm: below 1e-9.
+    """
+    draws(monkeypatch, 2)
+    settings, pairs = asked(space={"batch": [4, 8]}), 400
+    plans = [Plan.draw(settings, (), OsEntropy()) for _ in range(pairs)]
+    equal = sum(first.options == second.options for first, second in (plan.candidates for plan in plans))
+    assert abs(equal - pairs / 2) < 6.2 * (pairs / 4) ** 0.5
 
 
 @pytest.mark.parametrize(("loss", "score"), [(2.0, -2.0), (1.5, -1.5), (math.nan, None), (math.inf, None)])

@@ -18,6 +18,7 @@ from dptune.errors import ConfigError, DivergedError, DptuneError
 from dptune.files import locked, private_directory, write_text
 from dptune.privacy.run_folder import RunFolder
 from dptune.tuning import tune as tune_module
+from dptune.tuning.card import HELD_OUT
 from dptune.tuning.search import rehearsal as module
 from dptune.tuning.search.rehearsal import Rehearsed, rehearsal_file, rehearsed
 from dptune.tuning.search.settings import SearchSettings
@@ -126,6 +127,11 @@ def test_a_second_rehearsal_is_told_what_the_records_paid_and_a_dry_one_leaves_n
     assert "these records paid before (once, epsilon" in done.stderr
     assert "learning_rate" in done.stdout
     assert sorted(tmp_path.iterdir()) == before
+    done = CliRunner().invoke(app, dry[:-1])
+    assert done.exit_code == 0, done.output
+    kept = json.loads((tmp_path / "third" / "result.json").read_text())["perplexity"][HELD_OUT]
+    assert f"{kept[1]:.6g}" in done.stdout, "the owner alone is shown it, for the delivered folder is not to"
+    assert f"it stays in {tmp_path / 'third' / 'result.json'}" in done.stdout
 
 
 def test_a_rehearsal_reads_no_private_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,6 +18,7 @@ from typer.testing import CliRunner
 from dptune.cli import app
 from dptune.corpus.reading.source import RecordSource
 from dptune.errors import ConfigError, DivergedError, DptuneError
+from dptune.files import NO_TIME
 from dptune.privacy.certificate import FILE, ScoreTerms, commitment_of, exceeds, read_certificate
 from dptune.privacy.entropy import FixedSeed
 from dptune.privacy.ledger_file import LedgerError, read_ledger
@@ -30,9 +31,10 @@ from dptune.tuning.prepare import PreparedRun, prepare
 from dptune.tuning.sampling import Sampled
 from dptune.tuning.search import candidates as candidates_module
 from dptune.tuning.search import search as search_module
-from dptune.tuning.search.candidates import charge_score, score_header
+from dptune.tuning.search.candidates import charge_score, is_charged, score_header
+from dptune.tuning.search.journal import Journal
 from dptune.tuning.search.plan import Plan
-from dptune.tuning.search.score import ONE, best_of, clipped_sum, noisy_score
+from dptune.tuning.search.score import ONE, best_of, clipped_sum, draw_noise, noisy_score
 from dptune.tuning.search.search import NoWinnerError, search, working_folder
 from dptune.tuning.search.settings import SearchSettings
 from dptune.tuning.settings import TuneSettings
@@ -93,8 +95,10 @@ def test_the_winner_leaves_with_a_certificate_and_nothing_tells_how_many_there_w
         assert check_deliverable(out / "adapter").header.search == found.certificate.id
         assert read_ledger(out / "adapter" / "ledger.jsonl").epsilons.certified == math.inf
         files = listing(out / "adapter")
-        assert all(mode in (0o600, 0o700) and time == 0 for _, mode, time in files.values())
-        assert (out / "result.json").stat().st_mtime == 0
+        assert all(mode in (0o600, 0o700) and time == NO_TIME for _, mode, time in files.values())
+        assert {path.stat().st_mtime for path in (out, *out.iterdir())} == {NO_TIME}, (
+            "the end tells how many there were"
+        )
         seen.append({name: mode for name, (_, mode, _) in files.items()})
         # Digits of random numbers aside, no size follows the number.
         text = (out / "adapter" / FILE).read_text()
@@ -163,7 +167,8 @@ def test_a_search_that_is_killed_anywhere_goes_on_with_the_same_plan(
                 start(prepared, tmp_path)
         assert working.stat().st_mode & 0o777 == 0o700
         assert all(path.stat().st_mode & 0o077 == 0 for path in working.rglob("*") if path.is_file())
-        assert {path.name for path in (tmp_path / "out").iterdir()} <= {"lock", "cell.json", "result.json"}
+        left = {path.name for path in (tmp_path / "out").iterdir()}
+        assert left <= {"lock", "cell.json", "booking.json", "result.json"}
         plans.append(Plan.read(working))
         drawn(9)  # what is drawn is never drawn again
     assert len({plan.commitment for plan in plans[1:]}) == 1
@@ -195,16 +200,13 @@ def test_failures_count_and_never_win(
     working = working_folder(tmp_path / "out")
     plan = Plan.read(working)
     assert len(plan.candidates) == 3
-    outcomes = {
-        one.name: json.loads((working / "candidates" / one.name / "outcome.json").read_text())
-        for one in plan.candidates
-    }
-    assert [outcomes[name]["score"] for name in {*failed}] == [None, None]
-    (winner,) = {*outcomes} - {*failed}
+    ended = Journal(working, plan.id).outcomes
+    assert [ended[name]["score"] for name in {*failed}] == [None, None]
+    (winner,) = {*ended} - {*failed}
     assert found.certificate is not None
     assert found.certificate.winner is not None
-    assert found.certificate.winner.score == outcomes[winner]["score"]
-    for name in outcomes:  # no failure costs more than a candidate may
+    assert found.certificate.winner.score == ended[winner]["score"]
+    for name in ended:  # no failure costs more than a candidate may
         assert not exceeds(
             read_ledger(working / "candidates" / name / "ledger.jsonl").composition, found.certificate.kinds[0][1]
         )
@@ -240,8 +242,7 @@ def test_a_failure_of_a_shared_pass_is_nobodys(
     monkeypatch.setattr(candidates_module, "train_together", crash)
     start(prepared, tmp_path, keep_losers=True)
     working = working_folder(tmp_path / "out")
-    for path in working.glob("candidates/*/outcome.json"):
-        assert json.loads(path.read_text())["score"] is not None
+    assert [one["score"] is not None for one in Journal(working, Plan.read(working).id).outcomes.values()] == [True] * 2
     # Both are trained with noise of their own, from the same start.
     states = {(path / "score.jsonl").read_text().count('"kind":"release"') for path in working.glob("candidates/*")}
     assert states == {1}
@@ -322,10 +323,10 @@ def test_one_unit_moves_the_sum_by_at_most_one() -> None:
 def test_a_score_has_the_noise_that_is_charged_and_a_public_divisor() -> None:
     terms = ScoreTerms("held_out", 0.5, 2.0, 40)
     entropy, zero = FixedSeed(4), np.zeros(10)
-    drawn = [noisy_score(zero, zero, terms, entropy) for _ in range(2000)]
+    drawn = [noisy_score(zero, zero, terms, draw_noise(entropy)) for _ in range(2000)]
     assert np.std(drawn) == pytest.approx(2.0 * 0.5 / 40, rel=0.06)
     assert np.mean(drawn) == pytest.approx(0, abs=0.002)
-    better = [noisy_score(zero - 0.1, zero, terms, entropy) for _ in range(2000)]
+    better = [noisy_score(zero - 0.1, zero, terms, draw_noise(entropy)) for _ in range(2000)]
     assert np.mean(better) == pytest.approx(10 * 0.1 / 40, abs=0.002)
 
 
@@ -343,15 +344,18 @@ def test_a_score_is_charged_once_and_before_it_is_drawn(prepared: PreparedRun, t
         plan,
         terms,
         tmp_path,
+        Journal.create(tmp_path, plan.id),
         None,
         (prepared.evaluation, prepared.held_out),
         None,  # type: ignore[arg-type]
     )
     path, header = tmp_path / "score.jsonl", score_header(shared)
     path.write_bytes(b"")  # killed before the first line: nothing was charged
-    assert charge_score(path, header, terms)
-    assert read_ledger(path).composition == Counter([terms.release])
-    assert not charge_score(path, header, terms)
+    assert not is_charged(path)
+    for _ in range(2):
+        charge_score(path, header, terms)
+        assert is_charged(path)
+        assert read_ledger(path).composition == Counter([terms.release])
     assert header.search == "id"
 
 
@@ -369,7 +373,7 @@ def test_the_plan_is_bound_by_its_commitment_and_comes_back(tmp_path: Path) -> N
     others = [replace(plan, salt="00" * 32), replace(plan, candidates=plan.candidates[::-1])]
     assert len({plan.commitment, *(other.commitment for other in others)}) == 3
     (tmp_path / "plan.json").write_text("{")
-    with pytest.raises(DptuneError, match="damaged"):
+    with pytest.raises(DptuneError, match="no whole JSON"):
         Plan.read(tmp_path)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from dptune.training.data import PrivacyUnits, Tokens
 from dptune.tuning.search import candidates as candidates_module
 from dptune.tuning.search import score as score_module
 from dptune.tuning.search.candidates import scored_units
+from dptune.tuning.search.journal import Journal
 from dptune.tuning.search.score import ONE, clipped_sum, unit_losses
 
 MODEL = torch.nn.Linear(1, 1)
@@ -50,13 +52,23 @@ def test_a_record_that_raises_moves_a_score_by_its_own_unit_alone(
     assert clipped_sum(found, before, 1.0) - clipped_sum(found[others], before[others], 1.0) == ONE
 
 
-@pytest.mark.parametrize("error", [OSError, KeyboardInterrupt])
+@pytest.mark.parametrize(
+    "error", [OSError, MemoryError, KeyboardInterrupt, torch.OutOfMemoryError, torch.AcceleratorError]
+)
 def test_what_the_machine_or_the_user_stops_is_no_records_failure(
     error: type[BaseException], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     losses_of(monkeypatch, error)
     with pytest.raises(error):
         unit_losses(MODEL, tokens([1, 7]), PrivacyUnits.records(2), 16)
+
+
+def test_a_units_share_of_the_sum_is_its_own_however_many_others_there_are() -> None:
+    """Shares are rounded before they are added: rounding a sum of floats would let others move a unit's share."""
+    losses = np.random.default_rng(7).normal(0, 0.7, 300)
+    shares = [clipped_sum(losses[[at]], np.zeros(1), 1.0) for at in range(300)]
+    for count in (2, 17, 299, 300):
+        assert clipped_sum(losses[:count], np.zeros(count), 1.0) == sum(shares[:count])
 
 
 def test_a_unit_counts_with_the_mean_of_its_first_records(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -110,6 +122,40 @@ def test_a_score_is_charged_before_it_is_drawn(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(candidates_module, "noisy_score", look)
     start(tmp_path)
     assert seen == [1]
+
+
+@pytest.mark.parametrize("where", ["charge_score", "noisy_score", "end"])
+def test_a_score_whose_process_died_is_the_same_when_it_is_made_again(
+    where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed before or after its charge, or before its outcome is on disk: the candidate and its one draw are kept."""
+    draws(monkeypatch, 1)
+    place: Any = Journal if where == "end" else candidates_module
+    real, score, seen = getattr(place, where), candidates_module.noisy_score, []
+
+    def look(*arguments: Any) -> float:
+        seen.append((arguments[3], score(*arguments)))
+        return seen[-1][1]
+
+    def die(*arguments: Any) -> None:
+        if where == "charge_score":
+            real(*arguments)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(candidates_module, "noisy_score", look)
+        patched.setattr(place, where, die)
+        with pytest.raises(KeyboardInterrupt):
+            start(tmp_path)
+    (kept,) = tmp_path.rglob("candidates.jsonl")
+    assert kept.stat().st_mode & 0o777 == 0o600
+    (noise,) = (line["noise"] for line in map(json.loads, kept.read_text().splitlines()) if "noise" in line)
+    monkeypatch.setattr(candidates_module, "noisy_score", look)
+    done = start(tmp_path)
+    assert done.certificate is not None
+    assert [found[0] for found in seen] == [noise] * len(seen)
+    assert len({round(found[1], 9) for found in seen}) == 1
+    assert not list(tmp_path.rglob("candidates.jsonl")), "a result shows no noise"
 
 
 def test_each_side_is_scored_on_its_own_units() -> None:

@@ -23,7 +23,7 @@ from dptune.privacy.set_aside import set_aside
 from dptune.privacy.spent import Register
 from dptune.training import run as training_run
 from dptune.training.data import PrivacyUnits
-from dptune.tuning.run import PUBLIC
+from dptune.tuning.card import PUBLIC
 from dptune.tuning.search import search as search_module
 from dptune.tuning.search.plan import PlanError
 from dptune.tuning.search.search import check_prepared, prepare_search, search, working_folder
@@ -116,11 +116,11 @@ def test_a_search_that_is_set_aside_says_its_whole_cost_and_takes_its_secrets_al
 def test_a_candidate_is_never_set_aside_to_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     draws(monkeypatch, 1)
     start(tmp_path, keep_losers=True)
-    (outcome,) = working_folder(tmp_path / "out").rglob("candidates/*/outcome.json")
+    (candidate,) = working_folder(tmp_path / "out").glob("candidates/*")
     with pytest.raises(ConfigError, match="allows each candidate one run"):
-        set_aside(outcome.parent)
+        set_aside(candidate)
     with pytest.raises(ConfigError, match="allows each candidate one run"):
-        set_aside(outcome.parents[2])
+        set_aside(candidate.parents[1])
 
 
 def test_candidates_have_the_noise_of_their_own_kind_and_their_own_settings(

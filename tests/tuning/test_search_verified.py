@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import shutil
 from collections import Counter
 from collections.abc import Callable
@@ -19,15 +20,17 @@ from tiny_search import draws, start
 from typer.testing import CliRunner
 
 from dptune.cli import app
-from dptune.errors import DivergedError
+from dptune.errors import ConfigError, DivergedError
 from dptune.privacy.certificate import FILE, SCORE_LEDGER, ScoreTerms
 from dptune.privacy.ledger import Ledger
 from dptune.privacy.ledger_file import LedgerError, encode, read_ledger, seal
 from dptune.training import run as training_run
 from dptune.tuning import verifying
-from dptune.tuning.card import END, START
+from dptune.tuning.card import END, START, privacy_section
+from dptune.tuning.finished import open_adapter
 from dptune.tuning.run import Tuned
 from dptune.tuning.search.search import NoWinnerError
+from dptune.tuning.synthetic_card import synthetic_card
 from dptune.tuning.verifying import CardError, check_deliverable, section_of
 
 Line = dict[str, Any]
@@ -53,7 +56,7 @@ def sealed(folder: Path, lines: list[Line]) -> None:
         content += raw
     (folder / FILE).write_bytes(content)
     text = (folder / "README.md").read_text()
-    written = text[: text.index(START)] + section_of(folder) + text[text.index(END) + len(END) :]
+    written = text[: text.index(START)] + section_of(folder)[0] + text[text.index(END) + len(END) :]
     (folder / "README.md").write_text(written)
 
 
@@ -145,6 +148,86 @@ def test_a_winner_made_by_code_that_the_certificate_does_not_name_is_refused(
         verifying.certificate_of(copy)
 
 
+def resealed(path: Path, lines: list[Line]) -> str:
+    """Write a ledger again, with the right checksums; returns its chain."""
+    chain, content = "0" * 64, b""
+    for line in lines:
+        raw, chain = seal(encode({name: value for name, value in line.items() if name != "chain"}), chain)
+        content += raw
+    path.write_bytes(content)
+    return chain
+
+
+@pytest.mark.parametrize("ledger", ["ledger.jsonl", SCORE_LEDGER])
+@pytest.mark.parametrize(
+    ("says", "reason"),
+    [
+        ("leak", "names a leak"),
+        ("inherited", "builds on another run's releases"),
+        ("no end", "has no end"),
+    ],
+)
+def test_a_ledger_of_a_search_says_nothing_that_the_certificate_does_not_price(
+    ledger: str, says: str, reason: str, copy: Path
+) -> None:
+    """The certificate prices the releases of a kind alone: all else in a ledger would be free."""
+    path, (first, second) = copy / ledger, lines_of(copy)
+    header, *others = [json.loads(line) for line in path.read_text().splitlines()]
+    if says == "leak":
+        header |= {"leaks": ["a fixed noise seed"], "accounting": "published"}
+    elif says == "inherited":
+        charge = {name: value for name, value in others[0].items() if name not in ("kind", "step", "chain")}
+        header["inherited"] = [[charge, 5]]
+    else:
+        others.pop()
+    chain = resealed(path, [header, *others])
+    winner = second | ({"ledger_chain": chain} if ledger == "ledger.jsonl" else {})
+    with pytest.raises(CardError, match=reason):
+        sealed(copy, [first, winner])
+
+
+def test_a_card_names_the_plug_ins_of_its_run_or_of_all_candidates(found: Tuned) -> None:
+    contents, certificate = found.ledger, found.certificate
+    assert certificate is not None
+    own = replace(contents, header=replace(contents.header, plugins=("mine 1.0",)))
+    searched = replace(certificate, plugins=("mine 1.0", "a loser's 2.0"))
+    for text, names in (
+        (privacy_section(contents, {}, certificate=certificate), []),
+        (privacy_section(own, {}), ["mine 1.0"]),
+        (privacy_section(own, {}, certificate=searched), ["mine 1.0", "a loser's 2.0"]),
+    ):
+        assert re.findall("- Mistakes in (.*), which dptune cannot check", text) == names
+
+
+@pytest.mark.parametrize(
+    "change", [{"delta": 0.01}, {"unit": "record"}, {"data": "of others"}, {"units": 10**6}, {"telemetry": "research"}]
+)
+def test_a_certificate_of_another_search_is_refused_though_the_score_says_the_same(change: Line, copy: Path) -> None:
+    """At another delta, say, the search would cost less than it does."""
+    first, second = lines_of(copy)
+    header, *others = [json.loads(line) for line in (copy / SCORE_LEDGER).read_text().splitlines()]
+    scored = {name: value for name, value in change.items() if name != "units"}  # those are the units that score
+    resealed(copy / SCORE_LEDGER, [header | scored, *others])
+    assert first | change != first
+    with pytest.raises(CardError, match="is of another search than the ledger"):
+        sealed(copy, [first | change, second])
+
+
+def test_texts_of_a_winner_rest_on_the_code_of_the_losers_too_and_say_why_nothing_is_certified(found: Tuned) -> None:
+    adapter = open_adapter(found.folder / "adapter")
+    assert adapter.certificate is not None
+    assert (adapter.leaks, adapter.plugins) == ((), ())
+    for change, said in (
+        ({"plugins": ("mine 1.0",)}, "Mistakes in mine 1.0,"),
+        ({"leaks": ("a seed",)}, "for: a seed."),
+    ):
+        other = replace(adapter, certificate=replace(adapter.certificate, **change))
+        card = synthetic_card(other, "some.jsonl", "0" * 64, settings={}, figures={}, prompts="", notes=())
+        assert said in card
+    with pytest.raises(ConfigError, match=r"no certified epsilon \(a seed\)"):
+        other.check_guarantee()
+
+
 def test_the_ledger_of_the_score_is_there_whole_and_of_this_search(copy: Path) -> None:
     path, lines = copy / SCORE_LEDGER, lines_of(copy)
     whole, contents = path.read_bytes(), read_ledger(path)
@@ -158,6 +241,7 @@ def test_the_ledger_of_the_score_is_there_whole_and_of_this_search(copy: Path) -
     for header, releases in (
         (replace(contents.header, search="other"), [terms.release]),
         (replace(contents.header, units=contents.header.units + 1), [terms.release]),
+        (replace(contents.header, data="of others"), [terms.release]),
         (contents.header, [terms.release, terms.release]),
         (contents.header, [less_noise]),
     ):
@@ -174,7 +258,9 @@ def test_the_ledger_of_the_score_is_there_whole_and_of_this_search(copy: Path) -
     with Ledger.create(path, replace(contents.header, run_id="another"), Counter([terms.release])) as ledger:
         ledger.charge(terms.release)
         ledger.finish()
-    with pytest.raises(CardError, match="says"):  # as good, but not the one that the card names
+    with pytest.raises(
+        CardError, match=r"score\.jsonl: is not the file that"
+    ):  # as good, but not the one that the card names
         check_deliverable(copy)
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +14,11 @@ from typer.testing import CliRunner
 
 import dptune
 from dptune.cli import app
-from dptune.errors import ConfigError
+from dptune.errors import ConfigError, DptuneError
+from dptune.privacy import booking
 from dptune.privacy.ledger import Ledger
+from dptune.privacy.ledger_file import LedgerError
+from dptune.privacy.run_folder import RunFolder
 from dptune.privacy.spent import Register, SpentTotal
 from dptune.training.run import StepReport
 from dptune.tuning import run as tuning_run
@@ -52,21 +57,131 @@ def test_a_run_counts_once_and_a_second_one_is_warned_and_adds_up(
         tune(tmp_path / "best", search={"space": {"learning_rate": [0.01, 0.02]}}, candidates=2)
 
 
-def test_a_run_counts_before_its_first_release(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Killed before anything was charged, it counts once, and with the settings that it had."""
+def killed(monkeypatch: pytest.MonkeyPatch, folder: Path, place: Any, name: str, when: str, call: int = 1) -> None:
+    """Tune until a function is called for the n-th time, and leave what is on the disk before or after it."""
+    real, kept = getattr(place, name), folder / "kept"
+    calls = []
 
-    def killed(*arguments: Any) -> None:
+    def die(*given: Any, **named: Any) -> Any:
+        calls.append(name)
+        if len(calls) < call:
+            return real(*given, **named)
+        if when == "after":
+            real(*given, **named)
+        shutil.copytree(folder / "runs", kept)
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(tuning_run, "_train", killed)
-        for epsilon in (8, 8, 2):
-            with pytest.raises(KeyboardInterrupt):
-                tune(tmp_path / "out", epsilon=epsilon)
+        patched.setattr(place, name, die)
+        with pytest.raises(KeyboardInterrupt):
+            tune(folder / "runs" / "out")
+    shutil.rmtree(folder / "runs")  # what an exception tidies up stays where a process is killed
+    kept.rename(folder / "runs")
+
+
+@pytest.mark.parametrize(
+    ("place", "name", "when", "call", "booked"),
+    [
+        (booking, "write_booking", "before", 1, 0),
+        (Register, "add_run", "before", 1, 0),
+        (Register, "add_run", "after", 1, 1),
+        (Ledger, "_put", "before", 2, 1),
+        (Ledger, "_put", "after", 2, 1),
+        (booking, "write_json", "before", 2, 1),
+        (booking, "write_json", "after", 2, 1),
+        (Ledger, "charge", "before", 1, 1),
+        (Ledger, "charge", "after", 1, 1),
+    ],
+)
+def test_a_run_that_is_killed_as_it_begins_counts_once(
+    place: Any, name: str, when: str, call: int, booked: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From the moment on in which its ledger begins, however often it is killed there and goes on."""
+    runs = tmp_path / "runs"
+    for _ in range(2):
+        killed(monkeypatch, tmp_path, place, name, when, call)
+        assert len(Register(runs / "spent.jsonl")._read()[0]) == booked
+        assert booked or not RunFolder(runs / "out").has_begun, "its line comes first"
+        if name == "write_json" or (name, when) == ("charge", "after"):
+            break  # the ledger has begun: the next process does not come there again
+    done = tune(runs / "out")
+    assert [one["id"] for one in Register(runs / "spent.jsonl")._read()[0]] == [done.ledger.header.run_id]
+    assert total(runs).epsilon == done.epsilons.certified
+    assert Register(runs / "spent.jsonl").faults() == []
+
+
+def test_a_run_of_other_settings_is_another_one_though_the_first_was_killed_as_it_began(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    killed(monkeypatch, tmp_path, Ledger, "_put", "before", 2)
+    done = tune(tmp_path / "runs" / "out", epsilon=2)
+    assert total(tmp_path / "runs").entries == 2
+    assert total(tmp_path / "runs").epsilon == pytest.approx(10, rel=0.01)
+    assert done.ledger.header.run_id in (tmp_path / "runs" / "spent.jsonl").read_text()
+
+
+def test_a_full_disk_at_the_first_line_of_a_ledger_books_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = os.write
+
+    def full(descriptor: int, line: bytes) -> int:
+        if line.startswith(b'{"accounting"'):
+            raise OSError(28, "No space left on device")
+        return write(descriptor, line)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "write", full)
+        for _ in range(3):
+            with pytest.raises(DptuneError, match=r"ledger\.jsonl: cannot be written \(No space left on device\)"):
+                tune(tmp_path / "out")
+    assert not (tmp_path / "spent.jsonl").exists()
+    assert not (tmp_path / "out" / "ledger.jsonl").exists()
+    tune(tmp_path / "out")
+    assert total(tmp_path).entries == 1
+
+
+def test_a_register_that_cannot_be_written_begins_no_ledger(tmp_path: Path) -> None:
+    (tmp_path / "spent.jsonl").mkdir()
+    with pytest.raises((DptuneError, OSError)):
+        tune(tmp_path / "out")
+    assert not (tmp_path / "out" / "ledger.jsonl").exists()
+    (tmp_path / "spent.jsonl").rmdir()
+    assert tune(tmp_path / "out").ledger.complete
+
+
+def test_a_run_whose_line_was_cut_off_counts_again_when_it_is_loaded(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    first = tune(tmp_path / "first")
+    (tmp_path / "spent.jsonl").unlink()
+    tune(tmp_path / "second")
+    assert "1 of them by ledgers that the register does not name" in caplog.text
+    assert f"{tmp_path / 'spent.jsonl'} is missing: no line names what lies in first" in caplog.text
     assert total(tmp_path).entries == 2
-    assert total(tmp_path).epsilon == pytest.approx(10, rel=0.01)
-    assert tune(tmp_path / "out", epsilon=2).ledger.header.run_id in (tmp_path / "spent.jsonl").read_text()
+    caplog.clear()
+    assert tune(tmp_path / "first").ledger.chain == first.ledger.chain
+    tune(tmp_path / "second")
+    assert "does not name" not in caplog.text
+    assert Register(tmp_path / "spent.jsonl").faults() == []
     assert total(tmp_path).entries == 2
+
+
+def test_a_ledger_that_was_lost_for_a_while_is_the_same_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each try without it is refused, and draws an id for a run that never was."""
+    killed(monkeypatch, tmp_path, Ledger, "charge", "after")
+    runs = tmp_path / "runs"
+    ledger = (runs / "out" / "ledger.jsonl").read_bytes()
+    (runs / "out" / "ledger.jsonl").unlink()
+    for _ in range(2):
+        with pytest.raises(DptuneError, match="has no ledger beside it"):
+            tune(runs / "out")
+    (runs / "out" / "ledger.jsonl").write_bytes(ledger)
+    done = tune(runs / "out")
+    assert [one["id"] for one in Register(runs / "spent.jsonl")._read()[0]] == [done.ledger.header.run_id]
+    (runs / "out" / "cell.json").unlink()
+    tune(runs / "out")
+    assert len(Register(runs / "spent.jsonl")._read()[0]) == 1, "its settings are gone, its ledger is not"
 
 
 def test_a_run_whose_ledger_was_removed_starts_again_as_another_entry(
@@ -88,6 +203,26 @@ def test_a_run_whose_ledger_was_removed_starts_again_as_another_entry(
     tune(tmp_path / "out")
     assert total(tmp_path).entries == 2
     assert "paid before" in caplog.text
+
+
+def test_a_run_that_was_delivered_is_not_trained_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its ledger lost lines, be it the last one alone: what it would release once more was not asked for."""
+    tune(tmp_path / "out")
+    path = RunFolder(tmp_path / "out").ledger
+    lines = path.read_bytes().splitlines(keepends=True)
+
+    def train(*_: Any) -> None:
+        raise AssertionError("trained again")
+
+    monkeypatch.setattr(tuning_run, "_train", train)
+    for kept in (1, len(lines) // 2, len(lines) - 1):
+        path.write_bytes(cut := b"".join(lines[:kept]))
+        with pytest.raises(LedgerError, match=r"is not the whole ledger of the run.*Fix: restore it"):
+            tune(tmp_path / "out")
+        assert path.read_bytes() == cut
+    shutil.copy(RunFolder(tmp_path / "out").adapter / "ledger.jsonl", path)
+    assert tune(tmp_path / "out").ledger.complete
+    assert total(tmp_path).entries == 1
 
 
 def test_a_killed_run_goes_on_as_the_same_entry(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

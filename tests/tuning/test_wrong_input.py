@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import shutil
 import subprocess
@@ -13,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from tiny_tuning import checkpoint, rows, write_csv, write_jsonl
 from transformers import AutoConfig, AutoTokenizer, LlamaConfig
 from typer.testing import CliRunner
@@ -52,10 +54,13 @@ OPTIONS: dict[str, tuple[list[str], str, str]] = {
     "own noise": (["--set", "noise_multiplier=1"], "--set noise_multiplier: is what the budget", "leave it out"),
     "target modules": (["--target-modules", "q_proj"], "--target-modules: no layer is called 'q_proj'", "c_attn"),
     "beyond context": (["--max-length", "25"], "--max-length: 25 exceeds the model's 24", "use 24 or less"),
-    "too long records": (["--max-length", "4"], "records have more than 3 tokens", "raise it"),
     "large batch": (["--batch", "1000"], "--batch: 1000 is more than the", "lower it"),
     "device": (["--device", "cuda:9"], "'cuda:9' cannot be used", "use cpu"),
-    "few rows": (["--rows", "2"], "--rows: 2 is less than the 4 records", "--records-per-unit"),
+    "few rows": (
+        ["--unit", "customer_id", "--rows", "2"],
+        "--rows: 2 is less than the 4 records",
+        "--records-per-unit",
+    ),
 }
 
 
@@ -186,8 +191,8 @@ def _changed(name: str, **values: Any) -> Callable[[Path], Path]:
 
 def _other_family(folder: Path) -> Path:
     copy = _copied(folder)
-    sizes = {"num_hidden_layers": 1, "hidden_size": 16, "intermediate_size": 16, "num_attention_heads": 2}
-    config = AutoConfig.for_model("biogpt", **sizes, vocab_size=400, architectures=["BioGptForCausalLM"])
+    sizes = {"n_layer": 1, "n_embd": 16, "dff": 16, "n_head": 2}
+    config = AutoConfig.for_model("ctrl", **sizes, vocab_size=400, architectures=["CTRLLMHeadModel"])
     config.save_pretrained(copy)
     return copy
 
@@ -202,7 +207,7 @@ MODELS: dict[str, tuple[Callable[[Path], Path | str], str, str]] = {
     "torn tokenizer": (lambda folder: _torn(folder, "tokenizer.json"), "tokenizer: ", "save the model's tokenizer"),
     "no padding": (_changed("tokenizer_config.json", eos_token=None, pad_token=None), "neither a padding", "pad_token"),
     "other tokenizer": (_changed("config.json", vocab_size=50), "has token", "belongs to this model"),
-    "no q and v": (_other_family, "--target-modules: not known for model type 'biogpt'", "q_proj"),
+    "no q and v": (_other_family, "--target-modules: not known for model type 'ctrl'", "Wq"),
 }
 
 
@@ -217,7 +222,7 @@ def test_a_wrong_model_is_refused_before_its_weights_and_the_records_are_read(na
     make, problem, fix = MODELS[name]
     model = make(tmp_path)
     for weights in Path(model).glob("*.safetensors"):
-        weights.write_bytes(b"unreadable")
+        weights.unlink()
     data = tmp_path / "never read.csv"
     data.write_bytes(bytes(range(256)))
     line = refused(tmp_path, model=model, data=data)
@@ -237,7 +242,7 @@ def test_another_folder_a_file_and_a_run_under_way_are_no_place(tmp_path: Path) 
     (out / "thesis.txt").unlink()
     with locked(out / "lock"):
         line = refused(tmp_path)
-    assert "another process works on it. Fix: wait for it, or stop it" in line
+    assert re.search(r"another process works on it( \(process \d+\))?\. Fix: wait for it, or stop it", line)
 
 
 def test_a_dry_run_counts_the_records_that_units_bring(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -259,7 +264,8 @@ def test_a_dry_run_counts_the_records_that_units_bring(tmp_path: Path, monkeypat
 
 def test_a_dry_run_reads_no_weight_and_leaves_nothing(tmp_path: Path) -> None:
     model = _copied(tmp_path)
-    (model / "model.safetensors").write_bytes(b"unreadable")
+    weights = {name: torch.full_like(one, math.nan) for name, one in load_file(model / "model.safetensors").items()}
+    save_file(weights, model / "model.safetensors")  # a run would refuse them
     data = write_jsonl(tmp_path / "r.jsonl", rows())
     given = ["tune", "--model", str(model), "--data", str(data), "--epsilon", "8", "--out", str(tmp_path / "out")]
     done = CliRunner().invoke(app, [*given, "--dry-run", "--json"])
@@ -330,4 +336,33 @@ def test_a_full_gpu_is_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr("dptune.tuning.run.train", train)
     said = refused(tmp_path)
-    assert said.startswith("error: the GPU's memory is full. Fix: lower --rows"), said
+    assert said.startswith("error: memory is full, the GPU's or the machine's. Fix: lower --rows"), said
+
+
+def test_rows_below_a_units_records_matter_only_where_units_are_a_column(tmp_path: Path) -> None:
+    """A record that is a unit of its own brings itself; the same option is refused of a column's (``OPTIONS``)."""
+    data = write_csv(tmp_path / "r.csv", rows())
+    given = ["tune", "--model", str(checkpoint()), "--data", str(data), "--epsilon", "8", "--dry-run", "--rows", "1"]
+    assert CliRunner().invoke(app, given).exit_code == 0
+    assert "--rows: 1 is less than the 4" in refused(tmp_path, "--rows", "1", "--unit", "customer_id")
+    one = [*given, "--unit", "customer_id", "--records-per-unit", "1"]
+    assert CliRunner().invoke(app, one).exit_code == 0
+
+
+def test_public_records_without_loss_are_blamed_before_anything_is_booked(tmp_path: Path) -> None:
+    """Of private records it is a note for their owner alone: a refusal would tell of them at no cost."""
+    sides = [[{"prompt": f"{n} " + "a b c " * times, "completion": "b"} for n in range(60)] for times in (0, 40)]
+    files = [write_jsonl(tmp_path / f"{n}.jsonl", some) for n, some in enumerate(sides)]
+    line = refused(tmp_path, "--public", str(files[1]), data=files[0])
+    assert "--public: none of the public records has a token that counts in the loss within 23 tokens" in line
+    given = ["tune", "--model", str(checkpoint()), "--data", str(files[1]), "--epsilon", "8", "--dry-run"]
+    assert CliRunner().invoke(app, [*given, "--public", str(files[0])]).exit_code == 0
+
+
+def test_columns_that_are_not_read_are_named_to_the_owner(tmp_path: Path) -> None:
+    some = [{"text": row["text"], "customer_id": "c", "note": "n"} for row in rows()]
+    data = write_jsonl(tmp_path / "r.jsonl", some)
+    given = ["tune", "--model", str(checkpoint()), "--data", str(data), "--epsilon", "8", "--dry-run"]
+    note = "columns that are not read: 'customer_id', 'note'; name the record's own (--text or others) to choose"
+    assert note in " ".join(CliRunner().invoke(app, given).stderr.split())
+    assert "not read" not in CliRunner().invoke(app, [*given, "--text", "text"]).stderr

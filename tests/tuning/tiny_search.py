@@ -16,11 +16,19 @@ from dptune.tuning.base import open_base
 from dptune.tuning.prepare import PreparedRun, prepare
 from dptune.tuning.run import Tuned
 from dptune.tuning.search import search as search_module
+from dptune.tuning.search.journal import Journal
+from dptune.tuning.search.plan import Plan
 from dptune.tuning.search.search import search, working_folder
 from dptune.tuning.search.settings import SearchSettings
 from dptune.tuning.settings import TuneSettings
 
 SPACE = {"learning_rate": {"log_uniform": [0.001, 0.05]}}
+
+
+def outcomes(out: Path) -> dict[str, dict[str, Any]]:
+    """What became of each candidate that ended, of the search that goes to ``out``."""
+    working = working_folder(out)
+    return Journal(working, Plan.read(working).id).outcomes
 
 
 def asked(**changes: Any) -> SearchSettings:

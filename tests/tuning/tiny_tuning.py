@@ -13,6 +13,10 @@ from typing import Any
 
 import tiny_ensemble
 
+from dptune.tuning.deliverable import write_card
+from dptune.tuning.named_base import BASE
+from dptune.tuning.verifying import LABELS
+
 #: What a run of a second or two needs.
 QUICK: dict[str, Any] = {"epochs": 2, "batch": 8, "rank": 2, "target_modules": ("c_attn",)}
 CHAT = (
@@ -29,6 +33,15 @@ def checkpoint() -> Path:
     settings = folder / "tokenizer_config.json"
     settings.write_text(json.dumps(json.loads(settings.read_text()) | {"chat_template": CHAT}))
     return folder
+
+
+def as_earlier(adapter: Path, folder: Path) -> Path:
+    """A copy as versions delivered it that named no digest of the base; a text model's."""
+    copy = Path(shutil.copytree(adapter, folder))
+    (copy / BASE).unlink()
+    result = {"base": "tiny", "revision": None, "perplexity": {}, "settings": {}, "template": None, "words": {}}
+    write_card(copy, result | ({"scores": {}} if (copy / LABELS).exists() else {}))
+    return copy
 
 
 def rows(count: int = 40, customers: int = 20) -> list[dict[str, Any]]:

@@ -2,24 +2,64 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
 from string import Formatter
 from typing import Any
 
 import numpy as np
 
-from dptune.corpus.reading.record import Chat, Content, Labelled, PromptTarget, Record, Text, row_key, unit_key
+from dptune.corpus.reading.record import (
+    TEMPLATE_INPUTS,
+    Content,
+    Labelled,
+    PromptTarget,
+    Record,
+    Text,
+    name_key,
+    row_key,
+)
+from dptune.corpus.reading.shapes import (
+    ALPACA,
+    ALPACA_INPUT,
+    KNOWN,
+    Refuse,
+    alpaca_prompt,
+    chat_of,
+    checked_text,
+    columns_of,
+    fix_of,
+    is_messages,
+    pair_fix,
+)
 from dptune.corpus.reading.source import RecordSource
+from dptune.corpus.reading.spelling import is_missing, loosely, spelled
 from dptune.corpus.reading.template import TEXT, template_columns
 from dptune.errors import DataError
 
 UNKNOWN = "unknown"
-#: How a text is made of a row: one column, a template, all columns written out, a prompt with its completion, messages.
-WAYS = ("text", "template", "columns", "pair", "messages")
+#: How a text is made of a row, in words.
+WAYS = {
+    "text": "texts of one column",
+    "template": "texts of a template",
+    "columns": 'all columns written out ("name is value.")',
+    "pair": "prompts with completions",
+    "messages": "chats",
+}
 Row = Mapping[str, Any]
-#: Makes a DataError about the row at hand from column, problem and fix; the caller raises it.
-Refuse = Callable[[str, str, str], DataError]
+
+
+@dataclass(frozen=True)
+class Unreadable:
+    """What stands in a row for a value that its source holds and Python cannot: refused where its column is read."""
+
+    problem: str
+    fix: str
+
+
+#: A date or time beyond what Python's ``datetime`` holds.
+TOO_FAR = Unreadable("holds a date outside the years 1 to 9999", "correct it, or write it as text")
 
 
 class RecordMaker:
@@ -46,8 +86,16 @@ class RecordMaker:
 
         Raises: DataError if a named column is absent, none is named and none can be found, or several could be meant.
         """
-        self._source, self._file, self._seen = source, file, dict[str, int]()
+        self._source, self._file, self._columns, self._seen = source, file, columns, dict[str, int]()
+        self._names: dict[str, set[str]] = {}
+        self._later, self._given = dict[str, None](), frozenset(columns)
         self.way = way_of(source, file, columns, first_row, table)
+        self._known = columns_of(self.way, columns) if self.way in KNOWN else None
+        self._in_messages: bool | None = None
+        self._alpaca = self.way == "pair" and source.prompt is None and self._known is None
+        if (source.prompt, source.completion) == ALPACA and ALPACA_INPUT in columns:
+            fix = "name neither data.prompt nor data.completion, and instruction, input and output are read together"
+            raise DataError("would be left out of the prompt", fix=fix, file=file, row=first_row, column=ALPACA_INPUT)
         self._columns_of_text = tuple(name for name in columns if name not in (source.unit, source.id, source.label))
         self._unit_column, self._id_column = (None, None) if public else (source.unit, source.id)
         beside = (self._unit_column, self._id_column)
@@ -68,13 +116,34 @@ class RecordMaker:
         def refuse(column: str, problem: str, fix: str) -> DataError:
             return DataError(problem, fix=fix, file=self._file, row=number, column=column)
 
+        self._later |= {str(name): None for name in row if str(name) not in self._given}
         content, own_id = self._content(row, refuse), self._id(number, row, refuse)
         if self._source.label is not None:
             content = Labelled(_text_of(content), _label(row, self._source.label, refuse))
         return Record(content, self._unit(row, content, own_id, refuse), self._file, number, own_id)
 
+    @property
+    def unread(self) -> tuple[str, ...]:
+        """Columns that nothing is made of, though the source names no column of the record, so that nobody chose it."""
+        return self._unread(self._columns)
+
+    @property
+    def unread_later(self) -> tuple[str, ...]:
+        """Such columns that rows so far have and the first lacks. Private: one record may have brought them."""
+        return self._unread(self._later)
+
+    def _unread(self, columns: Iterable[str]) -> tuple[str, ...]:
+        source = self._source
+        if any((source.text, source.prompt, source.messages, source.template)) or self.way == "columns":
+            return ()
+        chats = self.way == "messages" or self._in_messages
+        read = {*self._columns_needed(), source.unit, source.id, source.label, *(TEMPLATE_INPUTS if chats else ())}
+        return tuple(name for name in columns if name not in read | ({ALPACA_INPUT} if self._alpaca else set()))
+
     def _columns_needed(self) -> tuple[str, ...]:
         source = self._source
+        if self._alpaca:
+            return ALPACA
         if self.way == "pair":
             return (source.prompt or "prompt", source.completion or "completion")
         if self.way == "template":
@@ -82,14 +151,31 @@ class RecordMaker:
             return tuple(source.text or TEXT if name == TEXT else name for name in names)
         if self.way == "columns":
             return ()
-        return (source.messages or "messages",) if self.way == "messages" else (source.text or "text",)
+        named = source.messages if self.way == "messages" else source.text
+        return (named,) if named is not None else self._known or (self.way,)
 
     def _content(self, row: Row, refuse: Refuse) -> Content:
         names = self._columns_needed()
-        if self.way == "messages":
-            return Chat(_messages(row, names[0], refuse))
+        named = (self._source.unit, self._source.id, self._source.label)
         if self.way == "pair":
-            return PromptTarget(_text(row, names[0], refuse, empty=True), _text(row, names[1], refuse))
+            values = [_value(row, name, refuse) for name in names]
+            chats = any(is_messages(value) for value in values)
+            self._in_messages = chats if self._in_messages is None else self._in_messages
+            if chats != self._in_messages:  # the first record decides what all of them are
+                kinds = ("messages", "text") if chats else ("text", "messages")
+                raise refuse(names[0], f"holds {kinds[0]}, and the first record {kinds[1]}", "write all in one way")
+            if chats and isinstance(values[0], str) and is_messages(values[1]) and not is_messages(values[0]):
+                fix = f"name {names[1]} as data.messages, if it holds the whole chat"
+                raise refuse(names[0], f"is text, and {names[1]} holds messages", fix)
+            if chats:
+                return _chat(row, names, named, refuse)
+            prompt, target = _text(row, names[0], refuse, empty=True), _text(row, names[1], refuse)
+            if not self._alpaca:
+                return PromptTarget(prompt, target)
+            more = "" if row.get(ALPACA_INPUT) is None else _text(row, ALPACA_INPUT, refuse, empty=True)
+            return PromptTarget(alpaca_prompt(prompt, more), target)
+        if self.way == "messages":
+            return _chat(row, names, named, refuse)
         if self.way == "text":
             return Text(_text(row, names[0], refuse))
         if self.way == "template":
@@ -127,17 +213,37 @@ class RecordMaker:
         if column is None:
             return row_key(content, own_id)
         scalar(row, column, refuse)
+        value = _value(row, column, refuse)
         try:
-            key = unit_key(_value(row, column, refuse))
+            name = spelled(value)
         except TypeError as error:
             raise refuse(column, f"holds a {error}", "give text or a number") from None
-        if key is None:
-            raise refuse(column, "names no unit, so nobody would be protected", "fill it in, or remove the record")
-        return key
+        if name is None or is_missing(name):
+            said = f" ({name!r} says that it is missing)" if name else ""
+            problem = f"names no unit{said}, so nobody would be protected"
+            raise refuse(column, problem, "fill it in, or remove the record")
+        self._names.setdefault(loosely(name), set()).add(name)
+        return name_key(name)
+
+    @property
+    def alike(self) -> int:
+        """Units so far whose names differ from another unit's in spelling alone (``loosely``). Private."""
+        return sum(len(names) for names in self._names.values() if len(names) > 1)
+
+
+def _chat(row: Row, columns: Sequence[str], named: Sequence[str | None], refuse: Refuse) -> Content:
+    for column in columns:
+        _value(row, column, refuse)  # raises where the row lacks it
+    try:
+        return chat_of(row, columns, named, refuse)
+    except RecursionError:
+        raise refuse(
+            columns[0], "is nested too deeply", "give messages and tools as chat templates take them"
+        ) from None
 
 
 def _label(row: Row, column: str, refuse: Refuse) -> str:
-    label = scalar(row, column, refuse)
+    label = spelled(scalar(row, column, refuse))
     if not label:
         raise refuse(column, "the label is missing", "fill it in, or remove the record")
     return label
@@ -162,18 +268,27 @@ def way_of(source: RecordSource, file: str, columns: Sequence[str], row: int, ta
     stated = {"messages": source.messages, "pair": source.prompt, "text": source.text}
     found = [way for way, name in stated.items() if name is not None]
     if not found and source.label is None:
-        by_name = {"messages": ["messages"], "pair": ["prompt", "completion"], "text": ["text"]}
-        found = [way for way, names in by_name.items() if set(names) <= set(columns)]
+        found = [way for way in KNOWN if columns_of(way, columns) is not None]
+        if not found and set(ALPACA) <= set(columns):
+            return "pair"
     elif not found and "text" in columns:
         found = ["text"]
     if len(found) > 1:
         problem = f"{' and '.join(found)} could each be the record"
         raise DataError(problem, fix="name data.text, data.prompt and completion, or data.messages", file=file, row=row)
-    if not found and not table:
+    known = None if found or source.label is not None else fix_of(columns)
+    if known is not None or (not found and not table):
         problem = "has no column text, prompt and completion, or messages"
-        fix = f"name one of {_list_names(columns)} as data.text, or give data.template"
+        fix = known or pair_fix(columns) or f"name one of {_list_names(columns)} as data.text, or give data.template"
         raise DataError(problem, fix=fix, file=file, row=row)
     return found[0] if found else "columns"
+
+
+def note_of_unread(columns: Sequence[str]) -> list[str]:
+    """A note on columns of which nothing is made (``RecordMaker.unread``); none where there are none."""
+    if not columns:
+        return []
+    return [f"columns that are not read: {_list_names(columns)}; name the record's own (data.text or others) to choose"]
 
 
 def _list_names(columns: Sequence[str]) -> str:
@@ -185,6 +300,13 @@ def _value(row: Row, column: str, refuse: Refuse) -> Any:
     if column not in row:
         raise refuse(column, "the row lacks this column", "give every record one")
     value = row[column]
+    if isinstance(value, np.datetime64) and not np.isnat(value):  # as a number it would name another unit than as text
+        value = value.astype("datetime64[us]").item()
+        value = value if isinstance(value, datetime) else TOO_FAR
+    if isinstance(value, Unreadable):
+        raise refuse(column, value.problem, value.fix)
+    if isinstance(value, np.ndarray):  # what a data frame has in place of a list
+        return value.tolist()
     if isinstance(value, np.generic):  # rows of Python may come from an array or a data frame
         return value.item()
     return None if type(value).__name__ == "NAType" else value
@@ -202,17 +324,6 @@ def _text(row: Row, column: str, refuse: Refuse, *, empty: bool = False) -> str:
     return checked_text(value, lambda problem, fix: refuse(column, problem, fix))
 
 
-def checked_text(text: str, refuse: Callable[[str, str], DataError]) -> str:
-    """Return ``text`` if a tokenizer can read it. Raises: DataError for NUL characters and lone surrogates."""
-    if "\0" in text:
-        raise refuse("holds a NUL character", "remove it; a binary file is no text")
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError:
-        raise refuse("holds half of a character (a lone surrogate)", "write it as UTF-8") from None
-    return text
-
-
 def scalar(row: Row, column: str, refuse: Refuse) -> str:
     """A value as text; "" where it is missing."""
     value = _value(row, column, refuse)
@@ -228,33 +339,3 @@ def scalar(row: Row, column: str, refuse: Refuse) -> str:
 
 def _value_or_unknown(row: Row, column: str, refuse: Refuse) -> str:
     return scalar(row, column, refuse) or UNKNOWN
-
-
-def _messages(row: Row, column: str, refuse: Refuse) -> tuple[Mapping[str, Any], ...]:
-    value, fix = _value(row, column, refuse), "give a list of messages such as {'role': 'user', 'content': 'Hello'}"
-    if isinstance(value, str):  # a table holds lists as JSON
-        try:
-            value = json.loads(value)
-        except (ValueError, RecursionError):
-            raise refuse(column, "is no list of messages, nor one as JSON", fix) from None
-    if not isinstance(value, list | tuple) or not value:
-        raise refuse(column, "is no list of messages", fix)
-    for place, message in enumerate(value, start=1):
-        if not isinstance(message, Mapping):
-            raise refuse(column, f"message {place} is no mapping", fix)
-        for name in ("role", "content"):
-            if not isinstance(message.get(name), str):
-                raise refuse(column, f"message {place} has no text as its {name}", fix)
-            checked_text(message[name], lambda problem, fix: refuse(column, problem, fix))
-    return tuple(_present(message) for message in value)
-
-
-def _present(value: Any) -> Any:
-    """``value`` without the names whose value is None, in all its mappings.
-
-    Arrow gives every message of a column the same names. One record's tool call would so add an empty name to the
-    messages of all others, and change their keys and their sides of the split.
-    """
-    if isinstance(value, Mapping):
-        return {name: _present(one) for name, one in value.items() if one is not None}
-    return [_present(one) for one in value] if isinstance(value, list | tuple) else value

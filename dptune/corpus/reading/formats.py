@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
+from pathlib import Path
 from typing import Any, Literal
 
 #: What ``data.format``, ``--format`` and ``data.source`` may say: the keys of ``FORMATS``.
@@ -36,7 +37,14 @@ class FileFormat:
 FORMATS: dict[Format, FileFormat] = {
     "text": FileFormat("dptune.corpus.reading.text_file.text_rows", "text", (".txt", ".text", ".md")),
     "table": FileFormat("dptune.corpus.reading.table_file.table_rows", "a table", (".csv", ".tsv", ".parquet", ".pq")),
-    "jsonl": FileFormat("dptune.corpus.reading.jsonl_file.jsonl_rows", "JSONL", (".jsonl", ".ndjson")),
+    "jsonl": FileFormat("dptune.corpus.reading.jsonl_file.jsonl_rows", "JSON", (".jsonl", ".ndjson", ".json")),
     "datasets": FileFormat("dptune.corpus.reading.library.saved_rows", "a saved data set"),
 }
 ENDINGS: dict[str, Format] = {ending: name for name, form in FORMATS.items() for ending in form.endings}
+#: The ending, behind another, of a file that is packed by gzip.
+PACKED = ".gz"
+
+
+def ending_of(path: Path) -> str:
+    """The ending of a file that names its format, in lower case: of ``a.csv.gz`` that is ".csv"."""
+    return (path.with_suffix("") if path.suffix.lower() == PACKED else path).suffix.lower()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 
@@ -26,6 +27,9 @@ class Sides:
         train, eval, test: records of each side of the split; a side that is not asked for is empty.
         public: records of nobody.
         way: how the train side's texts were made of rows, one of ``fields.WAYS``; empty where nobody said.
+        alike: units whose names differ from another's in spelling alone (``spelling.loosely``).
+        unread: names of the columns of which nothing was made, though nobody chose the columns of the record.
+        unread_later: such columns that the first row lacks.
     """
 
     train: Records = field(repr=False)
@@ -33,6 +37,9 @@ class Sides:
     test: Records = field(default=(), repr=False)
     public: Records = field(default=(), repr=False)
     way: str = ""
+    alike: int = 0
+    unread: tuple[str, ...] = ()
+    unread_later: tuple[str, ...] = ()
 
     @property
     def shared_units(self) -> int:
@@ -57,11 +64,13 @@ def read(source: RecordSource, data: Data | None = None, *, public: bool = False
     return read_and_say(source, data, public=public)[0]
 
 
-def read_and_say(source: RecordSource, data: Data | None = None, *, public: bool = False) -> tuple[Records, str]:
-    """What ``read`` returns, and how texts were made of rows, one of ``fields.WAYS``. Raises as it does."""
+def read_and_say(
+    source: RecordSource, data: Data | None = None, *, public: bool = False
+) -> tuple[Records, RecordMaker]:
+    """What ``read`` returns, and the maker, which says how texts were made of rows. Raises as it does."""
     found = checked(source, rows_of(source, source.data if data is None else data))
     maker = RecordMaker(source, found.file, found.columns, found.first_row, found.table, public)
-    return tuple(maker.record(number, row) for number, row in found.rows), maker.way
+    return tuple(maker.record(number, row) for number, row in found.rows), maker
 
 
 def read_sides(source: RecordSource) -> Sides:
@@ -72,12 +81,14 @@ def read_sides(source: RecordSource) -> Sides:
     Raises: ConfigError and DataError as ``read``; ConfigError if a side that is asked for stays empty.
     """
     public = () if source.public is None else read(source, source.public, public=True)
-    whole, way = read_and_say(source)
+    whole, maker = read_and_say(source)
+    said: dict[str, Any] = {name: getattr(maker, name) for name in ("way", "alike", "unread", "unread_later")}
     if isinstance(source.split, Fractions):
-        return replace(_deal(source, source.split, whole), public=public, way=way)
+        dealt = _deal(source, source.split, whole)
+        return replace(dealt, public=public, **said)
     given = {name: getattr(source.split, name) for name in ("eval", "test")}
-    others = {name: read(source, data) for name, data in given.items() if data is not None}
-    return Sides(whole, public=public, way=way, **others)
+    others: dict[str, Any] = {name: read(source, data) for name, data in given.items() if data is not None}
+    return Sides(whole, public=public, **said, **others)
 
 
 def _deal(source: RecordSource, split: Fractions, whole: Records) -> Sides:

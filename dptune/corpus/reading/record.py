@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
-import math
-import unicodedata
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from hashlib import blake2b, sha256
 from typing import Any
+
+from dptune.corpus.reading.spelling import is_missing, spelled
+
+#: Columns that a chat template is given beside the messages, as TRL's ``SFTTrainer`` (but for ``documents``) does.
+TEMPLATE_INPUTS = ("tools", "documents", "chat_template_kwargs")
 
 
 @dataclass(frozen=True)
@@ -28,9 +31,31 @@ class PromptTarget:
 
 @dataclass(frozen=True)
 class Chat:
-    """Messages, each with at least ``role`` and ``content``, which the tokenizer's own chat template renders."""
+    """Messages, which the tokenizer's own chat template renders.
+
+    Attributes:
+        messages: each has at least ``role`` and ``content``; one with ``tool_calls`` may have no content.
+        inputs: what the template is given beside the messages, by the names in ``TEMPLATE_INPUTS``.
+        prompt: number of messages that are the prompt of a completion: all that follows them is learned, and nothing
+            of them. 0: what assistants say is learned.
+    """
 
     messages: tuple[Mapping[str, Any], ...] = field(repr=False)
+    inputs: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    prompt: int = 0
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The inputs as options of ``apply_chat_template``, for every rendering of this chat or of a part of it."""
+        own = self.inputs.get("chat_template_kwargs", {})
+        return {name: value for name, value in self.inputs.items() if name != "chat_template_kwargs"} | dict(own)
+
+    @property
+    def stored(self) -> Any:
+        """The chat as JSON can hold it: its messages alone where it has nothing else."""
+        if not (self.inputs or self.prompt):
+            return self.messages
+        return {"messages": self.messages, "inputs": self.inputs, "prompt": self.prompt}
 
 
 @dataclass(frozen=True)
@@ -64,21 +89,17 @@ class Record:
 
 
 def unit_key(value: object) -> int | None:
-    """The key of the unit that a column's value names; None for a missing value.
+    """The key of the unit that a column's value names, by its one spelling; None for a missing value.
 
-    Spaces at the ends, the Unicode form of a letter, and whether a whole number is written as 7, "7" or 7.0 make no
-    difference. One person under two keys would be two units, each protected by itself, and the person would not be.
-
-    Raises: TypeError for a value that is neither text nor a number.
+    Raises: TypeError as ``spelled``.
     """
-    if isinstance(value, bool) or not isinstance(value, str | int | float | None):
-        raise TypeError(type(value).__name__)
-    if value is None or (isinstance(value, float) and not math.isfinite(value)):
-        return None
-    if isinstance(value, float) and value.is_integer():
-        value = int(value)
-    name = unicodedata.normalize("NFC", str(value)).strip()
-    return _key(b"unit", name) if name else None
+    name = spelled(value)
+    return None if name is None or is_missing(name) else name_key(name)
+
+
+def name_key(name: str) -> int:
+    """The key of a unit by its one spelling, which is not that of a missing value."""
+    return _key(b"unit", name)
 
 
 def row_key(content: Content, own_id: str | None = None) -> int:
@@ -86,7 +107,7 @@ def row_key(content: Content, own_id: str | None = None) -> int:
 
     Equal records without ids share a key, so that they fall on one side of a split; there each is still its own unit.
     """
-    said = content.messages if isinstance(content, Chat) else tuple(vars(content).values())
+    said = content.stored if isinstance(content, Chat) else tuple(vars(content).values())
     return _key(b"row", json.dumps([type(content).__name__, said, own_id], sort_keys=True, default=str))
 
 
@@ -102,7 +123,11 @@ def fingerprint(records: Iterable[Record]) -> str:
     Neither their order nor the split changes it, nor the order of the names in a chat's messages, which a table or
     another writer of JSON changes.
     """
-    contents = ({name: _in_one_order(value) for name, value in vars(record.content).items()} for record in records)
+    contents = (
+        # a chat without inputs and prompt has the digest that it had before chats had any
+        {name: _in_one_order(value) for name, value in vars(record.content).items() if value or type(value) is str}
+        for record in records
+    )
     total = sum(int.from_bytes(sha256(repr(content).encode()).digest()) for content in contents)
     return sha256(str(total).encode()).hexdigest()
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -149,8 +151,13 @@ def as_text(record: Record) -> str:
     if isinstance(content, Text):
         return content.text
     if isinstance(content, Chat):
-        return "\n".join(f"{message['role']}: {message['content']}" for message in content.messages)
+        return "\n".join(f"{message['role']}: {_said(message)}" for message in content.messages)
     return " => ".join(vars(content).values())
+
+
+def _said(message: Mapping[str, Any]) -> str:
+    """What a message says; without any text, the tools that it calls."""
+    return message.get("content") or json.dumps(message.get("tool_calls", ""), ensure_ascii=False, default=str)
 
 
 def _sample(record: Record) -> str:

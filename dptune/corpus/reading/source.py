@@ -9,13 +9,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from dptune.corpus.reading.formats import ENDINGS, FORMATS, Format
+from dptune.corpus.reading.formats import ENDINGS, FORMATS, Format, ending_of
 from dptune.corpus.reading.template import TEXT, template_columns
 from dptune.errors import ConfigError
 from dptune.files import sha256
 
-#: A path or a hub name; or rows: mappings from column to value, such as a list of dicts or a ``datasets.Dataset``.
+#: A path or a hub name; or rows: mappings from column to value, such as a list of dicts or a ``datasets.Dataset``; or a
+#: ``pandas.DataFrame`` or ``pyarrow.Table``.
 Data = str | Path | Iterable[Mapping[str, Any]]
+
+#: What the records of a text file may be.
+RecordsAre = Literal["lines", "paragraphs"]
 
 #: A commit of the hub.
 COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -68,7 +72,7 @@ class RecordSource:
         unit: the column whose values name units of privacy; None: every record is a unit of its own.
         id: the column of the records' own ids, which must be distinct.
         records_are: the records of a text file: "lines", or "paragraphs" between empty lines, whose white space becomes
-            single spaces. None takes paragraphs if any line is empty, and refuses a file where that looks accidental.
+            single spaces. None takes either, and refuses a file in which they are different records.
         made_by: the benchmark whose function made the rows (``source``) and those of its options that decide what is
             written in a text; empty for other rows. Public.
         revision: the 40-digit commit of a hub data set.
@@ -87,7 +91,7 @@ class RecordSource:
     label: str | None = None
     unit: str | None = None
     id: str | None = None
-    records_are: Literal["lines", "paragraphs"] | None = None
+    records_are: RecordsAre | None = None
     revision: str | None = None
     part: str = "train"
     made_by: Mapping[str, str] = field(default_factory=dict)
@@ -123,7 +127,7 @@ class RecordSource:
 
         Raises: ConfigError if neither decides it, or if ``format`` is text and the ending is that of another format.
         """
-        by_ending = ENDINGS.get(path.suffix.lower())
+        by_ending = ENDINGS.get(ending_of(path))
         if self.format == "text" and by_ending not in (None, "text"):
             problem = f"is text, and {path.name} is {FORMATS[by_ending].title} by its ending"
             raise ConfigError("data.format", problem, fix=f"use {by_ending}, or give the file another ending")

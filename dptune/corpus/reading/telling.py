@@ -16,12 +16,7 @@ def checked(source: RecordSource, found: Rows) -> Rows:
 
     A table's missing value is written "unknown" beside others; where all are missing, only names of columns would be
     learned.
-
-    Raises: DataError for a table whose values are separated by tabs and were read as if by commas.
     """
-    if found.table and len(found.columns) == 1 and "\t" in found.columns[0]:
-        problem = "looks tab-separated, and is read as separated by commas"
-        raise DataError(problem, fix="rename it to end in .tsv", file=found.file, row=1)
     if way_of(source, found.file, found.columns, found.first_row, found.table) != "columns":
         return found
     columns = [name for name in found.columns if name not in (source.unit, source.id, source.label)]

@@ -10,11 +10,10 @@ from dptune.corpus.reading.rows import Rows, read_text
 from dptune.corpus.reading.source import RecordSource
 from dptune.errors import DataError
 
-#: Mean number of lines in a paragraph from which on a file probably has one record on each line, and a stray empty
-#: line.
-_LINES_OF_A_PARAGRAPH = 20
 #: Recognition of JSON and tables: number of lines to look at, number of them that must match, least number of fields.
 _LOOKED_AT, _ENOUGH, _FIELDS = 50, 5, 3
+#: A line of names alone, as a table's header is.
+_HEADER = re.compile(r'"?\w+"?(?:([,;\t|])"?\w+"?)+')
 
 
 def text_rows(source: RecordSource, path: Path) -> Rows:
@@ -55,16 +54,22 @@ def _paragraphs(lines: Sequence[str]) -> Iterator[tuple[int, str]]:
 
 
 def _refuse_joined_records(path: Path, lines: Sequence[str]) -> None:
-    """Refuse a file in which a stray empty line may have turned many one-line records into two long paragraphs."""
+    """Refuse a file of which lines and paragraphs are different records: an empty line here and there may mean nothing,
+    and would join all records between two of them. No share of empty lines tells which they are.
+    """
     paragraphs, filled = len(list(_paragraphs(lines))), sum(bool(line.strip()) for line in lines)
-    if filled > _LINES_OF_A_PARAGRAPH * paragraphs:
+    if filled > paragraphs:
         row = 1 + next(number for number, line in enumerate(lines) if not line.strip())
-        problem = f"has {filled} lines and {paragraphs} paragraphs, so an empty line may have joined records"
+        problem = f"has {filled} lines and {paragraphs} paragraphs, and either could be the records"
         raise DataError(problem, fix="choose data.records_are lines, or paragraphs", file=path, row=row)
 
 
 def _refuse_other_formats(path: Path, every: Sequence[str], *, way_is_chosen: bool) -> None:
     lines = [line for line in every[:_LOOKED_AT] if line.strip()]
+    header = None if way_is_chosen or len(lines) < 2 else _HEADER.fullmatch(lines[0])
+    if header is not None and all(header[1] in line for line in lines):
+        fix = "use data.format table; or data.records_are lines (or paragraphs), if it is text"
+        raise DataError("begins with names of columns and is read as text", fix=fix, file=path, row=1)
     if len(lines) < _ENOUGH:
         return
     if all(re.fullmatch(r"\s*\{.*\}\s*", line) for line in lines):

@@ -82,7 +82,7 @@ def train(
         state, points = _load(directory) if RunFolder(directory).progress.exists() else (learner.start(), [])
         register, streams, last_save = UserRegister(), streams_of(environment, training), time.monotonic()
         _save(directory, state, points, ledger.releases)  # an unwritable disk must fail before anything is charged
-        for number, release in updates_left(ledger, method, training.updates, entropy):
+        for number, release in updates_left(ledger, method, training.updates, training.users, entropy):
             state = step(learner, state, number, streams, register, release)
             if (number + 1) % training.evaluate_every == 0:
                 points.append(evaluate(environment, learner, state, number + 1))

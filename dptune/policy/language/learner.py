@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -75,13 +76,13 @@ class LanguageLearner:
         self.policy, self.lexicon, self.method, self.bandit = policy, lexicon, method, bandit
         self.radius = bandit.clip_radius(method.noise_multiplier, policy.factors.size)
 
-    def uniforms(self, stream: int, numbers: list[int]) -> torch.Tensor:
+    def uniforms(self, stream: int, numbers: Sequence[int]) -> torch.Tensor:
         """Draw (N, new) uniform numbers in [0, 1), from which the users with these numbers sample their tokens.
 
         A row depends on the public seed, the stream and its user's number alone, so no user moves another's sample.
         """
         seed, length = self.bandit.seed, self.bandit.new_tokens
-        rows = [np.random.default_rng([seed, stream, number]).random(length) for number in numbers]
+        rows = [np.random.default_rng([seed, stream, number % 2**64]).random(length) for number in numbers]
         return torch.from_numpy(np.stack(rows))
 
     @torch.no_grad()
@@ -113,8 +114,7 @@ class LanguageLearner:
         Args:
             vector: (size,) released adapter.
             baseline: reward that is subtracted from each user's; public.
-            present: (K,) whether there is a user in the slot; the update of an empty slot is zero. None means that no
-                slot is empty.
+            present: (K,) whether the user takes part; the update of one who does not is zero. None: all do.
 
         Returns: (K, size) updates of l2 norm at most ``self.radius``.
         """

@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from dptune.errors import ConfigError
 
@@ -41,26 +43,35 @@ class Prompts:
     def __getitem__(self, rows: Any) -> Prompts:
         return Prompts(self.ids[rows], self.mask[rows])
 
+    def __add__(self, others: Prompts) -> Prompts:
+        return Prompts(torch.cat([self.ids, others.ids]), torch.cat([self.mask, others.mask]))
+
 
 @dataclass(frozen=True)
 class Stream:
-    """Users in the order in which they arrive, K in each update. Private, except the number of slots.
+    """N users, and the update that each takes part in. Private, with N and the number of users of an update.
 
     Attributes:
-        ids: numbers of the users; no number may occur twice.
+        keys: (N,) the users' own keys, which decide the random numbers of their samples; equal ones sample alike.
         prompts: prompts of the users.
-        present: (N,) whether there is a user in the slot; an empty slot adds nothing.
+        updates: (N,) number of each user's update. It must be a function of the user's own key and of public values,
+            as ``dptune.training.groups.turns_of`` is: then no user who leaves moves another.
+        present: (N,) whether the user takes part; one who does not adds nothing.
 
-    Raises: ConfigError if the three differ in length.
+    Raises: ConfigError if the four differ in length.
     """
 
-    ids: tuple[int, ...] = field(repr=False)
+    keys: NDArray[np.int64] = field(repr=False)
     prompts: Prompts
+    updates: NDArray[np.int64] = field(repr=False)
     present: torch.Tensor = field(repr=False)
 
     def __post_init__(self) -> None:
-        if not len(self.ids) == len(self.prompts) == len(self.present):
-            problem = (
-                f"{len(self.ids)} users, {len(self.prompts)} prompts and {len(self.present)} coins differ in number"
-            )
-            raise ConfigError("users", problem, fix="give every slot one of each")
+        counts = [len(self.keys), len(self.prompts), len(self.updates), len(self.present)]
+        if len(set(counts)) != 1:
+            problem = "{} users, {} prompts, {} updates and {} coins differ in number".format(*counts)
+            raise ConfigError("users", problem, fix="give every user one of each")
+
+    def of_update(self, number: int) -> NDArray[np.int64]:
+        """Rows of the users of update ``number``. Private."""
+        return np.flatnonzero(self.updates == number)

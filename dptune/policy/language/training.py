@@ -13,19 +13,21 @@ the continuations sampled from them (spec dp-policy-gradient.md, section 7).
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import torch
 
-from dptune.errors import ConfigError
+from dptune.errors import ConfigError, first_line
 from dptune.policy.language.learner import USERS, Figures, LanguageLearner
 from dptune.policy.language.prompts import Prompts, Stream
 from dptune.policy.learner import ReleaseMeans, updates_left
-from dptune.policy.met import UserRegister
 from dptune.policy.method import NAME
-from dptune.policy.opening import digest_of, is_finished, open_ledger, read_progress, save_progress
+from dptune.policy.opening import is_finished, open_ledger, read_progress, save_progress
 from dptune.privacy.entropy import Entropy
+from dptune.privacy.ledger import Booked
+from dptune.privacy.ledger_file import first_header
 from dptune.privacy.run_folder import RunFolder
 from dptune.privacy.run_header import RunHeader
 from dptune.progress import progress
@@ -64,50 +66,51 @@ def train(
     directory: Path,
     entropy: Entropy,
     on_point: Callable[[Figures], None] = lambda point: None,
+    booked: Booked = nullcontext,
 ) -> tuple[LanguageState, list[Figures]]:
     """Train an adapter on a stream of users, or resume the run in ``directory``; a finished run is only read.
 
-    Guarantee: the run is (certified epsilon, delta)-DP for one user whose slot becomes empty; replacing the user by
-    another one may move it twice as far. Every adapter of the run is a function of public values and of the releases in
-    its ledger, each of which was charged before it was made. A user is a fixed response to the policies that they get
-    (spec dp-policy-gradient.md, section 5.5), and no other user sees their continuation. Private: ``users``, and the
-    updates that they compute. Public: all else, the number of slots and the curve included.
+    Guarantee: the run is (certified epsilon, delta)-DP for one user who leaves or joins, if the user's own key decides
+    the update (``Stream.updates``); replacing the user by another one may move it twice as far. Every adapter of the
+    run is a function of public values and of the releases in its ledger, each of which was charged before it was made.
+    A user is a fixed response to the policies that they get (spec dp-policy-gradient.md, section 5.5), and no other
+    user sees their continuation. Private: ``users``, how many come to an update, and what they compute. Public: all
+    else, the divisor K and the curve included.
 
     Args:
-        users: stream of updates * K users, the first K of whom are in the first update, and so on.
+        users: users with the number of each one's update; those of no update of the run have no part in it.
         public: simulated prompts, whose mean reward is the baseline.
         held_out: other simulated prompts, for the curve.
         header: header of the run's ledger.
         directory: receives ledger.jsonl, state.safetensors and progress.json.
         entropy: source of the noise.
         on_point: called with every point of the curve after the first.
+        booked: makes the context in which a new ledger gets its first line, after all that may refuse the run.
 
     Returns: the released state, and the learning curve.
 
-    Raises: ConfigError, LedgerError, BudgetError; UserReuseError if a user would be in two updates.
+    Raises: ConfigError, LedgerError, BudgetError.
     """
     bandit, method = learner.bandit, learner.method
-    if len(users.ids) != bandit.users * bandit.updates:
-        problem = f"{len(users.ids)} users do not fill {bandit.updates} updates of {bandit.users}"
-        raise ConfigError("users", problem, fix="give one user for each slot")
-    if (header.mechanism, header.units) != (NAME, len(users.ids)):
-        raise ConfigError(
-            "header.units",
-            "does not describe this stream of users",
-            fix=f"give mechanism {NAME} and the number of slots",
-        )
-    # Check the whole stream before anything is charged, the users of a process that died included.
-    UserRegister().admit(users.ids)
-    schedule = {**asdict(method), **asdict(bandit), "order": digest_of(users.ids)}
+    if header.mechanism != NAME:
+        raise ConfigError("header.mechanism", f"is {header.mechanism!r}", fix=f"give {NAME}")
+    begun = first_header(RunFolder(directory).ledger)
+    if begun is not None and begun.run_id != header.run_id:  # users are dealt by it: some would be in two updates
+        problem = f"is {header.run_id!r}, and the run in {directory} began as {begun.run_id!r}"
+        raise ConfigError("header.run_id", problem, fix="resume it under its own id, or take another folder")
+    # The schedule holds no user's key: anybody could test a guess of the users against its digest. A user's update
+    # follows from the user's own key and the run's id, so that a resumed run puts nobody into a second update.
+    schedule = {**asdict(method), **asdict(bandit)}
     if is_finished(directory, header, schedule):
         return _load(directory)
-    with open_ledger(directory, header, method.planned(bandit.updates), schedule, entropy) as ledger:
+    rehearse(learner, public)
+    with open_ledger(directory, header, method.planned(bandit.updates), schedule, entropy, booked) as ledger:
         resumes = RunFolder(directory).progress.exists()
         state, points = _load(directory) if resumes else (LanguageState(learner.policy.start), [])
         points = points or [learner.evaluate(state.adapter, held_out, 0)]
         start = ledger.releases
         _save(directory, state, points, start)  # an unwritable disk must fail before anything is charged
-        updates = updates_left(ledger, method, bandit.updates, entropy)
+        updates = updates_left(ledger, method, bandit.updates, bandit.users, entropy)
         for number, release in progress(updates, "updates", total=bandit.updates, initial=start):
             step(learner, state, number, users, public, release)
             if (number + 1) % bandit.evaluate_every == 0 or number + 1 == bandit.updates:
@@ -116,6 +119,22 @@ def train(
             _save(directory, state, points, ledger.releases)
         ledger.finish()
     return state, points
+
+
+def rehearse(learner: LanguageLearner, public: Prompts) -> None:
+    """Compute the update of one simulated user. Reads no private prompt.
+
+    Raises: ConfigError for a model that cannot: a run would be booked, and charged, before it failed.
+    """
+    start = learner.policy.start
+    try:
+        found = learner.updates(start, learner.simulate(start, public[:1], 0), 0.0)
+    except Exception as error:  # each model has its own way to fail
+        problem = f"no update of a simulated user can be computed ({type(error).__name__}: {first_line(error)})"
+        raise ConfigError("model", problem, fix="check its files, or train another model") from error
+    if not bool(torch.isfinite(found).all()):
+        problem = "computes an update of a simulated user that is not finite"
+        raise ConfigError("model", problem, fix="check its weights and config.json")
 
 
 def step(
@@ -127,10 +146,20 @@ def step(
     release: ReleaseMeans,
 ) -> None:
     """Run update ``number``: roll out its users, release the mean of their updates, and move the adapter by it."""
-    slots = list(range(number * learner.bandit.users, (number + 1) * learner.bandit.users))
     baseline = float(learner.simulate(state.adapter, public, number).rewards.mean())
-    rollouts = learner.respond(state.adapter, users.prompts[slots], learner.uniforms(USERS, slots))
-    updates = learner.updates(state.adapter, rollouts, baseline, users.present[slots])
+    rows, count = users.of_update(number), learner.bandit.users
+    blocks = [learner.policy.start.new_zeros(0, learner.policy.factors.size, dtype=torch.float64)]
+    # K rows at a time, filled up with a simulated prompt: if their number changed a shape, and with it a kernel, one
+    # user would change the others' numbers.
+    for first in range(0, len(rows), count):
+        some = rows[first : first + count]
+        blank = [0] * (count - len(some))
+        prompts = users.prompts[some] + public[blank]
+        numbers = [*users.keys[some].tolist(), *blank]
+        present = torch.cat([users.present[some], torch.zeros(len(blank), dtype=torch.bool)])
+        rollouts = learner.respond(state.adapter, prompts, learner.uniforms(USERS, numbers))
+        blocks.append(learner.updates(state.adapter, rollouts, baseline, present)[: len(some)])
+    updates = torch.cat(blocks)
     (mean,) = release([updates], [learner.radius])
     state.adapter, state.means[number] = state.adapter + learner.bandit.server_step * mean, mean
 

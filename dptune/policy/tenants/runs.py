@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -25,6 +25,7 @@ from dptune.training.model import attach_lora
 from dptune.training.per_sample import lora_pairs
 from dptune.training.run import StepReport
 from dptune.training.spec import RunSpec, TrainingPlan, header_of
+from dptune.units import RECORD
 
 _HELD_OUT = 4  # on average, one in four of a tenant's units is held out
 
@@ -37,11 +38,14 @@ class Tenant:
         number: number of the tenant; negative for a public one.
         train: records to fine-tune on.
         held_out: records to measure the loss on.
+        keys: (records,) own key of each record of ``train``, by which correlated noise deals it into a group; None for
+            a tenant whose runs have independent noise alone.
     """
 
     number: int
     train: Tokens
     held_out: Tokens
+    keys: NDArray[np.integer[Any]] | None = field(default=None, repr=False)
 
     @property
     def is_null(self) -> bool:
@@ -93,7 +97,8 @@ def tenants_of(tokens: Tokens, keys: NDArray[np.int64], count: int) -> list[Tena
         # The remainder of the hash chose the tenant, so the quotient must choose the held-out units: by the remainder
         # again, all units of some tenants would be held out, and none of others.
         held_out = hash_keys(keys[members]) // np.uint64(count) % np.uint64(_HELD_OUT) == 0
-        tenants.append(Tenant(number, select(members[~held_out]), select(members[held_out])))
+        trained = members[~held_out]
+        tenants.append(Tenant(number, select(trained), select(members[held_out]), keys[trained]))
     return tenants
 
 
@@ -156,7 +161,7 @@ def fine_tune(
     Returns: the model, and the three epsilons of the run for one record.
     """
     count = len(tenant.train.rows)
-    units = PrivacyUnits.of("record", np.arange(count), 1)
+    units = PrivacyUnits.records(count) if tenant.keys is None else PrivacyUnits.of(RECORD, tenant.keys, 1)
     header = header_of(mechanism, units, entropy, delta=setting.delta, epsilon=epsilon, data=setting.data)
     model = attach_lora(copy.deepcopy(setting.base), setting.lora, seed)
     plan = replace(setting.plan, expected_batch_size=setting.plan.sample_rate * count)

@@ -25,7 +25,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import torch
-from safetensors.torch import load_file
 
 from dptune.errors import ConfigError
 from dptune.mechanisms.linear_agent import FEATURES, OUTPUTS, PARAMETERS, initial_parameters
@@ -35,7 +34,7 @@ from dptune.policy.learner import updates_left
 from dptune.policy.local import normalise_advantages
 from dptune.policy.met import UserRegister
 from dptune.policy.method import NAME, PUBLISHED_ACCOUNTANT, Dppg
-from dptune.policy.opening import digest_of, open_ledger, save_state
+from dptune.policy.opening import open_ledger, save_state
 from dptune.policy.policies import Linear, Policy
 from dptune.policy.tenants.experience import Experience, experience_of, experience_or_none
 from dptune.policy.tenants.runs import CalibratedEntry, Setting, Tenant, calibrate_entry
@@ -45,6 +44,7 @@ from dptune.privacy.ledger import Ledger
 from dptune.privacy.release import Composition
 from dptune.privacy.run_folder import RunFolder
 from dptune.privacy.run_header import RunHeader
+from dptune.training.weight_files import read_tensors
 
 #: The agent of ``dptune.mechanisms.linear_agent``, as DP policy gradient trains it.
 POLICY = Policy(Linear(len(FEATURES), len(OUTPUTS)), len(OUTPUTS), continuous=True)
@@ -89,7 +89,7 @@ def meta_train(
             _rehearse(setting, parameters, method, training)
         # An unwritable disk must fail before anything is charged.
         save_state(state, {"parameters": parameters}, ledger.releases)
-        for number, release in updates_left(ledger, method, updates, entropy):
+        for number, release in updates_left(ledger, method, updates, count, entropy):
             experiences: list[Experience | None] = []
             with _start_from(setting, parameters, method, training) as entry:
                 for tenant in tenants[number * count : (number + 1) * count]:
@@ -141,7 +141,8 @@ def _open(
         data=setting.data,
         leaks=entropy.leaks,
     )
-    order = digest_of([tenant.number for tenant in tenants])
+    # A tenant's number is public: a hash deals the units into groups, and the number is the group's.
+    order = [tenant.number for tenant in tenants]
     schedule = {"method": asdict(method), "training": asdict(training), "order": order}
     return open_ledger(directory, header, method.planned(training.updates), schedule, entropy)
 
@@ -149,7 +150,7 @@ def _open(
 def _load(directory: Path) -> torch.Tensor:
     """Parameters that the training in ``directory`` saved last, or the initial ones."""
     file = RunFolder(directory).state
-    return load_file(file)["parameters"] if file.exists() else initial_parameters()
+    return read_tensors(file)["parameters"] if file.exists() else initial_parameters()
 
 
 def _as_policy(

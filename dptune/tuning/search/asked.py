@@ -12,6 +12,8 @@ from dptune.tuning.search.settings import SearchSettings
 
 #: Settings that change no result.
 FREE = ("device", "rows", "gradient_checkpointing")
+#: Settings of earlier versions, which changed no result either.
+_GONE = {"cut_records"}
 
 
 def asked_of(prepared: PreparedRun, asked: SearchSettings, salt: str) -> dict[str, Any]:
@@ -23,6 +25,7 @@ def asked_of(prepared: PreparedRun, asked: SearchSettings, salt: str) -> dict[st
     found = {
         "model": prepared.base.identity,
         "records": prepared.digest(salt),
+        "keys": prepared.digest_of_keys(salt),
         "unit": prepared.units.kind,
         "search": asked.to_json(),
         **settings,
@@ -31,5 +34,6 @@ def asked_of(prepared: PreparedRun, asked: SearchSettings, salt: str) -> dict[st
 
 
 def changes(known: Mapping[str, Any], now: Mapping[str, Any]) -> str:
-    """The names of what differs, as a list in a text; empty where nothing does."""
-    return ", ".join(sorted(name for name in {*now, *known} if now.get(name) != known.get(name)))
+    """The names of what differs, as a list in a text; empty where nothing does. Earlier versions knew no ``keys``."""
+    known = {"keys": now.get("keys"), **known}
+    return ", ".join(sorted(name for name in {*now, *known} - _GONE if now.get(name) != known.get(name)))

@@ -1,22 +1,38 @@
 """Trains and scores the candidates of a search, some at a time over one frozen base.
 
-A candidate is a run of its own: ledger, noise, coins, controller, checkpoint. What fails in a pass that several share
-is nobody's failure, so each of them then goes on alone; a candidate that fails alone counts, with the worst score, and
-is never drawn again: that would condition the law of the number of candidates on success.
+A candidate is a run of its own: ledger, noise, coins, controller, checkpoint. What becomes of one never follows from
+how many there are, for the price holds for candidates that are independent and alike whatever their number. So every
+pass, of several candidates or of one, has the same rule:
+
+    an error of the candidate's own     counts at once, with the worst score. Resumed, it might win by fresh noise
+    an error of the pass                the candidate goes on alone, once; a crash that repeats then counts
+    memory that is full, a GPU's fault  the same; the second time it ends the search, which goes on later
+    disk, ledger, settings              end the search, which goes on later
+
+A candidate that failed is never drawn again: that would condition the law of their number on success. Nor is one whose
+files were removed; see ``journal``.
 """
 
 from __future__ import annotations
 
-import json
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from dptune.errors import DivergedError, FullDeviceError, is_out_of_memory
-from dptune.files import PRIVATE_DIRECTORY, PRIVATE_FILE, private_directory, write_json
+from dptune.errors import DivergedError, DptuneError, FullDeviceError, is_of_device, is_out_of_memory
+from dptune.files import (
+    PRIVATE_DIRECTORY,
+    PRIVATE_FILE,
+    DamagedFileError,
+    fsync_directory,
+    private_directory,
+    sha256,
+)
 from dptune.mechanisms.planning import Calibrated, planned
 from dptune.privacy.budget_gate import BudgetError
 from dptune.privacy.certificate import SCORE_LEDGER, ScoreTerms, SearchCertificate, exceeds
@@ -26,6 +42,7 @@ from dptune.privacy.ledger_file import LedgerError, discard_unborn, is_complete,
 from dptune.privacy.release import Release
 from dptune.privacy.run_folder import RunFolder
 from dptune.privacy.run_header import RunHeader
+from dptune.privacy.set_aside import read_acknowledged
 from dptune.training.checkpoints import CheckpointError
 from dptune.training.data import PrivacyUnits, Tokens
 from dptune.training.evaluation import mean_loss
@@ -34,17 +51,20 @@ from dptune.training.model import attach_lora
 from dptune.training.opening import open_run
 from dptune.training.run import Run
 from dptune.training.spec import RunSpec
-from dptune.training.together import shared_copy, train_together
+from dptune.training.together import rehearse_pass, shared_copy, train_together
 from dptune.tuning.deliverable import write_weights
 from dptune.tuning.prepare import PreparedRun, trained_schedule
+from dptune.tuning.search.journal import Journal, LostError
 from dptune.tuning.search.kinds import build_mechanism, candidate_schedule, settings_of
 from dptune.tuning.search.plan import Drawn, Plan, PlanError
-from dptune.tuning.search.score import Array, noisy_score, unit_losses
+from dptune.tuning.search.score import Array, draw_noise, noisy_score, unit_losses
 from dptune.tuning.weights import partial_of
 
 _CRASH = "crash: "
+#: Errors that follow from a candidate's own releases.
+_OWN = (DivergedError, BudgetError)
+_DISK = (OSError, LedgerError, CheckpointError, DamagedFileError, PlanError)
 Kinds = tuple[tuple[float, tuple[tuple[Release, int], ...]], ...]
-OUTCOME = "outcome.json"
 #: Folder of the candidates within the working folder, whose own number of links and times every user can read.
 CANDIDATES = "candidates"
 
@@ -64,18 +84,21 @@ class SearchRun:
     plan: Plan
     terms: ScoreTerms
     folder: Path
+    journal: Journal = field(repr=False)
     weights: Any = field(repr=False)
     scored: tuple[Tokens, PrivacyUnits] | None = field(repr=False)
     before: Array | None = field(repr=False)
     kinds: Kinds = ()
 
     @classmethod
-    def open(cls, prepared: PreparedRun, plan: Plan, certificate: SearchCertificate, folder: Path) -> SearchRun:
-        """Load the base, and compute its losses on the units that score."""
-        weights = prepared.base.load()
+    def open(
+        cls, prepared: PreparedRun, plan: Plan, certificate: SearchCertificate, folder: Path, weights: Any
+    ) -> SearchRun:
+        """Compute the base model's losses on the units that score."""
         scored = scored_units(prepared, terms := certificate.score)
         before = None if scored is None else unit_losses(weights, *scored, prepared.settings.rows)
-        return cls(prepared, plan, terms, folder, weights, scored, before, certificate.kinds)
+        journal = Journal(folder, plan.id)
+        return cls(prepared, plan, terms, folder, journal, weights, scored, before, certificate.kinds)
 
     def folder_of(self, candidate: Drawn) -> RunFolder:
         """The working folder of a candidate."""
@@ -100,8 +123,10 @@ def prepared_candidate(shared: SearchRun, candidate: Drawn) -> PreparedRun:
     settings = settings_of(prepared.settings, candidate.options)
     schedule = candidate_schedule(settings, prepared.base, len(prepared.units))
     noise = shared.plan.kinds[candidate.kind][1]
-    mechanism = Calibrated(build_mechanism(settings, prepared.base, schedule, noise))
-    if exceeds(planned(mechanism.mechanism, schedule.priced), shared.kinds[candidate.kind][1]):
+    kind = shared.kinds[candidate.kind][1]
+    made = build_mechanism(settings, prepared.base, schedule, noise)
+    mechanism = Calibrated(replace(made, dealt_by=kind[0][0].dealt_by))  # "rank" in a search of an earlier version
+    if exceeds(planned(mechanism.mechanism, schedule.priced), kind):
         problem = f"{shared.folder}: a candidate would release more than the certificate prices"
         raise PlanError(f"{problem}. Fix: restore plan and certificate, or give another folder, which spends again.")
     trained = trained_schedule(settings, prepared.base, len(prepared.units), mechanism.mechanism)
@@ -109,17 +134,18 @@ def prepared_candidate(shared: SearchRun, candidate: Drawn) -> PreparedRun:
 
 
 def run_candidates(shared: SearchRun, candidates: Sequence[Drawn]) -> None:
-    """Train and score candidates until each has an outcome, together and then alone where the shared pass failed.
+    """Train and score candidates until each has an outcome.
 
-    Raises: OSError, FullDeviceError, LedgerError and CheckpointError, which are the machine's and not a candidate's;
-        KeyboardInterrupt when stopped. The search then goes on from what is on disk.
+    Raises: OSError, and DptuneError such as FullDeviceError, which are the machine's or the settings' and no
+        candidate's; KeyboardInterrupt when stopped. The search then goes on from what is on disk.
     """
     waiting = [candidate for candidate in candidates if _outcome(shared, candidate) is None]
+    again: set[tuple[str, bool]] = set()  # candidates whose pass failed once, and whether a GPU did
     if len(waiting) > 1 and shared.prepared.settings.task == "generate":
-        _train_shared(shared, waiting)
+        _train_shared(shared, waiting, again)
     for candidate in waiting:
-        if _outcome(shared, candidate) is None:
-            _train_alone(shared, candidate)
+        while _outcome(shared, candidate) is None:
+            _train_alone(shared, candidate, again)
 
 
 def score_of(shared: SearchRun, candidate: Drawn) -> float:
@@ -136,89 +162,171 @@ def crashed(shared: SearchRun, candidate: Drawn) -> bool:
 
 
 def _outcome(shared: SearchRun, candidate: Drawn) -> dict[str, Any] | None:
-    path = shared.folder_of(candidate).path / OUTCOME
-    return dict(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else None
+    return shared.journal.outcomes.get(candidate.name)
+
+
+def _check_kept(shared: SearchRun, candidate: Drawn) -> None:
+    """Check that a candidate without an outcome is what its process left, and nothing of it was removed since.
+
+    Raises: LostError if a file is missing without which it would be drawn again; see ``journal``.
+    """
+    folder, begun = shared.folder_of(candidate), candidate.name in shared.journal.begun
+    if not folder.has_begun:
+        if begun:
+            raise LostError(folder.ledger, "is missing or empty, and its candidate began: it would be drawn again")
+        return
+    contents = read_acknowledged(folder.ledger)
+    if contents.complete or (contents.releases and not begun):
+        raise LostError(shared.journal.path, f"lacks lines about {folder.path.name}, whose ledger has what they tell")
+    if contents.releases and not folder.checkpoint.exists():
+        raise LostError(folder.checkpoint, f"is missing, and {contents.releases} releases made it")
+    shared.journal.begin(candidate.name)
+
+
+@contextmanager
+def _begun(shared: SearchRun, candidate: Drawn) -> Iterator[None]:
+    """Context in which the first line of a candidate's ledger is written; then the journal says so."""
+    fsync_directory(shared.folder / CANDIDATES)  # or a power cut could leave the line and not the folder
+    yield
+    shared.journal.begin(candidate.name)
 
 
 def _spec(shared: SearchRun, candidate: Drawn, own: PreparedRun) -> RunSpec:
     base = own.base
     model = attach_lora(shared_copy(shared.weights), base.lora, own.settings.seed, base.head)
     header = replace(own.header, search=shared.plan.id, run_id=candidate.name)
-    return RunSpec(model, own.tokens, own.units, own.mechanism.mechanism, own.plan, header, public=own.public)
+    on_failure, booked = partial(_count_own, shared, candidate), partial(_begun, shared, candidate)
+    return RunSpec(
+        model,
+        own.tokens,
+        own.units,
+        own.mechanism.mechanism,
+        own.plan,
+        header,
+        public=own.public,
+        on_failure=on_failure,
+        booked=booked,
+    )
 
 
-def _train_shared(shared: SearchRun, candidates: Sequence[Drawn]) -> None:
-    """Train candidates in one pass. What fails here has no outcome, and is tried alone."""
-    runs: list[Run] = []
-    specs = []
+def _train_shared(shared: SearchRun, candidates: Sequence[Drawn], again: set[tuple[str, bool]]) -> None:
+    """Train candidates in one pass. Who has no outcome then goes on alone."""
+    begun: list[tuple[Drawn, PreparedRun, RunSpec, Run]] = []
     try:
         try:
             for candidate in candidates:
+                _check_kept(shared, candidate)
                 own = prepared_candidate(shared, candidate)
-                spec = _spec(shared, candidate, own)
-                folder = private_directory(shared.folder_of(candidate).path)
-                runs.append(open_run(spec, folder, OsEntropy()))
-                specs.append((candidate, own, spec))
+                spec, folder = _spec(shared, candidate, own), shared.folder_of(candidate)
+                try:
+                    run = open_run(spec, private_directory(folder.path), OsEntropy())
+                except Exception as error:
+                    _settle(shared, candidate, error, again)
+                else:
+                    begun.append((candidate, own, spec, run))
+            runs = [run for *_, run in begun]
+            rehearse_pass(shared.weights, runs)  # or those in company alone would pay for a step that is not made
             errors = train_together(shared.weights, runs)
-        except (OSError, LedgerError, PlanError):
+        except _DISK:
             raise
-        except Exception:  # nobody's failure: each goes on alone
+        except Exception:  # of the pass as a whole, such as settings that cannot share one
             return
-        for run, (candidate, own, spec), error in zip(runs, specs, errors, strict=True):
-            if error is None:
+        for (candidate, own, spec, run), failed in zip(begun, errors, strict=True):
+            try:
+                if failed is not None:
+                    raise failed
                 _finish(shared, candidate, own, spec.model, run.ledger)
+            except Exception as error:
+                _settle(shared, candidate, error, again)
     finally:  # else a candidate could not go on, alone or after a kill in between
-        for run in runs:
+        for *_, run in begun:
             run.ledger.close()
 
 
-def _train_alone(shared: SearchRun, candidate: Drawn) -> None:
+def _train_alone(shared: SearchRun, candidate: Drawn, again: set[tuple[str, bool]]) -> None:
     folder = shared.folder_of(candidate)
-    own = prepared_candidate(shared, candidate)
-    spec = _spec(shared, candidate, own)
     try:
+        _check_kept(shared, candidate)
+        own = prepared_candidate(shared, candidate)
+        spec = _spec(shared, candidate, own)
         ledger = train(spec, private_directory(folder.path), OsEntropy())
-    except (OSError, LedgerError, CheckpointError):
-        raise
-    except (DivergedError, BudgetError) as error:
-        _fail(folder, str(error))
-    except Exception as error:  # it repeats, for a shared pass was tried before or nothing is shared
-        _raise_if_full(error)
-        _fail(folder, f"{_CRASH}{type(error).__name__}: {error}")
-    else:
         _finish(shared, candidate, own, spec.model, ledger)
+    except Exception as error:
+        _settle(shared, candidate, error, again)
 
 
 def _finish(shared: SearchRun, candidate: Drawn, own: PreparedRun, model: Any, ledger: Ledger) -> None:
     """Write the weights, charge and draw the score, and end the ledger, in this order."""
     folder, base = shared.folder_of(candidate), own.base
     try:
-        write_weights(model, base.tokenizer, folder, base.name, base.revision, own.kept)
+        write_weights(model, base.tokenizer, folder, base.named, own.kept)
         for path in partial_of(folder).rglob("*"):  # some libraries write files that every user may read
             path.chmod(PRIVATE_DIRECTORY if path.is_dir() else PRIVATE_FILE)
-        write_json(folder.path / OUTCOME, {"score": _score(shared, folder, model, own), "why": ""})
+        score = _score(shared, folder, model, own)
+        shared.journal.end(candidate.name, score, "", _files(folder))
         ledger.finish()
-    except (OSError, LedgerError):
+    except Exception as error:
+        _count_own(shared, candidate, error)
         raise
-    except Exception as error:  # a score that was charged is lost with it
-        _raise_if_full(error)
-        _fail(folder, f"{_CRASH}{type(error).__name__}: {error}")
     finally:
         ledger.close()
 
 
-def _raise_if_full(error: Exception) -> None:
-    """Raise FullDeviceError where it is the GPU that is full: no candidate failed then."""
-    if is_out_of_memory(error):
-        raise FullDeviceError from None
+def _files(folder: RunFolder) -> dict[str, str]:
+    """The digest of every file that a candidate would deliver, by its name within the adapter's folder."""
+    partial = partial_of(folder)
+    return {str(path.relative_to(partial)): sha256(path) for path in sorted(partial.rglob("*")) if path.is_file()}
 
 
-def _fail(folder: RunFolder, why: str) -> None:
-    write_json(folder.path / OUTCOME, {"score": None, "why": why})
+def check_winner(shared: SearchRun, candidate: Drawn) -> None:
+    """Check that all of the winner is there: another candidate in its place would be another selection.
+
+    Raises: LostError naming the first file that is missing, or is another than it was.
+    """
+    folder, outcome = shared.folder_of(candidate), _outcome(shared, candidate)
+    assert outcome is not None
+    score = folder.path / SCORE_LEDGER
+    for path in (folder.ledger, *([score] if shared.terms.release is not None else [])):
+        if not path.exists():
+            raise LostError(path, "is missing, and the winner is delivered with it")
+    for name, digest in outcome["files"].items():
+        path = partial_of(folder) / name
+        if not path.is_file() or sha256(path) != digest:
+            raise LostError(path, "is missing, or another than the winner's")
+
+
+def _count_own(shared: SearchRun, candidate: Drawn, error: Exception) -> None:
+    """Write the outcome of a candidate that failed by itself; nothing where machine or settings are at fault."""
+    if isinstance(error, _OWN):
+        shared.journal.end(candidate.name, None, str(error))
+    elif not (isinstance(error, OSError | DptuneError) or is_of_device(error)):
+        shared.journal.end(candidate.name, None, f"{_CRASH}{type(error).__name__}: {error}")
+
+
+def _settle(shared: SearchRun, candidate: Drawn, error: Exception, again: set[tuple[str, bool]]) -> None:
+    """Decide what an error that ended a candidate's pass means for it; see the module.
+
+    Raises: ``error``, or FullDeviceError for it, where it ends the search.
+    """
+    if isinstance(error, _DISK):
+        raise error
+    attempt = (candidate.name, is_of_device(error))
+    if attempt in again or isinstance(error, _OWN):
+        _count_own(shared, candidate, error)
+        if _outcome(shared, candidate) is None:
+            raise (FullDeviceError() if is_out_of_memory(error) else error) from None
+    again.add(attempt)
 
 
 def _score(shared: SearchRun, folder: RunFolder, model: Any, own: PreparedRun) -> float | None:
-    """The candidate's score; None where it is no number, or was charged before and got lost."""
+    """The candidate's score; None for a score that is no number.
+
+    The noise is drawn, and kept in the journal, before the charge. A process that dies after it leaves a candidate
+    whose score is the same when it is made again: to lose it would lose the training too, and with fresh noise it would
+    be another draw.
+
+    Raises: LostError if the noise of a charged score is gone.
+    """
     if shared.scored is None:
         assert own.public is not None
         loss = mean_loss(model, own.public, own.settings.rows)
@@ -226,9 +334,14 @@ def _score(shared: SearchRun, folder: RunFolder, model: Any, own: PreparedRun) -
     assert shared.before is not None
     tokens, units = shared.scored
     losses = unit_losses(model, tokens, units, own.settings.rows)
-    if not charge_score(folder.path / SCORE_LEDGER, score_header(shared), shared.terms):
-        return None
-    return noisy_score(losses, shared.before, shared.terms, OsEntropy())
+    name, ledger, journal = folder.path.name, folder.path / SCORE_LEDGER, shared.journal
+    if name not in journal.noise:
+        if is_charged(ledger):
+            problem = f"lacks the noise of a score that {ledger} has charged: with other noise it would be another draw"
+            raise LostError(journal.path, problem)
+        journal.keep_noise(name, draw_noise(OsEntropy()))
+    charge_score(ledger, score_header(shared), shared.terms)
+    return noisy_score(losses, shared.before, shared.terms, journal.noise[name])
 
 
 def score_header(shared: SearchRun) -> RunHeader:
@@ -250,21 +363,23 @@ def score_header(shared: SearchRun) -> RunHeader:
     )
 
 
-def charge_score(path: Path, header: RunHeader, terms: ScoreTerms) -> bool:
-    """Charge one score; False if it was charged before, so that a value may have been drawn and got lost."""
-    release = terms.release
-    assert release is not None
+def is_charged(path: Path) -> bool:
+    """Whether the ledger of a score holds its release."""
     if path.exists():
         discard_unborn(path)
-    if path.exists() and (is_complete(path) or read_ledger(path).releases):
-        return False
+    return path.exists() and (is_complete(path) or read_ledger(path).releases > 0)
+
+
+def charge_score(path: Path, header: RunHeader, terms: ScoreTerms) -> None:
+    """Charge one score, once."""
+    release = terms.release
+    assert release is not None
+    if is_charged(path):
+        return
     planned = Counter([release])
     with Ledger.resume(path, planned) if path.exists() else Ledger.create(path, header, planned) as ledger:
-        if ledger.releases:
-            return False
         ledger.charge(release)
         ledger.finish()
-    return True
 
 
 def end_ledger(folder: RunFolder) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -12,6 +13,7 @@ import torch
 
 from dptune.digits import at_most
 from dptune.errors import ConfigError
+from dptune.mechanisms.idle_agent import idle_agent
 from dptune.mechanisms.interfaces import RunFacts
 from dptune.mechanisms.mechanism import Mechanism
 from dptune.mechanisms.planning import fitted, noise_options, planned
@@ -30,6 +32,7 @@ from dptune.tuning.search.settings import SearchSettings
 from dptune.tuning.search.space import OPTION, Configuration
 from dptune.tuning.settings import TuneSettings
 
+_log = logging.getLogger(__name__)
 #: Growth of all noise where the average of kinds would cost a little more than each alone.
 _MORE, _TRIES = 1.0005, 200
 
@@ -135,11 +138,12 @@ def price_kinds(
 
 
 def check_kinds(search: SearchSettings, settings: TuneSettings, base: Base, units: int, *, public: bool = True) -> None:
-    """Check all that can be before any noise is calibrated, which takes seconds a kind.
+    """Check all that can be before any noise is calibrated, which takes seconds a kind; warn of idle agents.
 
     Raises: ConfigError for a point of the space that no run can have, and for a range that decides releases.
     """
     started: set[str] = set()
+    warnings: dict[str, None] = {}
     for ends in search.space.ends():
         releases = []
         for point in ends:
@@ -151,6 +155,8 @@ def check_kinds(search: SearchSettings, settings: TuneSettings, base: Base, unit
             if (noise := probe.noise.correlated) is not None:
                 probe = fitted(probe, schedule.priced, noise.bands_to_try(schedule.sample_rate, schedule.steps)[0])
             releases.append(planned(probe, schedule.priced))
+            if warning := idle_agent(probe, schedule.steps):
+                warnings[warning] = None
             if (key := _start_of(own, schedule)) not in started:
                 started.add(key)
                 probe.controller.start(_facts(own, base, schedule))
@@ -159,6 +165,8 @@ def check_kinds(search: SearchSettings, settings: TuneSettings, base: Base, unit
             ranges = [name for name, value in ends[0].items() if ends[-1][name] != value]
             problem = f"{' and '.join(ranges)} decide what this mechanism releases"
             raise ConfigError("search.space", problem, fix="give lists of values in place of ranges")
+    for warning in warnings:
+        _log.warning("search.space: %s", warning)
 
 
 def _check_starts(

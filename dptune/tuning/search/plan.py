@@ -6,7 +6,6 @@ failed, would change the law that is priced.
 
 from __future__ import annotations
 
-import json
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -14,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from dptune.errors import DptuneError
-from dptune.files import write_json
+from dptune.files import read_json, write_json
 from dptune.privacy.certificate import commitment_of
 from dptune.privacy.entropy import Entropy
 from dptune.tuning.search.kinds import CandidateKind
@@ -72,10 +71,9 @@ class Plan:
 
     @classmethod
     def read(cls, folder: Path) -> Plan:
-        """Read a plan. Raises: DptuneError for one that is damaged."""
-        path = folder / FILE
-        try:
-            found = json.loads(path.read_text(encoding="utf-8"))
+        """Read a plan. Raises: DamagedFileError."""
+
+        def make(found: dict[str, Any]) -> Plan:
             return cls(
                 found["id"],
                 found["salt"],
@@ -83,8 +81,8 @@ class Plan:
                 tuple(Drawn(**one) for one in found["candidates"]),
                 dict(found.get("asked", {})),
             )
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise DptuneError(f"{path}: is damaged ({type(error).__name__}). Fix: restore it.") from None
+
+        return read_json(folder / FILE, make)
 
 
 def _noise(noise: Mapping[str, Any]) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from typing import Any
 
 from dptune.corpus.reading.source import RecordSource
 from dptune.errors import ConfigError, DivergedError
-from dptune.files import write_json
+from dptune.files import read_json, write_json
 from dptune.privacy.entropy import OsEntropy
 from dptune.privacy.run_folder import RunFolder
 from dptune.tuning.base import Base
@@ -74,7 +74,7 @@ def rehearsed(
     asked = {"settings": asdict(settings), "search": search.to_json(), "units": units} | dict(told or {})
     asked = json.loads(json.dumps(asked))
     if path.exists():
-        known = json.loads(path.read_text(encoding="utf-8"))
+        known = read_json(path, fix="restore it, or give another folder")
         changed = changes(_decisive(known["asked"]), _decisive(asked))
         if not changed:
             tried = tuple((dict(configuration), float(found)) for configuration, found in known["tried"])

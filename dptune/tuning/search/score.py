@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from dptune.errors import is_of_device
 from dptune.mechanisms.noise import standard_normal
 from dptune.privacy.certificate import ScoreTerms
 from dptune.privacy.entropy import Entropy
@@ -52,14 +53,14 @@ def _row_losses(model: Any, tokens: Tokens, chosen: NDArray[np.int64], device: t
     Such a row must not make the candidate fail, nor the others of its batch count as the worst: then the presence of
     one unit would decide more than its own share. So where a batch raises, each of its rows is computed alone.
 
-    Raises: OSError, which is the machine's.
+    Raises: OSError, and the error of full memory or a GPU that failed, which are the machine's: batches have one shape.
     """
     try:
         ids, mask = tokens.batch(chosen, device, height=rows)
         return np.asarray(model_losses(model, ids, mask)[: len(chosen)].double().cpu().numpy(), dtype=np.float64)
-    except OSError:
-        raise
-    except Exception:
+    except Exception as error:
+        if isinstance(error, OSError) or is_of_device(error):
+            raise
         if len(chosen) == 1:
             return np.array([np.nan])
     return np.concatenate([_row_losses(model, tokens, chosen[[at]], device, rows) for at in range(len(chosen))])
@@ -76,14 +77,19 @@ def clipped_sum(losses: Array, before: Array, clip: float) -> int:
     return int(np.rint(shares * ONE).astype(np.int64).sum())
 
 
-def noisy_score(losses: Array, before: Array, terms: ScoreTerms, entropy: Entropy) -> float:
-    """Draw the score. Call it once its release is charged.
+def draw_noise(entropy: Entropy) -> float:
+    """Draw the noise of a score, one standard normal. Private, as long as a score may still be made of it."""
+    return float(standard_normal(entropy, 1, torch.device("cpu"))[0])
+
+
+def noisy_score(losses: Array, before: Array, terms: ScoreTerms, noise: float) -> float:
+    """The score. Call it once its release is charged, and with one ``noise`` for one score.
 
     Guarantee: a Gaussian release with noise multiplier ``terms.noise_multiplier`` under add/remove of one unit; the
-    noise is rounded to the integers of the sum, a public grid. Private: ``losses`` and ``before``.
+    noise is rounded to the integers of the sum, a public grid. Private: ``losses``, ``before`` and ``noise``.
     """
-    noise = float(standard_normal(entropy, 1, torch.device("cpu"))[0]) * terms.noise_multiplier * ONE
-    return -(clipped_sum(losses, before, terms.clip) + round(noise)) * terms.clip / ONE / terms.units
+    added = round(noise * terms.noise_multiplier * ONE)
+    return -(clipped_sum(losses, before, terms.clip) + added) * terms.clip / ONE / terms.units
 
 
 def best_of(scores: Sequence[float]) -> int | None:

@@ -1,10 +1,11 @@
 """A private search: the best of a random number of candidates, and nothing of the others.
 
     kinds        every kind of candidate is built and priced                     public
+    weights      opened, and a candidate's gradients rehearsed                   public
     plan         K and the candidates, drawn once, on disk before all else       secret
     certificate  first line: law, space, kinds, score, commitment                public
     register     the search counts as spent from here on                         the owner's
-    candidates   trained and scored, each from its own ledger                    secret
+    candidates   trained and scored, each from its own ledger and a journal      secret
     winner       the largest score; second line; one rename publishes it         public
 
 The working folder lies beside the result (mode 0700) and goes when the winner is out.
@@ -12,9 +13,7 @@ The working folder lies beside the result (mode 0700) and goes when the winner i
 
 from __future__ import annotations
 
-import json
 import logging
-import os
 import secrets
 import shutil
 from collections.abc import Callable, Iterator
@@ -28,7 +27,8 @@ from peft import PeftModel
 from dptune.corpus.reading.source import RecordSource
 from dptune.digits import at_most
 from dptune.errors import ConfigError, DptuneError
-from dptune.files import fsync_directory, locked, private_directory, sha256, write_json, write_text
+from dptune.files import forget_times, fsync_directory, locked, private_directory, sha256, write_json, write_text
+from dptune.privacy.booking import write_booking
 from dptune.privacy.certificate import (
     FILE,
     SCORE_LEDGER,
@@ -44,21 +44,25 @@ from dptune.privacy.entropy import OsEntropy
 from dptune.privacy.ledger_file import read_ledger
 from dptune.privacy.run_folder import RunFolder
 from dptune.privacy.spent import Register
+from dptune.training.opening import rehearse_run
+from dptune.training.together import shared_copy
 from dptune.tuning.base import Base
 from dptune.tuning.deliverable import deliver
 from dptune.tuning.places import check_folder
 from dptune.tuning.prepare import PreparedRun, prepare
-from dptune.tuning.run import Tuned, figures_of, result_of, tuned_of
+from dptune.tuning.run import Tuned, figures_of, result_of, spec_of, tuned_of
 from dptune.tuning.search.asked import asked_of, changes
 from dptune.tuning.search.candidates import (
     CANDIDATES,
     SearchRun,
+    check_winner,
     crashed,
     end_ledger,
     prepared_candidate,
     run_candidates,
     score_of,
 )
+from dptune.tuning.search.journal import FIX, Journal, LostError
 from dptune.tuning.search.kinds import CandidateKind, price_kinds, score_terms
 from dptune.tuning.search.plan import FILE as PLAN
 from dptune.tuning.search.plan import Drawn, Plan
@@ -103,21 +107,22 @@ def search(
     check_folder(out, "search")
     check_prepared(prepared, asked)
     priced = None
-    if not out.exists():  # refused, it leaves no folder
+    if not (out.exists() or working_folder(out).exists()):  # refused, it leaves no folder
         register.check(prepared.fingerprint, again=asked.again)  # asked again when locked
         priced = plan_of_search(prepared, asked)
     folder, working = RunFolder(out), working_folder(out)
+    weights = None if _has_ended(folder) else _rehearsed_weights(prepared)
     with locked(private_directory(out) / folder.lock.name):
         check_folder(out, "search")  # again: a run may have begun in between
         cell = _check_same(prepared, asked, folder)
-        if folder.adapter.exists() or (out / FILE).exists():
-            _forget(working, asked)  # killed after the winner was out
+        if weights is None or _has_ended(folder):
+            _forget(working, out, asked)  # killed after the winner was out
+            _book(prepared, out, register, read_certificate(_certificate_of(folder)), again=True)  # if it was cut since
             return _load(prepared, out)
-        plan, certificate = _open(prepared, asked, working, register, priced)
-        write_json(folder.cell, cell)
+        plan, certificate = _open(prepared, asked, out, register, priced, cell)
         on_start(certificate)
         with _quiet():
-            shared = SearchRun.open(prepared, plan, certificate, working)
+            shared = SearchRun.open(prepared, plan, certificate, working, weights)
             for start in range(0, len(plan.candidates), asked.together):
                 run_candidates(shared, plan.candidates[start : start + asked.together])
         # Without the losers nobody asks why, and a line about one tells that there was another.
@@ -128,16 +133,35 @@ def search(
             _publish_nothing(working, out)
         else:
             _publish(shared, plan.candidates[best], working, out)
-        _forget(working, asked)
+        _forget(working, out, asked)
         return _load(prepared, out)
+
+
+def _has_ended(folder: RunFolder) -> bool:
+    return folder.adapter.exists() or (folder.path / FILE).exists()
+
+
+def _certificate_of(folder: RunFolder) -> Path:
+    """The certificate of a search that has ended: beside its winner, or alone."""
+    return next((path for path in (folder.adapter / FILE, folder.path / FILE) if path.exists()), folder.adapter / FILE)
+
+
+def _rehearsed_weights(prepared: PreparedRun) -> Any:
+    """The base model, after a candidate's gradients were computed on it: a plan that none can train would be paid for.
+
+    Raises: ConfigError as ``Base.load`` and ``rehearse_run``.
+    """
+    weights = prepared.base.load()
+    _ = prepared.base.named  # of what was loaded: once for all candidates
+    rehearse_run(spec_of(prepared, shared_copy(weights), prepared.header))
+    return weights
 
 
 def id_of(out: Path) -> str:
     """The id of the search in ``out``, under way or ended; empty if none was started."""
     working, folder = working_folder(out), RunFolder(out.absolute())
-    ended = next((path for path in (folder.adapter / FILE, folder.path / FILE) if path.exists()), None)
-    if ended is not None:
-        return read_certificate(ended).id
+    if _has_ended(folder):
+        return read_certificate(_certificate_of(folder)).id
     return Plan.read(working).id if (working / PLAN).exists() else ""
 
 
@@ -218,9 +242,21 @@ def certificate_of(
 
 
 def _open(
-    prepared: PreparedRun, asked: SearchSettings, working: Path, register: Register, priced: Priced | None
+    prepared: PreparedRun,
+    asked: SearchSettings,
+    out: Path,
+    register: Register,
+    priced: Priced | None,
+    cell: dict[str, Any],
 ) -> tuple[Plan, SearchCertificate]:
-    """The plan and certificate of a new search, ``priced`` if that was done, or those of the one that is under way."""
+    """The plan and certificate of a new search, ``priced`` if that was done, or those of the one that is under way.
+
+    Args:
+        cell: what is written of the search into its folder, from which moment on its files are missed.
+
+    Raises: LostError if files of a search that was under way are gone; it is not begun again.
+    """
+    working, known = working_folder(out), RunFolder(out).cell
     if working.exists() and working.stat().st_mode & 0o077:
         fix = f"find out who read it; then `chmod 700 {working}`"
         raise ConfigError("out", f"{working} can be read by others, and holds what must stay secret", fix=fix)
@@ -228,15 +264,19 @@ def _open(
     has_plan, has_certificate = (working / PLAN).exists(), (working / FILE).exists()
     if has_certificate and not has_plan:
         problem = f"{working} has a certificate and no plan: its search cannot go on, and counts as spent"
-        raise ConfigError("out", problem, fix="restore the plan, or give another folder, which spends again")
+        raise ConfigError("out", problem, fix=FIX)
     if has_plan and has_certificate:
         plan, certificate = Plan.read(working), read_certificate(working / FILE)
         if certificate.commitment != plan.commitment or certificate.id != plan.id:
             raise ConfigError("out", f"{working} holds the plan of another search", fix="restore its own plan")
         _check_plan(prepared, asked, plan, working)
         # Killed before the register's line, others may have paid since. It adds nothing twice.
-        register.add_search(prepared.fingerprint, certificate, again=asked.again)
+        _book(prepared, out, register, certificate, again=asked.again)
+        write_json(known, cell)
         return plan, certificate
+    if known.exists() or any((working / CANDIDATES).glob("*/*")):  # booked, or a candidate began
+        lost = next(path for path in (working, working / PLAN, working / FILE) if not path.exists())
+        raise LostError(lost, "is missing, and a search began here")
     register.check(prepared.fingerprint, again=asked.again)
     kinds, terms = priced or plan_of_search(prepared, asked)
     private_directory(working)
@@ -245,13 +285,22 @@ def _open(
     plan = replace(plan, asked=asked_of(prepared, asked, plan.salt))
     certificate = certificate_of(prepared, asked, kinds, terms, plan.id, plan.commitment)
     plan.write(working)
+    Journal.create(working, plan.id)
     write_certificate(working / FILE, certificate)
+    write_json(known, cell)
     try:
-        register.add_search(prepared.fingerprint, certificate, again=asked.again)
+        _book(prepared, out, register, certificate, again=asked.again)
     except DptuneError:
+        known.unlink()
         shutil.rmtree(working)  # nothing ran yet
         raise
     return plan, certificate
+
+
+def _book(prepared: PreparedRun, out: Path, register: Register, certificate: SearchCertificate, *, again: bool) -> None:
+    """Count the search in the register, once, and say in its folder that it does."""
+    write_booking(out, prepared.fingerprint, register.path)
+    register.add_search(prepared.fingerprint, certificate, again=again)
 
 
 def _check_plan(prepared: PreparedRun, asked: SearchSettings, plan: Plan, working: Path) -> None:
@@ -270,10 +319,10 @@ def _check_same(prepared: PreparedRun, asked: SearchSettings, folder: RunFolder)
 
     Raises: ConfigError naming what changed.
     """
-    known = json.loads(folder.cell.read_text(encoding="utf-8")) if folder.cell.exists() else {}
+    known = folder.settings
     salt = known.get("salt") or secrets.token_hex(16)
     now = asked_of(prepared, asked, salt) | {"salt": salt, "kind": "search"}
-    begun = (working_folder(folder.path) / PLAN).exists() or folder.adapter.exists() or (folder.path / FILE).exists()
+    begun = (working_folder(folder.path) / PLAN).exists() or _has_ended(folder)
     if known and begun and (changed := changes(known | {"kind": "search"}, now)):
         problem = f"{folder.path} was started with other settings ({changed})"
         raise ConfigError("out", problem, fix="take them back, or give another folder, which spends again")
@@ -281,10 +330,11 @@ def _check_same(prepared: PreparedRun, asked: SearchSettings, folder: RunFolder)
 
 
 def _publish(shared: SearchRun, winner: Drawn, working: Path, out: Path) -> None:
-    """Put the winner's folder at its place, with the certificate; all file times are 0, the work's end is secret."""
+    """Put the winner's folder at its place, with the certificate."""
     folder = shared.folder_of(winner)
-    end_ledger(folder)
     if not folder.adapter.exists():
+        check_winner(shared, winner)
+        end_ledger(folder)
         partial, own = partial_of(folder), prepared_candidate(shared, winner)
         score = score_of(shared, winner)
         if not read_certificate(working / FILE).complete:
@@ -296,10 +346,8 @@ def _publish(shared: SearchRun, winner: Drawn, working: Path, out: Path) -> None
         figures = _public_figures(shared, own, partial)
         result = result_of(own, figures) | {"search": {"score": score, "on": shared.terms.on}}
         write_json(RunFolder(out).result, result)
-        os.utime(RunFolder(out).result, (0, 0))
         deliver(folder, result)
-    for path in (*folder.adapter.rglob("*"), folder.adapter):
-        os.utime(path, (0, 0))
+    check_deliverable(folder.adapter)  # before all that it was made of goes
     folder.adapter.rename(RunFolder(out).adapter)
     fsync_directory(out)  # durable before what it was made of goes
 
@@ -324,11 +372,7 @@ def _public_figures(shared: SearchRun, own: PreparedRun, partial: Path) -> dict[
 def _publish_nothing(working: Path, out: Path) -> None:
     if not read_certificate(working / FILE).complete:
         write_winner(working / FILE, None)
-    target = out / f".{FILE}.partial"
-    _copy(working / FILE, target)
-    os.utime(target, (0, 0))
-    target.rename(out / FILE)
-    fsync_directory(out)
+    _copy(working / FILE, out / FILE)
 
 
 def _no_winner(out: Path) -> NoWinnerError:
@@ -338,9 +382,11 @@ def _no_winner(out: Path) -> NoWinnerError:
     )
 
 
-def _forget(working: Path, asked: SearchSettings) -> None:
+def _forget(working: Path, out: Path, asked: SearchSettings) -> None:
+    """Remove the losers, and the times of what stays: when a search ended tells how many candidates there were."""
     if working.exists() and not asked.keep_losers:
         shutil.rmtree(working)
+    forget_times(out)
 
 
 def _load(prepared: PreparedRun, out: Path) -> Tuned:

@@ -11,6 +11,7 @@ from typing import Any
 from dptune.errors import ConfigError, first_line
 from dptune.privacy.selection import BOUNDS, Bound
 from dptune.privacy.selection_law import DEFAULT_SHAPE, SelectionLaw
+from dptune.streams import read_input
 from dptune.tuning.search.space import OPTION, SEARCHED, Space
 
 #: What a file or mapping may say.
@@ -137,7 +138,7 @@ def _read(path: Path) -> dict[str, Any]:
     from ruamel.yaml.error import YAMLError
 
     try:
-        found = YAML(typ="safe", pure=True).load(path.read_text(encoding="utf-8"))
+        found = YAML(typ="safe", pure=True).load(read_input(path).decode())
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError("search", f"{path} cannot be read ({first_line(error)})", fix="check the path") from None
     except YAMLError as error:

@@ -13,6 +13,16 @@ AUDITED = "tests/tasks/test_audit.py"
 
 MUTANTS = (
     Mutant(
+        "releases_that_are_no_numbers_pass",
+        "a step that nobody could attack would have an audited epsilon of 0",
+        "dptune/audit/contract.py",
+        "if not wrong and torch.isfinite(",
+        "if not wrong or torch.isfinite(",
+        (
+            "tests/audit/test_plugin_step.py::test_a_part_that_returns_no_vectors_of_numbers_is_named_with_what_it_returned",
+        ),
+    ),
+    Mutant(
         "sizes_may_be_too_even",
         "batches of one size would pass for Poisson samples",
         DRAW,
@@ -48,7 +58,7 @@ MUTANTS = (
         "draw_of_no_group",
         "a run that draws units out of their turn would be found right",
         TASK,
-        "[Turn.of(run_id, bands, row) for row in range(bands)]",
+        "[Turn.of(run_id, bands, row, charged.dealt_by) for row in range(bands)]",
         "[None]",
         (f"{AUDITED}::test_a_draw_that_ignores_the_groups_of_correlated_noise_is_found_out",),
     ),
@@ -56,8 +66,8 @@ MUTANTS = (
         "bench_with_moving_noise",
         "the step of a controller that acts at once would be another than the ledger's",
         STEP,
-        "return replace(mechanism.knobs(), noise_multiplier=self.noise_multiplier)",
-        "return mechanism.knobs()",
+        "return replace(knobs, noise_multiplier=self.noise_multiplier)",
+        "return knobs",
         ("tests/audit/test_step.py::test_the_noise_is_what_the_audit_was_asked_for_whatever_a_controller_does_next",),
     ),
     Mutant(

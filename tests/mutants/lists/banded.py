@@ -23,6 +23,12 @@ GROUP_TESTS = "tests/training/test_cyclic_groups.py"
 RANK_TEST = "tests/training/test_ranks.py::test_units_of_a_banded_run_come_in_their_own_rows_on_every_rank"
 FRESH_NOISE = "noise = standard_normal(entropy, sum(sizes), sums[0].device)"
 KILLS = "tests/training/test_banded_kills.py"
+PREPARE = "dptune/tuning/prepare.py"
+CERTIFICATE = "dptune/privacy/certificate.py"
+ONE_LEAVES = f"{GROUP_TESTS}::test_one_unit_that_leaves_or_is_swapped_moves_nobody"
+SOURCE_TESTS = "tests/test_groups_by_key.py"
+DOOR_TESTS = "tests/tuning/test_doors_by_key.py"
+EARLIER_TESTS = "tests/tuning/test_earlier_groups.py"
 
 MUTANTS = (
     Mutant(
@@ -257,7 +263,7 @@ MUTANTS = (
         "every_unit_in_every_row",
         "blocks of one unit overlap: two visits in a row shift by 1.85 where 1.41 is priced",
         DATA,
-        "chosen = chosen[turn.holds(self._numbers(chosen))]",
+        "chosen = chosen[self.of_turn(turn, chosen)]",
         "pass",
         (f"{GROUP_TESTS}::test_a_unit_is_drawn_in_rows_of_its_own_group_alone",),
     ),
@@ -265,9 +271,148 @@ MUTANTS = (
         "groups_shift_by_one",
         "a group would be drawn in another's row, at which nothing was charged to it",
         GROUPS,
-        "return cls(row % bands, bands, salt)",
-        "return cls((row + row // bands) % bands, bands, salt)",
+        "return cls(row % bands, bands, run_id, dealt_by)",
+        "return cls((row + row // bands) % bands, bands, run_id, dealt_by)",
         (f"{GROUP_TESTS}::test_a_unit_is_drawn_in_rows_of_its_own_group_alone",),
+    ),
+    Mutant(
+        "groups_by_rank",
+        "one customer who leaves moves hundreds of others, and a single run tells that she left",
+        DATA,
+        'if turn.dealt_by == "rank":',
+        "if True:",
+        (ONE_LEAVES, f"{GROUP_TESTS}::test_ranks_alone_tell_two_worlds_apart_that_differ_in_one_customer"),
+    ),
+    Mutant(
+        "ranks_of_customers_as_their_keys",
+        "the same, behind the name of a key",
+        DATA,
+        "starts, self.keys = np.concatenate([first, [len(ordered)]]), ordered[first]",
+        "starts, self.keys = np.concatenate([first, [len(ordered)]]), np.arange(len(first))",
+        (ONE_LEAVES,),
+    ),
+    Mutant(
+        "slots_numbered_after_all_units",
+        "an auditor's slots move to other groups when a unit leaves",
+        DATA,
+        "keys[~are_units] = _SLOTS + (numbers[~are_units] - len(self.keys))",
+        "keys[~are_units] = numbers[~are_units]",
+        (ONE_LEAVES,),
+    ),
+    Mutant(
+        "every_run_deals_alike",
+        "a unit would share its group with the same units in every run",
+        GROUPS,
+        "turns_of(keys, self.run_id, self.bands)",
+        'turns_of(keys, "", self.bands)',
+        (f"{GROUP_TESTS}::test_another_run_deals_in_another_way",),
+    ),
+    Mutant(
+        "rows_of_a_file_as_the_keys_of_records",
+        "a record that leaves moves all below it",
+        PREPARE,
+        "keys = np.array([record.unit for record in records], dtype=np.int64)",
+        "keys = np.arange(len(records)) if column is None else np.array([record.unit for record in records])",
+        (
+            f"{SOURCE_TESTS}::test_nobody_else_moves",
+            f"{DOOR_TESTS}::test_one_who_leaves_or_is_swapped_moves_nobody_at_any_door",
+        ),
+    ),
+    Mutant(
+        "rows_of_a_file_as_the_keys_of_a_cells_records",
+        "a record that leaves the pipeline's table moves all below it",
+        "tasks/experiment/prepare.py",
+        "PrivacyUnits.of(cell.unit, corpus.units, most,",
+        "PrivacyUnits.of(cell.unit, corpus.units if cell.unit != 'record' else np.arange(len(corpus.units)), most,",
+        ("tests/tasks/test_prepare.py::test_one_who_leaves_a_cells_records_moves_nobody_to_another_group",),
+    ),
+    Mutant(
+        "rows_of_a_tenant_as_the_keys_of_its_records",
+        "a record that leaves a tenant moves others of the tenant",
+        "dptune/policy/tenants/runs.py",
+        "PrivacyUnits.of(RECORD, tenant.keys, 1)",
+        "PrivacyUnits.of(RECORD, np.arange(count), 1)",
+        (f"{DOOR_TESTS}::test_a_tenants_own_runs_deal_by_the_keys_of_its_records",),
+    ),
+    Mutant(
+        "keys_that_change_between_two_starts",
+        "a unit that got another key could be drawn once more than is charged",
+        "dptune/tuning/run.py",
+        '"keys": prepared.digest_of_keys(salt),',
+        '"keys": "",',
+        (f"{EARLIER_TESTS}::test_a_run_that_goes_on_has_the_same_keys_from_then_on",),
+    ),
+    Mutant(
+        "ledgers_by_rank_read_as_by_key",
+        "a run that an attack tells apart for certain would be certified",
+        RELEASE,
+        'dealt_by = "rank" if given and "dealt_by" not in data else "key"',
+        'dealt_by = "key"',
+        ("tests/privacy/test_recorded_ledgers.py::test_a_recorded_ledger_verifies_to_the_same_epsilons",),
+    ),
+    Mutant(
+        "ranks_certified",
+        "a run that an attack tells apart for certain would be certified",
+        RELEASE,
+        'dealt = (DEALT_BY_RANK,) if self.dealt_by == "rank" else ()',
+        "dealt = ()",
+        ("tests/privacy/test_recorded_ledgers.py::test_a_recorded_ledger_verifies_to_the_same_epsilons",),
+    ),
+    Mutant(
+        "a_search_by_rank_certified",
+        "the winner would have a guarantee that none of its candidates has",
+        CERTIFICATE,
+        "return (*self.leaks, DEALT_BY_RANK) if by_rank else self.leaks",
+        "return self.leaks",
+        (f"{EARLIER_TESTS}::test_a_search_of_an_earlier_version_goes_on_by_ranks_and_certifies_nothing",),
+    ),
+    Mutant(
+        "a_run_by_rank_goes_on_by_key",
+        "a unit changes its group half-way, and could be drawn once more than is charged",
+        RUN,
+        "turn = Turn.of(self.ledger.header.run_id, mechanism.bands, row, mechanism.dealt_by)",
+        "turn = Turn.of(self.ledger.header.run_id, mechanism.bands, row)",
+        (f"{EARLIER_TESTS}::test_a_run_goes_on_by_ranks_and_certifies_nothing",),
+    ),
+    Mutant(
+        "rows_by_key_after_rows_by_rank",
+        "the ledger would be certified by its last rows alone",
+        PLANNING,
+        "return replace(mechanism, noise=charged_noise, dealt_by=charged.dealt_by)",
+        "return replace(mechanism, noise=charged_noise)",
+        (f"{EARLIER_TESTS}::test_a_run_goes_on_by_ranks_and_certifies_nothing",),
+    ),
+    Mutant(
+        "a_search_by_rank_goes_on_by_key",
+        "its candidates would release what its certificate does not price",
+        "dptune/tuning/search/candidates.py",
+        "replace(made, dealt_by=kind[0][0].dealt_by)",
+        "made",
+        (f"{EARLIER_TESTS}::test_a_search_of_an_earlier_version_goes_on_by_ranks_and_certifies_nothing",),
+    ),
+    Mutant(
+        "runs_of_earlier_versions_stop",
+        "a run would be refused by its own budget, and begun anew would spend again",
+        "dptune/privacy/run_header.py",
+        'by_rank = self.accounting == "certified" and prices.leaks == (DEALT_BY_RANK,)',
+        "by_rank = False",
+        (f"{EARLIER_TESTS}::test_a_run_goes_on_by_ranks_and_certifies_nothing",),
+    ),
+    Mutant(
+        "any_leak_within_the_budget",
+        "a run with a leak beside its ranks would go on as if it had none",
+        "dptune/privacy/run_header.py",
+        "and prices.leaks == (DEALT_BY_RANK,)",
+        "and DEALT_BY_RANK in prices.leaks",
+        (f"{EARLIER_TESTS}::test_ranks_excuse_no_other_leak",),
+    ),
+    Mutant(
+        "any_card_may_speak_of_empty_numbers",
+        "a card could promise less than its ledger, or more, and be called right",
+        "dptune/tuning/card.py",
+        'if "rank" not in _dealt_by(contents, certificate):',
+        "if False:",
+        (f"{EARLIER_TESTS}::test_a_card_of_a_run_by_keys_may_not_speak_of_an_empty_number",),
     ),
     Mutant(
         "rows_numbered_by_steps",
@@ -316,5 +461,13 @@ MUTANTS = (
         "spread * self.noise.deviation(knobs.noise_multiplier) * scale",
         "self.noise.deviation(knobs.noise_multiplier) * scale",
         (f"{BANDED_TESTS}::test_the_law_of_the_noise_is_the_announced_one",),
+    ),
+    Mutant(
+        "ranks_with_other_keys",
+        "one rank would deal a unit into another group than the ledger's, and draw it once more than is charged",
+        OPENING,
+        "[] if units.keys is None else [units.keys]",
+        "[]",
+        ("tests/training/test_ranks.py::test_ranks_that_were_given_different_runs_are_refused_before_a_charge",),
     ),
 )

@@ -86,8 +86,8 @@ MUTANTS = (
         "rehearsed_without_checkpoints",
         "a layer that is another one when it runs again would be found after the first charge, or never",
         OPENING,
-        "rehearse(model, pairs, checkpointing=spec.plan.gradient_checkpointing)",
-        "rehearse(model, pairs)",
+        "if blocks is None else blocks, checkpointing=plan.gradient_checkpointing)",
+        "if blocks is None else blocks)",
         (f"{CHECKPOINTED}::test_the_setting_reaches_rehearsal_runs_shared_passes_and_clients",),
     ),
     Mutant(
@@ -158,8 +158,8 @@ MUTANTS = (
         "warnings_count_private_records",
         "private telemetry would tell how many records are cut",
         "dptune/tuning/prepare.py",
-        "        return []\n    found, count",
-        "        pass\n    found, count",
+        '    if settings.telemetry == "private":\n        return [f',
+        "    if False:\n        return [f",
         ("tests/tuning/test_tune.py::test_private_telemetry_tells_no_statistic_of_private_records",),
     ),
 )

@@ -8,8 +8,7 @@ PER_SAMPLE, LOSSES, OPENING = (
     f"dptune/training/{name}.py" for name in ("per_sample", "losses", "opening")
 )  # fmt: skip
 QUALITY, BENCHMARK_TESTS = "tasks/experiment/quality.py", "tests/tasks/test_benchmark_cells.py"
-HEAD, PREPARE = "dptune/training/head.py", "dptune/tuning/prepare.py"
-LABELS = "dptune/tuning/labels.py"
+HEAD = "dptune/training/head.py"
 HEAD_TESTS, CLASSIFY_TESTS = "tests/training/test_head.py", "tests/tuning/test_classify.py"
 
 MUTANTS = (
@@ -54,30 +53,6 @@ MUTANTS = (
         (f"{HEAD_TESTS}::test_the_start_is_public_and_seeded",),
     ),
     Mutant(
-        "labels_counted_by_records",
-        "the head's shape would tell that one customer, who has many records, is in the data",
-        LABELS,
-        "add(record.unit if grouped else number)",
-        "add(number)",
-        (f"{CLASSIFY_TESTS}::test_one_units_label_alone_never_decides_the_heads_shape",),
-    ),
-    Mutant(
-        "labels_read_under_private_telemetry",
-        "names from private records would be written on the card that private telemetry keeps clean",
-        PREPARE,
-        '    if settings.telemetry == "private":\n        problem = "are missing',
-        '    if False:\n        problem = "are missing',
-        (f"{CLASSIFY_TESTS}::test_labels_of_the_records_are_public_only_where_many_have_them",),
-    ),
-    Mutant(
-        "labels_in_the_order_of_the_records",
-        "the delivered order would tell the first record's label",
-        LABELS,
-        "return tuple(sorted(units))",
-        "return tuple(units)",
-        ("tests/tuning/test_classify.py::test_labels_of_the_records_are_public_only_where_many_have_them",),
-    ),
-    Mutant(
         "delivered_tokenizer_knows_that_it_cut",
         "the folder would tell whether any record was too long",
         "dptune/training/labelled.py",
@@ -86,19 +61,11 @@ MUTANTS = (
         ("tests/tuning/test_classify.py::test_whether_a_record_was_too_long_is_not_told_by_the_delivered_tokenizer",),
     ),
     Mutant(
-        "private_telemetry_counts_cut_records",
-        "a statistic of private records, at no price",
-        "dptune/tuning/prepare.py",
-        'private = settings.telemetry == "private"',
-        "private = False",
-        ("tests/tuning/test_classify.py::test_private_telemetry_counts_no_records_that_are_cut",),
-    ),
-    Mutant(
         "head_starts_from_the_clock",
         "the start must be public and known, or it could carry anything",
         "dptune/tuning/run.py",
-        "attach_lora(base.load(), base.lora, settings.seed, base.head)",
-        'attach_lora(base.load(), base.lora, int(__import__("time").time()), base.head)',
+        "attach_lora(weights, prepared.base.lora, prepared.settings.seed, prepared.base.head)",
+        'attach_lora(weights, prepared.base.lora, int(__import__("time").time()), prepared.base.head)',
         ("tests/tuning/test_classify.py::test_the_head_starts_from_the_public_seed",),
     ),
     Mutant(

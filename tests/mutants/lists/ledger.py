@@ -40,8 +40,8 @@ MUTANTS = (
         "budget_without_leaks",
         "the certified budget would be held against the epsilon that ignores leaks",
         HEADER,
-        "return float(getattr(self.price(composition), self.accounting)) <= self.epsilon",
-        "return self.price(composition).noise_only <= self.epsilon",
+        "return float(prices.noise_only if by_rank else getattr(prices, self.accounting)) <= self.epsilon",
+        "return prices.noise_only <= self.epsilon",
         (f"{TESTS}::test_a_leaky_plan_is_refused_at_any_budget",),
     ),
     Mutant(
@@ -177,7 +177,7 @@ MUTANTS = (
     Mutant(
         "a_lock_for_everybody",
         "two processes could spend one budget",
-        LEDGER,
+        "dptune/files.py",
         "fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)",
         "fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)",
         (f"{TESTS}::test_a_second_descriptor_is_locked_out",),
@@ -260,8 +260,8 @@ MUTANTS = (
     Mutant(
         "register_without_fsync",
         "a power cut would lose what was spent",
-        REGISTER,
-        "                os.fsync(descriptor)\n",
+        "dptune/privacy/register_file.py",
+        "            os.fsync(descriptor)\n",
         "",
         (f"{REGISTERS}::test_every_line_is_on_disk_before_anything_relies_on_it",),
     ),
@@ -276,7 +276,7 @@ MUTANTS = (
     Mutant(
         "largest_entry_for_the_sum",
         "a warning would tell less than was paid",
-        REGISTER,
+        "dptune/privacy/spent_totals.py",
         "total, delta = sum(one.epsilon for one in found)",
         "total, delta = max(one.epsilon for one in found)",
         (f"{REGISTERS}::test_what_was_paid_is_the_sum_of_all_entries",),

@@ -394,7 +394,7 @@ MUTANTS = (
         "bases_from_outside_unnamed",
         "a ledger would not name the code that a clipper inherits",
         "dptune/mechanisms/mechanism.py",
-        "classes = (base for part in (self.clipper, self.noise, self.controller) for base in type(part).__mro__)",
+        "classes = (base for part in (self, self.clipper, self.noise, self.controller) for base in type(part).__mro__)",
         "classes = (type(part) for part in (self.clipper, self.noise, self.controller))",
         (f"{PLUGINS}::test_what_a_part_inherits_is_named_too",),
     ),

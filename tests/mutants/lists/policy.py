@@ -24,10 +24,11 @@ META_NOISE = "tests/policy/tenants/test_tenants_noise.py"
 
 #: Lines that charge and then draw, which every policy run shares, and the same lines in the wrong order.
 CHARGED_FIRST = (
-    "    ledger.charge(method.release(number))\n    return noisy_means(updates, radii, method.multipliers, entropy)\n"
+    "    ledger.charge(method.release(number))\n"
+    "    return noisy_means(updates, radii, method.multipliers, users, entropy)\n"
 )
 DRAWN_FIRST = (
-    "    means = noisy_means(updates, radii, method.multipliers, entropy)\n"
+    "    means = noisy_means(updates, radii, method.multipliers, users, entropy)\n"
     "    ledger.charge(method.release(number))\n    return means\n"
 )
 
@@ -146,7 +147,7 @@ MUTANTS = (
     ),
     Mutant(
         "nobody_moves_with_momentum",
-        "an empty slot that moves is no empty slot",
+        "a user who is not there would move the others",
         LOCAL,
         "return project_to_ball(own - start, steps.radius) * row_mask.any(dim=1, keepdim=True)",
         "return project_to_ball(own - start, steps.radius)",
@@ -180,8 +181,8 @@ MUTANTS = (
         "another_schedule_resumed",
         "other numbers of users would meet some of them twice",
         OPENING,
-        "Ledger.open(RunFolder(directory).ledger, _with_schedule(header, schedule), planned)",
-        "Ledger.open(RunFolder(directory).ledger, header, planned)",
+        "Ledger.open(RunFolder(directory).ledger, _with_schedule(header, schedule), planned, booked)",
+        "Ledger.open(RunFolder(directory).ledger, header, planned, booked)",
         (f"{RUNS}::test_a_run_is_not_resumed_with_another_schedule",),
     ),
     Mutant(
@@ -196,35 +197,74 @@ MUTANTS = (
         "baseline_of_users_rewards",
         "each user would move all others' updates through the mean reward",
         PROMPT_TRAINING,
-        "    baseline = float(learner.simulate(state.adapter, public, number).rewards.mean())\n"
-        "    rollouts = learner.respond(state.adapter, users.prompts[slots], learner.uniforms(USERS, slots))\n",
-        "    rollouts = learner.respond(state.adapter, users.prompts[slots], learner.uniforms(USERS, slots))\n"
-        "    baseline = float(rollouts.rewards.mean())\n",
+        "        blocks.append(learner.updates(state.adapter, rollouts, baseline, present)[: len(some)])\n",
+        "        baseline = float(rollouts.rewards.mean())\n"
+        "        blocks.append(learner.updates(state.adapter, rollouts, baseline, present)[: len(some)])\n",
         (f"{PROMPTS}::test_what_a_user_earns_moves_nothing_that_others_compute_with",),
     ),
     Mutant(
         "coins_of_prompts_ignored_in_a_step",
         "a canary that its coin left out would take part, and the audit see nothing",
         PROMPT_TRAINING,
-        "rollouts, baseline, users.present[slots])",
-        "rollouts, baseline, None)",
+        "rollouts, baseline, present)[: len(some)])",
+        "rollouts, baseline, None)[: len(some)])",
         (f"{PROMPTS}::test_one_user_moves_a_noiseless_update_by_the_sensitivity_at_most",),
     ),
     Mutant(
         "coins_of_prompts_ignored_in_a_cell",
         "a canary that its coin left out would take part, and the audit see nothing",
         "tasks/policy/rlhf.py",
-        "present[canary.slot] = bool(canary.included)",
-        "present[canary.slot] = True",
-        ("tests/tasks/test_rlhf_cells.py::test_coins_decide_who_takes_part_and_every_other_slot_is_taken",),
+        "[bool(canary.included) for canary in plan.canaries])",
+        "[True for canary in plan.canaries])",
+        ("tests/tasks/test_rlhf_cells.py::test_coins_decide_who_takes_part_and_all_others_do",),
     ),
     Mutant(
         "coins_of_prompts_all_alike",
         "coins that are not fair void the bound of one run",
         "tasks/policy/rlhf.py",
-        "next(secrets), entropy.getrandbits(1))",
-        "next(secrets), 1)",
+        "draw_secret(entropy), entropy.getrandbits(1))",
+        "draw_secret(entropy), 1)",
         ("tests/tasks/test_rlhf_cells.py::test_coins_and_secrets_are_fair_and_new_every_time",),
+    ),
+    Mutant(
+        "prompts_dealt_by_rank",
+        "one record that leaves would move the others to other updates",
+        "tasks/policy/rlhf.py",
+        "    turn = turns_of(keys, run_id, turns)\n",
+        "    turn = turns_of(np.arange(len(keys)), run_id, turns)\n",
+        ("tests/tasks/test_rlhf_cells.py::test_a_record_that_leaves_or_is_swapped_moves_no_other_and_no_secret",),
+    ),
+    Mutant(
+        "canaries_hosts_by_rank",
+        "one record that leaves the attack split would change all canaries",
+        "tasks/policy/rlhf.py",
+        'hash_keys(keys_of(hosts, "record"), cell.seed)',
+        "hash_keys(np.arange(len(hosts.record)), cell.seed)",
+        ("tests/tasks/test_rlhf_cells.py::test_a_host_that_leaves_changes_one_canary",),
+    ),
+    Mutant(
+        "sum_divided_by_those_who_came",
+        "the divisor would tell how many came, and one who leaves would move the mean by more",
+        AGGREGATE,
+        "return [total / users for total in",
+        "return [total / len(updates[0]) for total in",
+        (f"{PROMPTS}::test_one_user_moves_a_noiseless_update_by_the_sensitivity_at_most",),
+    ),
+    Mutant(
+        "updates_of_as_many_rows_as_come",
+        "the number of the others would decide the shape, and with it a kernel",
+        PROMPT_TRAINING,
+        "blank = [0] * (count - len(some))",
+        "blank = [0] * 0",
+        (f"{PROMPTS}::test_one_who_leaves_moves_no_other_users_numbers",),
+    ),
+    Mutant(
+        "only_the_first_users_come",
+        "whether one takes part would hang on who else does",
+        PROMPT_TRAINING,
+        "for first in range(0, len(rows), count):",
+        "for first in range(0, min(1, len(rows)), count):",
+        (f"{PROMPTS}::test_one_who_leaves_moves_no_other_users_numbers",),
     ),
     Mutant(
         "prompts_charged_after_their_release",
@@ -254,23 +294,15 @@ MUTANTS = (
         "half_the_noise_on_prompts",
         "mu would be twice what is certified",
         SHARED,
-        "radii, method.multipliers, entropy)",
-        "radii, [z / 2 for z in method.multipliers], entropy)",
+        "radii, method.multipliers, users, entropy)",
+        "radii, [z / 2 for z in method.multipliers], users, entropy)",
         (f"{PROMPTS}::test_the_noise_is_z_radii_over_the_users",),
-    ),
-    Mutant(
-        "prompts_come_twice",
-        "a prompt in two updates pays twice",
-        PROMPT_TRAINING,
-        "UserRegister().admit(users.ids)",
-        "pass",
-        (f"{PROMPTS}::test_nobody_comes_twice",),
     ),
     Mutant(
         "one_stream_of_samples",
         "one user's length would move the next user's randomness",
         PROMPT_LEARNER,
-        "np.random.default_rng([seed, stream, number]).random(length) for number in numbers]",
+        "np.random.default_rng([seed, stream, number % 2**64]).random(length) for number in numbers]",
         "np.random.default_rng([seed, stream, len(numbers)]).random(length) for number in numbers]",
         (f"{PROMPTS}::test_one_user_moves_a_noiseless_update_by_the_sensitivity_at_most",),
     ),
@@ -278,17 +310,17 @@ MUTANTS = (
         "half_the_noise_on_tenants",
         "mu would be twice what is certified",
         SHARED,
-        "radii, method.multipliers, entropy)",
-        "radii, [z / 2 for z in method.multipliers], entropy)",
+        "radii, method.multipliers, users, entropy)",
+        "radii, [z / 2 for z in method.multipliers], users, entropy)",
         (META_NOISE,),
     ),
     Mutant(
         "tenants_noise_of_a_seed",
         "noise that anybody can draw again",
         SHARED,
-        "    return noisy_means(updates, radii, method.multipliers, entropy)",
+        "    return noisy_means(updates, radii, method.multipliers, users, entropy)",
         "    from dptune.privacy.entropy import FixedSeed\n\n"
-        "    return noisy_means(updates, radii, method.multipliers, FixedSeed(number))",
+        "    return noisy_means(updates, radii, method.multipliers, users, FixedSeed(number))",
         (META_NOISE,),
     ),
     Mutant(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from tests.mutants.mutant import Mutant
 
 RECORD, FIELDS = "dptune/corpus/reading/record.py", "dptune/corpus/reading/fields.py"
+SPELLING, SPELLING_TESTS = "dptune/corpus/reading/spelling.py", "tests/corpus/test_spelling.py"
 ENCODING, LOSSES = "dptune/training/encoding.py", "dptune/training/losses.py"
 READING_TESTS, ENCODING_TESTS = "tests/corpus/test_reading.py", "tests/training/test_encoding.py"
 
@@ -20,10 +21,26 @@ MUTANTS = (
     Mutant(
         "units_by_their_spelling",
         "a person whose number stands with a space somewhere would be two units, each protected alone",
-        RECORD,
-        'unicodedata.normalize("NFC", str(value)).strip()',
-        'unicodedata.normalize("NFC", str(value))',
+        SPELLING,
+        '" ".join(letters.split())',
+        "letters",
         (f"{READING_TESTS}::test_one_unit_has_one_key_however_it_is_written",),
+    ),
+    Mutant(
+        "marks_that_nobody_sees_in_a_name",
+        "a person whose number was copied from a page would be two units",
+        SPELLING,
+        'unicodedata.category(letter) == "Cf" or',
+        "False or",
+        (f"{SPELLING_TESTS}::test_spellings_of_one_name_are_one_unit",),
+    ),
+    Mutant(
+        "words_for_nothing_are_people",
+        "all whose number is missing would be one person",
+        SPELLING,
+        "bool({word, inner} & MISSING)",
+        "False",
+        (f"{SPELLING_TESTS}::test_a_word_for_nothing_names_nobody",),
     ),
     Mutant(
         "sides_by_position",
@@ -37,14 +54,14 @@ MUTANTS = (
         "nobodys_records_pass",
         "rows without a patient would share a unit, or have none",
         FIELDS,
-        "        if key is None:\n            raise",
-        "        if key is None:\n            return 0\n            raise",
+        "        if name is None or is_missing(name):\n",
+        "        if name is None or is_missing(name):\n            return 0\n",
         (f"{READING_TESTS}::test_nobody_is_no_unit",),
     ),
     Mutant(
         "keys_by_what_others_leave_out",
         "one record's tool call would change the keys of all others in a table",
-        FIELDS,
+        "dptune/corpus/reading/shapes.py",
         "for name, one in value.items() if one is not None}",
         "for name, one in value.items()}",
         (f"{READING_TESTS}::test_what_others_leave_out_changes_no_key",),
@@ -76,9 +93,9 @@ MUTANTS = (
     Mutant(
         "prefixes_that_are_none",
         "the tokens of a user would count as an assistant's",
-        ENCODING,
-        "if not (text.startswith(after) and after.startswith(before)):",
-        "if not text:",
+        "dptune/training/chat_template.py",
+        "        if self._mark not in other:\n            raise TurnError(count - 1)\n",
+        "",
         (f"{ENCODING_TESTS}::test_a_template_that_rewrites_earlier_turns_is_refused_by_name",),
     ),
 )

@@ -14,6 +14,12 @@ KINDS = "tests/tuning/test_search_kinds.py"
 OUTCOMES = "tests/tuning/test_search_outcomes.py"
 SPACE_KINDS = "dptune/tuning/search/kinds.py"
 REGISTERED = "tests/tuning/test_search_register.py"
+FATES = "tests/tuning/test_search_fates.py"
+SAME = f"{FATES}::test_a_failure_means_the_same_for_each_candidate_of_each_number"
+ONCE = f"{FATES}::test_a_candidate_that_diverged_once_has_failed_however_many_there_are_and_whenever_it_is_killed"
+TOGETHER = "tests/training/test_together.py"
+TOLD = f"{TOGETHER}::test_a_runs_own_failure_is_told_before_the_others_go_on_and_a_passs_never"
+TRAINING = "dptune/training"
 
 MUTANTS = (
     Mutant(
@@ -49,14 +55,6 @@ MUTANTS = (
         (f"{RUNS}::test_the_first_of_equal_scores_wins_and_failures_never_do",),
     ),
     Mutant(
-        "scores_drawn_again",
-        "each new draw of a score costs its release again",
-        RUN,
-        "(is_complete(path) or read_ledger(path).releases):\n        return False",
-        "(is_complete(path) or read_ledger(path).releases):\n        return True",
-        (f"{RUNS}::test_a_score_is_charged_once_and_before_it_is_drawn",),
-    ),
-    Mutant(
         "another_plan_after_a_kill",
         "a number drawn until it pleases has another law",
         SEARCH,
@@ -76,7 +74,7 @@ MUTANTS = (
         "candidates_beyond_their_kind",
         "a candidate could release more than its kind is priced for",
         RUN,
-        "    if exceeds(planned(mechanism.mechanism, schedule.priced), shared.kinds[candidate.kind][1]):",
+        "    if exceeds(planned(mechanism.mechanism, schedule.priced), kind):",
         "    if not shared.kinds:",
         (f"{SECRECY}::test_no_candidate_releases_more_than_its_kind_whatever_the_plan_says",),
     ),
@@ -116,12 +114,22 @@ MUTANTS = (
         "score_drawn_before_it_is_charged",
         "a score of a killed search would be drawn twice and charged once",
         RUN,
-        """    if not charge_score(folder.path / SCORE_LEDGER, score_header(shared), shared.terms):
-        return None
-    return noisy_score(losses, shared.before, shared.terms, OsEntropy())""",
-        """    found = noisy_score(losses, shared.before, shared.terms, OsEntropy())
-    return found if charge_score(folder.path / SCORE_LEDGER, score_header(shared), shared.terms) else None""",
+        """    charge_score(ledger, score_header(shared), shared.terms)
+    return noisy_score(losses, shared.before, shared.terms, journal.noise[name])
+""",
+        """    found = noisy_score(losses, shared.before, shared.terms, journal.noise[name])
+    charge_score(ledger, score_header(shared), shared.terms)
+    return found
+""",
         (f"{SCORES}::test_a_score_is_charged_before_it_is_drawn",),
+    ),
+    Mutant(
+        "score_with_fresh_noise_when_made_again",
+        "a score of a killed search would be drawn twice and charged once",
+        RUN,
+        "    if name not in journal.noise:\n        if is_charged(ledger):\n",
+        "    journal.noise.pop(name, None)\n    if True:\n        if False:\n",
+        (f"{SCORES}::test_a_score_whose_process_died_is_the_same_when_it_is_made_again",),
     ),
     Mutant(
         "batch_that_one_record_spoils",
@@ -144,8 +152,8 @@ MUTANTS = (
         "resumed_search_asks_nobody",
         "a search killed before its line in the register would add to what others paid, unasked",
         SEARCH,
-        "certificate, again=asked.again)\n        return",
-        "certificate)\n        return",
+        "certificate, again=asked.again)\n        write_json(known, cell)",
+        "certificate, again=True)\n        write_json(known, cell)",
         (f"{REGISTERED}::test_others_that_paid_while_a_search_was_killed_are_asked_about",),
     ),
     Mutant(
@@ -202,13 +210,150 @@ MUTANTS = (
         "candidate_that_ends_before_its_outcome",
         "one that is killed in between has ended without a score, and its search could not go on",
         RUN,
-        """        write_json(folder.path / OUTCOME, {"score": _score(shared, folder, model, own), "why": ""})
+        """        shared.journal.end(candidate.name, score, "", _files(folder))
         ledger.finish()
 """,
         """        ledger.finish()
-        write_json(folder.path / OUTCOME, {"score": _score(shared, folder, model, own), "why": ""})
+        shared.journal.end(candidate.name, score, "", _files(folder))
 """,
         (f"{OUTCOMES}::test_a_candidates_outcome_is_on_disk_before_its_ledger_ends",),
+    ),
+    Mutant(
+        "own_failure_is_told_to_nobody",
+        "a candidate that diverged in company would be resumed with fresh noise, and might win",
+        f"{TRAINING}/run.py",
+        "            self.spec.on_failure(error)\n",
+        "            pass\n",
+        (f"{SAME}[crash in a step]", TOLD),
+    ),
+    Mutant(
+        "own_failure_counts_after_the_pass",
+        "killed before its companions end, a candidate that diverged would have another attempt",
+        "dptune/training/together.py",
+        "            runs[number].fail(error)\n",
+        "            runs[number].ledger.close()\n",
+        (ONCE,),
+    ),
+    Mutant(
+        "failure_of_a_pass_is_everybodys_own",
+        "candidates in company would fail by an error of another one's",
+        f"{TRAINING}/run.py",
+        "        if not self.computing:\n",
+        "        if True:\n",
+        (f"{SAME}[pass once]", TOLD),
+    ),
+    Mutant(
+        "crash_in_a_step_is_its_passs",
+        "a candidate would have two attempts where its failure is its own",
+        f"{TRAINING}/run.py",
+        """            self.computing = False
+            yield batch
+""",
+        """            yield batch
+""",
+        (f"{TOGETHER}::test_a_runs_own_crash_over_its_gradients_is_told",),
+    ),
+    Mutant(
+        "last_gradients_are_never_made",
+        "what a step raises after its gradients would pass for the pass's error",
+        f"{TRAINING}/run.py",
+        """            self.computing = True
+        self.computing = False
+""",
+        """            self.computing = True
+""",
+        (f"{TOGETHER}::test_a_runs_own_crash_over_its_gradients_is_told",),
+    ),
+    Mutant(
+        "lone_candidate_has_one_try",
+        "a pass that fails would cost a candidate its chance where it has no companions",
+        RUN,
+        "    again: set[tuple[str, bool]] = set()  #",
+        "    again = {(one.name, False) for one in waiting if not waiting[1:]}  #",
+        (f"{SAME}[pass once]",),
+    ),
+    Mutant(
+        "failure_before_the_first_step_has_two_tries",
+        "a candidate whose budget is spent would be tried until it fits",
+        RUN,
+        "    if attempt in again or isinstance(error, _OWN):\n",
+        "    if attempt in again:\n",
+        (f"{SAME}[plan beyond its budget]",),
+    ),
+    Mutant(
+        "candidate_fails_by_the_machine",
+        "a candidate would be lost for what another process holds of the GPU's memory",
+        RUN,
+        "    elif not (isinstance(error, OSError | DptuneError) or is_of_device(error)):\n",
+        "    elif not isinstance(error, OSError | DptuneError):\n",
+        (f"{SAME}[full in a step]", f"{SAME}[lost device]"),
+    ),
+    Mutant(
+        "candidate_fails_by_the_disk",
+        "a candidate would be lost for a disk that is full",
+        RUN,
+        "isinstance(error, OSError | DptuneError) or is_of_device(error)",
+        "isinstance(error, DptuneError) or is_of_device(error)",
+        (f"{SAME}[full disk in a step]",),
+    ),
+    Mutant(
+        "disk_that_is_tried_again",
+        "a score that was charged would be lost in company and kept alone",
+        RUN,
+        "    if isinstance(error, _DISK):\n        raise error\n",
+        "",
+        (f"{SAME}[full disk for weights]",),
+    ),
+    Mutant(
+        "pass_that_is_tried_on_records",
+        "candidates in company would pay for a step that a full GPU does not make",
+        RUN,
+        "            rehearse_pass(shared.weights, runs)  #",
+        "            pass  #",
+        (f"{FATES}::test_a_pass_that_does_not_fit_costs_those_in_company_no_step",),
+    ),
+    Mutant(
+        "full_gpu_that_scores",
+        "all units would count as the worst for what another process holds of the GPU's memory",
+        SCORE,
+        "isinstance(error, OSError) or is_of_device(error)",
+        "isinstance(error, OSError)",
+        (f"{SCORES}::test_what_the_machine_or_the_user_stops_is_no_records_failure",),
+    ),
+    Mutant(
+        "stop_that_a_failure_swallows",
+        "a search that is stopped would go on with its next candidate, if it has no companions",
+        f"{TRAINING}/loop.py",
+        "                if not asked():  #",
+        "                if True:  #",
+        ("tests/training/test_stopping.py::test_a_run_that_diverged_when_it_was_stopped_says_both",),
+    ),
+    Mutant(
+        "clipper_that_fails_ends_all",
+        "companions would be resumed, at the price of their steps, for an error of another one's clipper",
+        "dptune/training/together.py",
+        "                    attempt(number, shared.complete, number, steps[number])\n",
+        """                    run = runs[number]
+                    clipped = run.spec.mechanism.clipper.gradients(_RunGradients(shared, number))
+                    attempt(number, run.complete, steps[number], clipped)
+""",
+        (f"{TOGETHER}::test_a_clipper_that_fails_ends_its_own_run_alone",),
+    ),
+    Mutant(
+        "diverged_cell_is_resumed",
+        "whether a cell has another attempt would follow from whether others of its process crashed",
+        "tasks/experiment/finetune.py",
+        "        keep_divergence(cell.directory, error)\n",
+        "        pass\n",
+        ("tests/tasks/test_groups.py::test_a_cell_that_diverged_is_known_before_the_others_of_its_pass_end",),
+    ),
+    Mutant(
+        "cell_of_a_failed_pass_is_not_tried_alone",
+        "a cell would fail by what others of its pass compute",
+        "tasks/experiment/finetune.py",
+        "and is_unforeseen(end) and not one.own and ranks.world == 1",
+        "and is_unforeseen(end) and one.own and ranks.world == 1",
+        ("tests/tasks/test_groups.py::test_a_pass_that_fails_once_ends_no_cell_and_one_that_fails_again_does",),
     ),
     Mutant(
         "starts_of_candidates_unchecked",

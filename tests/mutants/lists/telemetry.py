@@ -45,8 +45,8 @@ MUTANTS = (
         "private_model_tells_the_time",
         "the same, in the model's own description",
         MODEL,
-        "    if not with_time:\n",
-        "    if not about:\n",
+        '    about["utc_time_created"] = _NO_TIME\n',
+        "",
         (f"{MODEL_TESTS}::test_a_research_run_has_a_logged_model_and_a_private_one_no_stamp",),
     ),
     Mutant(

@@ -50,8 +50,8 @@ MUTANTS = (
         "rehearsal_of_one_row",
         "a layer that mixes all records but the first would be trained",
         "dptune/training/rehearsal.py",
-        "for row, expected in enumerate(alone):",
-        "for row, expected in enumerate(alone[:1]):",
+        "zip(matrix, alone, strict=True)",
+        "zip(matrix[:1], alone[:1], strict=True)",
         ("tests/training/test_rehearsal.py::test_a_layer_whose_rows_are_mixed_is_refused_before_a_charge",),
     ),
     Mutant(

@@ -328,7 +328,7 @@ def _moved(it: PolicyLearner, state: PolicyState, met: Any) -> PolicyState:
     blocks, _ = it.updates(state, met, 0)
 
     def release(updates: Any, radii: Any) -> list[torch.Tensor]:
-        return noisy_means(updates, radii, it.method.multipliers, OsEntropy())
+        return noisy_means(updates, radii, it.method.multipliers, it.training.users, OsEntropy())
 
     return it.apply_release(state, blocks, it.training.radius, 1.0, release)
 

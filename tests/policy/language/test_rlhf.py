@@ -28,7 +28,6 @@ from dptune.policy.language.policy import LanguagePolicy
 from dptune.policy.language.prompts import Prompts, Stream
 from dptune.policy.language.schedule import Bandit
 from dptune.policy.language.training import LanguageState, adapters_by_update, train
-from dptune.policy.met import UserReuseError
 from dptune.policy.method import Dppg
 from dptune.privacy.entropy import OsEntropy
 from dptune.privacy.ledger_file import read_ledger
@@ -39,7 +38,7 @@ from dptune.training.model import attach_lora, save_adapter
 LETTERS = Lexicon(frozenset("abcdefghijklm"), frozenset("nopqrstuvwxyz"))
 TEXTS = ["Ann has K7", "Bo", "Cleo: Z9, and more", "Dora is at home"]
 LORA = Lora(rank=4, alpha=8, dropout=0.0)
-SLOTS = [0, 1, 2, 3]
+FOUR = [0, 1, 2, 3]
 
 
 class Characters:
@@ -78,31 +77,38 @@ def adapter(seed: int = 0) -> torch.Tensor:
 
 
 def computed(it: LanguageLearner, texts: list[str], width: int = 10, present: torch.Tensor | None = None) -> Any:
-    rollouts = it.respond(adapter(), prompts(texts, width), it.uniforms(USERS, SLOTS))
+    rollouts = it.respond(adapter(), prompts(texts, width), it.uniforms(USERS, FOUR))
     return rollouts, it.updates(adapter(), rollouts, -0.5, present)
 
 
-def stream(texts: list[str] = TEXTS * 2, ids: tuple[int, ...] | None = None, absent: tuple[int, ...] = ()) -> Stream:
-    present = torch.tensor([slot not in absent for slot in range(len(texts))])
-    return Stream(ids or tuple(range(len(texts))), prompts(texts), present)
+def stream(texts: list[str] = TEXTS * 2, absent: tuple[int, ...] = ()) -> Stream:
+    """Users in two updates of four."""
+    present = torch.tensor([row not in absent for row in range(len(texts))])
+    return Stream(np.arange(len(texts)), prompts(texts), np.arange(len(texts)) // 4, present)
+
+
+def left(users: Stream, *gone: int) -> Stream:
+    """The same users without some, whose rows are not there at all."""
+    kept = [row for row in range(len(users.keys)) if row not in gone]
+    return Stream(users.keys[kept], users.prompts[kept], users.updates[kept], users.present[kept])
 
 
 def trained(
-    directory: Path, it: LanguageLearner, users: Stream, entropy: Any = None
+    directory: Path, it: LanguageLearner, users: Stream, entropy: Any = None, run_id: str = "a run"
 ) -> tuple[LanguageState, list[Figures]]:
-    header = RunHeader("dppg", "dppg", "certified", None, 1e-5, "prompt", 8)
+    header = RunHeader("dppg", "dppg", "certified", None, 1e-5, "prompt", 8, run_id=run_id)
     public = prompts(["Simulated", "Nobody"])
     return train(it, users, public, public, header, directory, entropy or OsEntropy())
 
 
-@pytest.mark.parametrize("changed", SLOTS)
+@pytest.mark.parametrize("changed", FOUR)
 @pytest.mark.parametrize("weight", [0.0, 1.0])
 def test_a_users_prompt_moves_that_users_row_alone(changed: int, weight: float) -> None:
     it, other = learner(prompt_weight=weight), list(TEXTS)
     other[changed] = "Somebody else with a long prompt"
     before, first = computed(it, TEXTS)
     after, second = computed(it, other)
-    rest = [slot for slot in SLOTS if slot != changed]
+    rest = [user for user in FOUR if user != changed]
     assert torch.equal(before.ids[rest], after.ids[rest])
     assert torch.equal(before.rewards[rest], after.rewards[rest])
     torch.testing.assert_close(first[rest], second[rest], rtol=0, atol=1e-7)
@@ -126,7 +132,7 @@ def test_no_batch_is_without_padding() -> None:
 
 
 def test_a_continuation_is_what_the_whole_model_would_say_token_by_token() -> None:
-    it, uniforms = learner(), learner().uniforms(USERS, SLOTS)
+    it, uniforms = learner(), learner().uniforms(USERS, FOUR)
     rollouts = it.respond(adapter(), prompts(TEXTS), uniforms)
     peft = policy().peft(adapter())
     for row, text in enumerate(TEXTS):
@@ -151,13 +157,13 @@ def test_nothing_counts_after_the_end_of_text() -> None:
 @pytest.mark.parametrize("weight", [0.0, 0.7])
 def test_the_loss_of_all_users_is_each_ones_own_by_plain_autograd(weight: float) -> None:
     it = learner()
-    rollouts = it.respond(adapter(), prompts(TEXTS), it.uniforms(USERS, SLOTS))
+    rollouts = it.respond(adapter(), prompts(TEXTS), it.uniforms(USERS, FOUR))
     gains = torch.tensor([0.5, -1.0, 0.25, 1.0])
-    own = torch.stack([adapter(seed) for seed in SLOTS]).requires_grad_()
+    own = torch.stack([adapter(seed) for seed in FOUR]).requires_grad_()
     data = (rollouts.ids, rollouts.mask, rollouts.continuation_mask, rollouts.old_log_probabilities, gains)
     losses = bandit_loss(policy(), weight)(own, tuple(part[:, None] for part in data), torch.ones(4, 1))
     (found,) = torch.autograd.grad(losses.sum(), own)
-    for row in SLOTS:
+    for row in FOUR:
         kept = rollouts.mask[row].bool()
         ids, count = rollouts.ids[row][kept][None], int(rollouts.continuation_mask[row].sum())
         peft = policy().peft(own[row].detach())
@@ -173,7 +179,7 @@ def test_the_loss_of_all_users_is_each_ones_own_by_plain_autograd(weight: float)
 
 def test_the_penalty_is_zero_at_the_start_and_positive_elsewhere() -> None:
     it, start = learner(), policy().start
-    rollouts = it.respond(start, prompts(TEXTS), it.uniforms(USERS, SLOTS))
+    rollouts = it.respond(start, prompts(TEXTS), it.uniforms(USERS, FOUR))
     torch.testing.assert_close(rollouts.log_ratios, torch.zeros(4))
     assert torch.equal(rollouts.rewards, rollouts.scores)
     assert it.evaluate(start, prompts(TEXTS), 0).kl == pytest.approx(0, abs=1e-12)
@@ -203,23 +209,70 @@ def test_updates_are_clipped_and_nobody_adds_nothing() -> None:
 
 def test_a_user_whose_numbers_are_not_finite_adds_nothing() -> None:
     it = learner()
-    rollouts = it.respond(adapter(), prompts(TEXTS), it.uniforms(USERS, SLOTS))
+    rollouts = it.respond(adapter(), prompts(TEXTS), it.uniforms(USERS, FOUR))
     bad = replace(rollouts, rewards=rollouts.rewards.clone().index_fill_(0, torch.tensor([2]), math.nan))
     updates, good = it.updates(adapter(), bad, 0.0), it.updates(adapter(), rollouts, 0.0)
     assert not updates[2].any()
     assert torch.equal(updates[[0, 1, 3]], good[[0, 1, 3]])
 
 
-@pytest.mark.parametrize("other", ["removed", "replaced"])
+@pytest.mark.parametrize("other", ["absent", "removed", "joined", "replaced"])
 def test_one_user_moves_a_noiseless_update_by_the_sensitivity_at_most(tmp_path: Path, other: str) -> None:
-    """The bound is S / K for an emptied slot, which the ledger prices, and twice that for another user in it."""
-    texts = [*TEXTS[:2], "Quite another", TEXTS[3], *TEXTS]
-    users = stream(absent=(2,)) if other == "removed" else stream(texts)
+    """The bound is S / K for one who leaves or joins, which the ledger prices, and twice that for another user."""
+    there = torch.ones(9, dtype=torch.bool)
+    users = {
+        "absent": stream(absent=(2,)),
+        "removed": left(stream(), 2),
+        "joined": Stream(
+            np.array([*range(8), 99]), prompts([*TEXTS * 2, "Fay"]), np.array([0] * 4 + [1] * 4 + [0]), there
+        ),
+        "replaced": stream([*TEXTS[:2], "Quite another", TEXTS[3], *TEXTS]),
+    }[other]
     one, two = (
         trained(tmp_path / name, learner(), crowd)[0].means[0] for name, crowd in (("one", stream()), ("two", users))
     )
-    bound = 0.1 / 4 * (1 if other == "removed" else 2)
+    bound = 0.1 / 4 * (2 if other == "replaced" else 1)
     assert 0 < float((one - two).norm()) <= bound * (1 + 1e-5)
+
+
+class Recorded(LanguageLearner):
+    """A learner that records the update of every user who takes part, in order."""
+
+    seen: list[torch.Tensor]
+
+    def updates(self, vector: Any, rollouts: Any, baseline: float, present: Any = None) -> torch.Tensor:
+        rows = super().updates(vector, rollouts, baseline, present)
+        if present is not None:
+            assert len(rows) == self.bandit.users, "always of one shape"
+            self.seen.extend(rows[present])
+        return rows
+
+
+def recorded(directory: Path, users: Stream) -> dict[int, torch.Tensor]:
+    """The update of each user of a run's only update."""
+    plain = learner()
+    it = Recorded(plain.policy, plain.lexicon, plain.method, replace(plain.bandit, updates=1))
+    it.seen = []
+    trained(directory, it, users)
+    return dict(zip(users.keys.tolist(), it.seen, strict=True))
+
+
+@pytest.mark.parametrize("gone", range(6))
+def test_one_who_leaves_moves_no_other_users_numbers(gone: int, tmp_path: Path) -> None:
+    """Not their update, their tokens or the shapes they are computed in, though six come where four are expected."""
+    texts, there = [*TEXTS, "Eve", "Finn: J3"], torch.ones(6, dtype=torch.bool)
+    users = Stream(np.arange(6), prompts(texts), np.zeros(6, dtype=np.int64), there)
+    before, after = recorded(tmp_path / "before", users), recorded(tmp_path / "after", left(users, gone))
+    assert set(before) - set(after) == {gone}
+    for one, row in after.items():
+        torch.testing.assert_close(row, before[one], rtol=0, atol=1e-7)
+
+
+def test_an_update_to_which_nobody_comes_is_noise_alone(tmp_path: Path) -> None:
+    """1,280 normals: the deviation is within 10 % (5 sigma)."""
+    state, _ = trained(tmp_path, learner(noise=2.0), left(stream(), 0, 1, 2, 3))
+    assert list(state.means) == [0, 1]
+    assert float(state.means[0].std()) == pytest.approx(2.0 * 0.1 / 4, rel=0.1)
 
 
 class Watched(LanguageLearner):
@@ -275,14 +328,9 @@ def test_without_noise_nothing_is_certified(tmp_path: Path) -> None:
 
 
 def test_the_noise_is_z_radii_over_the_users(tmp_path: Path) -> None:
-    """All slots are empty, so a mean is noise alone: the deviation of 2 x 1,280 normals is within 7 % (5 sigma)."""
+    """Nobody takes part, so a mean is noise alone: the deviation of 2 x 1,280 normals is within 7 % (5 sigma)."""
     state, _ = trained(tmp_path, learner(noise=2.0), stream(absent=tuple(range(8))))
     assert float(torch.stack(list(state.means.values())).std()) == pytest.approx(2.0 * 0.1 / 4, rel=0.07)
-
-
-def test_nobody_comes_twice(tmp_path: Path) -> None:
-    with pytest.raises(UserReuseError, match="user 3 is in a second update"):
-        trained(tmp_path, learner(), stream(ids=(0, 1, 2, 3, 4, 5, 6, 3)))
 
 
 def test_a_charged_update_that_died_is_not_made_again(tmp_path: Path) -> None:
@@ -296,6 +344,13 @@ def test_a_charged_update_that_died_is_not_made_again(tmp_path: Path) -> None:
     state, _ = trained(tmp_path, learner(noise=1.0), stream())
     assert list(state.means) == [1]
     assert read_ledger(tmp_path / "ledger.jsonl").releases == 2
+
+
+def test_a_run_is_not_resumed_under_another_id(tmp_path: Path) -> None:
+    """Users are dealt by it, so that some would be in two updates."""
+    trained(tmp_path, learner(noise=1.0), stream())
+    with pytest.raises(ConfigError, match=r"header\.run_id: is 'another', and the run in .* began as 'a run'"):
+        trained(tmp_path, learner(noise=1.0), stream(), run_id="another")
 
 
 def test_the_adapters_that_users_met_follow_from_the_releases(tmp_path: Path) -> None:
@@ -344,8 +399,7 @@ def test_the_radius_is_the_trust_regions() -> None:
         (lambda: Bandit(learning_rate=math.inf), "learning_rate"),
         (lambda: LanguageLearner(policy(), LETTERS, Dppg(noise_multiplier=1.0), Bandit()), "critic"),
         (lambda: LanguagePolicy(gpt2(), Characters(), Lora(dropout=0.1), 0), "lora.dropout"),
-        (lambda: Stream((1, 2), prompts(TEXTS), torch.ones(4)), "users"),
-        (lambda: trained(Path("nowhere"), learner(), stream(TEXTS)), "users"),
+        (lambda: Stream(np.array([1, 2]), prompts(TEXTS), np.zeros(4, int), torch.ones(4)), "users"),
     ],
 )
 def test_what_cannot_be_is_named(make: Any, field: str) -> None:

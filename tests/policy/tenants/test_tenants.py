@@ -121,7 +121,7 @@ def test_a_tenant_moves_the_mean_by_radius_over_constant_k_at_most_and_a_null_on
     assert float(rows.norm(dim=1).max()) <= RADIUS * (1 + 1e-6)
     assert not without[0].any(), "exactly"
     torch.testing.assert_close(without[1:], rows[1:], rtol=0, atol=1e-6, msg="nobody else's update changes")
-    one, other = (noisy_means([some], [RADIUS], [0.0], OsEntropy())[0] for some in (rows, without))
+    one, other = (noisy_means([some], [RADIUS], [0.0], len(seeds), OsEntropy())[0] for some in (rows, without))
     assert float((one - other).norm()) <= RADIUS / len(seeds) * (1 + 1e-5)
     torch.testing.assert_close(other, rows[1:].sum(dim=0).float() / len(seeds), rtol=0, atol=1e-6)
 

@@ -1,0 +1,115 @@
+"""Brings the names of units and labels to one spelling, however a table writes them."""
+
+from __future__ import annotations
+
+import math
+import re
+import unicodedata
+from contextlib import suppress
+from datetime import UTC, date, datetime
+from decimal import Decimal
+from uuid import UUID
+
+#: Words by which tables say that a value is missing, in lower case, beside those of ``is_missing``. They name no unit.
+MISSING = frozenset(
+    (
+        *("", "na", "n/a", "n.a", "n.a.", "#n/a", "#na", "#nv", "#n/d", "#n/disp", "nil", "none", "null", "\\n"),
+        *("nan", "-nan", "+nan", "nat", "inf", "-inf", "+inf", "infinity", "-infinity", "1.#qnan", "-1.#qnan"),
+        *("1.#snan", "1.#ind", "-1.#ind", "1.#inf", "-1.#inf", "missing", "unknown", "undefined", "not available"),
+        *("not applicable", "not known", "not given", "not specified", "no data", "(blank)", "(empty)"),
+        *("0000-00-00", "0000-00-00 00:00:00", "0000-00-00t00:00:00", "00000000-0000-0000-0000-000000000000"),
+    )
+)
+#: How spreadsheets name an error, in any language: #DIV/0!, #NAME?, #WERT!
+_ERROR = re.compile(r"#\w+(/\w+)?[!?]")
+_NUMBER = re.compile(r"([+-]?)(?=\.?\d)(\d*)(?:\.(\d*))?(?:e([+-]?\d{1,3}))?", re.IGNORECASE)
+#: ISO 8601: day, time of day, its fraction, zone.
+_TIME = re.compile(
+    r"(\d{4}-\d\d-\d\d)[t ](\d\d:\d\d(?::\d\d)?)(?:[.,](\d+))?(z|[+-]\d\d(?::?\d\d){0,2})?", re.IGNORECASE
+)
+#: Unicode's Default_Ignorable_Code_Point, characters that nobody sees, and the place of an object.
+_UNSEEN = re.compile(
+    "[\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u202a-\u202e\u2060-\u206f\u3164\ufe00-\ufe0f"
+    "\ufeff\uffa0\ufff0-\ufff8\ufffc\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e0fff]"
+)
+_DASHES, _QUOTES = "[\u2010-\u2015\u2212\u2e3a\u2e3b]", "[\u2018\u2019\u201b\u02bc\u02b9\u2032`]"
+_UUID = re.compile(r"(?:urn:uuid:)?\{?([0-9a-f]{8})-?([0-9a-f]{4})-?([0-9a-f]{4})-?([0-9a-f]{4})-?([0-9a-f]{12})\}?")
+
+
+def spelled(value: object) -> str | None:
+    """The name that a value stands for; None for a missing value, and for a number that is none.
+
+    One person under two names would be two units, each protected by itself, and the person would not be. So these make
+    no difference: spaces at the ends and how many there are elsewhere; characters that nobody sees (a byte-order mark,
+    a soft hyphen, a joiner) and compatible forms of letters (Unicode's NFKC); digits of another script; whether a
+    number is written 7, "7", "7.0", "+7" or "7e0". A time, and a text of ISO 8601, is named by that form, in UTC where
+    it has a zone; midnight without a zone is the day alone, as tables of days are written. Case and leading zeros do:
+    ``loosely`` finds those.
+
+    Raises: TypeError for a value that is neither text, number, time nor UUID.
+    """
+    if value is None or type(value).__name__ in ("NAType", "NaTType"):
+        return None
+    if isinstance(value, bool) or not isinstance(value, str | int | float | Decimal | UUID | date):
+        raise TypeError(type(value).__name__)
+    if isinstance(value, float | Decimal) and not math.isfinite(value):
+        return None
+    # the shortest digits of a float are what pandas and JSON write of it
+    letters = "".join(map(_seen, unicodedata.normalize("NFKC", str(value))))
+    name = unicodedata.normalize("NFC", " ".join(letters.split()))
+    if (time := _TIME.fullmatch(name)) is not None:
+        return _time(name, *time.groups())
+    number = _NUMBER.fullmatch(name.replace("\u2212", "-"))
+    if number is None:
+        return name
+    sign, whole, part = number[1], number[2] or "0", number[3] or ""
+    if number[4] is not None:  # exact, and of a thousand digits at most
+        whole, _, part = format(Decimal(f"{whole}.{part}e{number[4]}"), "f").partition(".")
+    part = part.rstrip("0")
+    zero = not part and not whole.strip("0")
+    return ("-" if sign == "-" and not zero else "") + whole + ("." + part if part else "")
+
+
+def _time(name: str, day: str, clock: str, fraction: str | None, zone: str | None) -> str:
+    """A time in UTC if it has a zone; ``name`` as it is where the calendar has no such time, or ends."""
+    with suppress(ValueError, OverflowError):
+        time = datetime.fromisoformat(f"{day} {clock}{(zone or '').upper()}")
+        written = str(time.astimezone(UTC) if zone else time)
+        part = (fraction or "").rstrip("0")
+        return (written[:19] + ("." + part.ljust(6, "0") if part else "") + written[19:]).removesuffix(" 00:00:00")
+    return name
+
+
+def _seen(letter: str) -> str:
+    """What is left of a character: nothing of one that nobody sees, and 0 to 9 of a digit of any script."""
+    if unicodedata.category(letter) == "Cf" or _UNSEEN.match(letter):
+        return ""
+    if unicodedata.category(letter) == "Cc" or letter == "\u2800":  # Braille's empty pattern looks like a space
+        return " "
+    digit = unicodedata.decimal(letter, None)
+    return letter if digit is None else str(digit)
+
+
+def is_missing(name: str | None) -> bool:
+    """Whether a name says that there is none: by a word of ``MISSING``, also in brackets, a spreadsheet's error, or
+    nothing but punctuation.
+    """
+    if name is None:
+        return True
+    word = re.sub(f"{_DASHES}", "-", re.sub(r" ?([^\w\s]) ?", r"\1", name.casefold()))
+    inner = re.sub(r"^[(<\[{](.*)[)>\]}]$", r"\1", word)
+    return (
+        bool({word, inner} & MISSING)
+        or _ERROR.fullmatch(word) is not None
+        or all(unicodedata.category(letter).startswith("P") for letter in word)
+    )
+
+
+def loosely(name: str) -> str:
+    """The name without what may be a matter of spelling alone: its case, zeros before its numbers, the kind of its
+    apostrophes and dashes, dashes beside letters (a soft hyphen is a dash that nobody sees), and a UUID's punctuation.
+    """
+    name = re.sub(_QUOTES, "'", re.sub(_DASHES, "-", name.casefold()))
+    if (uuid := _UUID.fullmatch(name)) is not None:
+        return "".join(uuid.groups())
+    return re.sub(r"(?<!\d)(?<!\d[.,])0+(?=\d)", "", re.sub(r"(?<=[^\W\d_])-|-(?=[^\W\d_])", "", name))

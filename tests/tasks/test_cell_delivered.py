@@ -1,0 +1,151 @@
+"""What the pipeline hands on: a cell's adapter, its model in MLflow, its hyper-policy, the manifest of an ensemble."""
+
+from __future__ import annotations
+
+import csv
+import math
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from same_release import differences, same_release, told
+from tiny_pipeline import (
+    built,
+    cells,
+    copied,
+    merge,
+    nonprivate,
+    prepare_environment,
+    quick_pictures,
+    run_stages,
+    static,
+)
+from typer.testing import CliRunner
+
+from dptune.cli import app
+from dptune.files import write_text
+from dptune.privacy.entropy import FixedSeed
+from dptune.privacy.run_folder import RunFolder
+from tasks.experiment.adapter_model import write_model
+from tasks.experiment.cells import Cell
+from tasks.experiment.finetune import run_cell
+from tasks.prediction.ensembles import close_plan, open_plan, plans, served_protocol
+from tasks.settings.params import load_settings
+
+FOLLOWING: dict[str, Any] = {
+    "experiment": {"mechanisms": ["rldp"]},
+    "mechanisms": {"rldp": {"interval": 1, "warmup": 1}},
+}
+ANSWERS = {"prediction": {"models": [2], "serve": {"models": 2, "tokens": 8}}}
+
+
+def table(world: int) -> dict[str, Any]:
+    """A table of the same customers: in the second world they have more visits, longer and of other words."""
+    with Path("visits.csv").open("w", newline="", encoding="utf-8") as file:
+        rows = csv.writer(file)
+        rows.writerow(["customer_id", "note"])
+        for n in range(80 * (1 + world)):
+            rows.writerow([f"c{n % 80}", f"{n} red pears" if world == 0 else f"old plums {n} " + "blue " * n])
+    own = {"source": "table", "path": "visits.csv", "unit": "customer_id", "options": {"text": "note"}}
+    return {"data": own, "canaries": {"extraction": 0, "audit": 0}, "training": {"max_length": 32}}
+
+
+def trained(cell: Cell, target: Path) -> Path:
+    """Run a cell and write its model as MLflow keeps it; returns the folder of the model."""
+    write_text(RunFolder(cell.directory).cell, cell.model_dump_json(indent=2))
+    run_cell(cell, "cpu")
+    write_model(cell.directory, target)
+    return target
+
+
+def told_of(world: int) -> dict[str, dict[str, tuple[bytes, int, float]]]:
+    """What a world hands on, by what it is; times apart, which MLflow and the run's own folder have."""
+    changes, found = table(world), {}
+    run_stages(changes, pretrained=False)
+    research = static(changes)
+    found["model"] = told(trained(research, Path("model")))
+    found["adapter"] = told(RunFolder(research.directory).adapter)
+    found["shown to the owner"] = {"result.json": told(research.directory)["result.json"]}
+    quiet = static(merge(changes, {"experiment": {"telemetry": "private"}}))
+    trained(quiet, Path("quiet"))
+    kept = ("result.json", "ledger.jsonl", "history.jsonl", "knobs.jsonl")
+    found["private"] = {name: one for name, one in told(quiet.directory).items() if name in kept}
+    (following,) = cells(merge(changes, FOLLOWING))
+    trained(following, Path("following"))
+    found["policy"] = told(RunFolder(following.directory).controller)
+    cells(merge(changes, ANSWERS))
+    settings = load_settings()
+    (plan,) = plans(settings)
+    open_plan(plan)
+    close_plan(plan, served_protocol(settings.prediction.serve, settings.prediction, 1e-5), "research")
+    found["manifest"] = {"ensemble.json": told(plan.directory)["ensemble.json"]}
+    return {kind: {name: (*one[:2], 0.0) for name, one in files.items()} for kind, files in found.items()}
+
+
+def test_two_worlds_of_one_release_hand_on_the_same_bytes(
+    tmp_path_factory: pytest.TempPathFactory, tmp_path: Path
+) -> None:
+    worlds = []
+    for world in (0, 1):
+        with pytest.MonkeyPatch.context() as patch:
+            prepare_environment(patch, copied(built(tmp_path_factory), tmp_path / f"{world}"))
+            quick_pictures(patch)
+            same_release(patch)
+            worlds.append(told_of(world))
+    shown = [world.pop("shown to the owner") for world in worlds]
+    assert differences(*shown), "the worlds differ in nothing"
+    assert set(worlds[0]) == {"model", "adapter", "private", "policy", "manifest"}
+    assert set(worlds[0]["adapter"]) == {"adapter_config.json", "adapter_model.safetensors"}
+    assert {name for name in worlds[0]["model"] if name.startswith("artifacts/adapter/")} == {
+        f"artifacts/adapter/{name}" for name in (*worlds[0]["adapter"], "README.md", "base.json", "ledger.jsonl")
+    }
+    assert set(worlds[0]["policy"]) == {"policy.json", "policy.safetensors"}
+    assert len(worlds[0]["private"]) == 4
+    for kind in worlds[0]:
+        assert differences(worlds[0][kind], worlds[1][kind]) == "", kind
+    card = worlds[0]["model"]["artifacts/adapter/README.md"][0].decode()
+    assert "- public records: " in card
+    assert "held-out" not in card
+
+
+def test_cells_without_a_guarantee_say_so_in_mlflow(pipeline: Path) -> None:
+    published = {"experiment": {"mechanisms": ["rldp_published"]}}
+    (leaky,) = cells(published)
+    fixed = static({"experiment": {"accounting": "published"}})
+    for cell, entropy, why in (
+        (nonprivate(), None, "gradients without noise"),
+        (leaky, None, "raw"),
+        (fixed, FixedSeed(1), "not private"),
+        (static(), None, ""),
+    ):
+        write_text(RunFolder(cell.directory).cell, cell.model_dump_json(indent=2))
+        result = run_cell(cell, "cpu", entropy=entropy)
+        card = write_model(cell.directory, pipeline / "model")
+        folder = pipeline / "model" / "artifacts" / "adapter"
+        done = CliRunner().invoke(app, ["verify", str(folder)])
+        sound = math.isfinite(float(result["epsilon_certified"]))
+        assert sound == (not why), cell.label
+        assert done.exit_code == (0 if sound else 1)
+        assert card.startswith("# LoRA adapter for public" if sound else "# NO GUARANTEE: LoRA adapter for public")
+        tags = yaml.safe_load((folder / "README.md").read_text().split("---\n")[1])["tags"]
+        assert ("differential-privacy" in tags) == sound
+        assert ("ifferential privacy" in card) == sound
+        assert str(result["guarantee"]).startswith("The guarantee covers" if sound else "No guarantee: ")
+        assert why in result["guarantee"]
+        shutil.rmtree(pipeline / "model")
+
+
+def test_no_path_of_this_machine_and_no_time_is_in_a_model(pipeline: Path) -> None:
+    shutil.copytree("data/models/public", pipeline / "secret place" / "base")
+    cell = static({"experiment": {"models": {"small": {"source": str(pipeline / "secret place" / "base")}}}})
+    trained(cell, pipeline / "model")
+    for path in (*(pipeline / "model").rglob("*"), *RunFolder(cell.directory).adapter.rglob("*")):
+        if path.is_file() and path.name != "MLmodel":  # which must say where the base lies: see docs/howto
+            assert b"secret place" not in path.read_bytes(), path
+    about = yaml.safe_load((pipeline / "model" / "MLmodel").read_text())
+    assert about["utc_time_created"] == "1970-01-01 00:00:00"
+    card = (pipeline / "model" / "artifacts" / "adapter" / "README.md").read_text()
+    assert "# LoRA adapter for base\n" in card
+    assert "audit.json" in card
