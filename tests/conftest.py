@@ -33,6 +33,11 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
+    """Name a case of long bytes by its argument: an archive holds the time, and workers must collect equal names."""
+    return argname if isinstance(val, bytes) and len(val) > 16 else None
+
+
 def pytest_collection_finish() -> None:
     """Leave what was imported to collect the tests out of garbage collection, which would walk it again and again."""
     gc.collect()
