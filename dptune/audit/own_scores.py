@@ -30,6 +30,15 @@ def score(name: str) -> Callable[[Score], Score]:
     It returns (texts,) finite numbers, larger if the text looks like a member. Private, as the losses are.
 
     Raises: ConfigError if the name is taken.
+
+    Example:
+        >>> from dptune.audit.own_scores import own_scores, score
+        >>> import numpy as np
+        >>> @score("relative")
+        ... def relative(adapted, public):
+        ...     return (public - adapted) / (public + 1)
+        >>> own_scores(np.array([1.0, 3.0]), np.array([3.0, 3.0]))["relative"].tolist()
+        [0.5, 0.0]
     """
 
     def register(function: Score) -> Score:

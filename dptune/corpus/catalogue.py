@@ -85,6 +85,15 @@ def source(name: str, *, rows: bool = False) -> Callable[[Read], Read]:
     Args:
         rows: whether it yields mappings with a column ``text``, or ``prompt`` and ``completion``, or ``messages``.
             ``data.unit`` may then name any column.
+
+    Example:
+        >>> from dptune.corpus.catalogue import find_source, source
+        >>> @source("two_letters")
+        ... def two_letters(greeting: str = "Dear"):
+        ...     yield f"{greeting} Sir, the card payment was charged twice."
+        ...     yield f"{greeting} Madam, my loan was refused."
+        >>> find_source("two_letters").kinds
+        {'greeting': <class 'str'>}
     """
 
     def register(read: Read) -> Read:

@@ -36,6 +36,13 @@ class Mechanism:
         published_accountant: the accountant of its paper (key of ``PUBLISHED_ACCOUNTANTS``).
         pairs: number of LoRA pairs it works on.
         dealt_by: what decides the group of a unit, for correlated noise; "rank" for a run of an earlier version alone.
+
+    Example:
+        >>> from dptune.mechanisms.registry import build
+        >>> static = build("static", {"noise_multiplier": 1.0})
+        >>> release = static.release(static.knobs(), sample_rate=0.01)
+        >>> release.noise_multiplier, release.leaks
+        (1.0, ())
     """
 
     name: str

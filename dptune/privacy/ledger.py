@@ -35,6 +35,25 @@ class Ledger:
     """A ledger that is open for charging. The file is locked, so that only one process charges it.
 
     Use ``open``, then ``charge`` before every release and ``finish`` at the end.
+
+    Example:
+        >>> from collections import Counter
+        >>> from pathlib import Path
+        >>> from tempfile import mkdtemp
+        >>> from dptune.privacy.ledger import Ledger
+        >>> from dptune.privacy.ledger_file import read_ledger
+        >>> from dptune.privacy.release import Release
+        >>> from dptune.privacy.run_header import RunHeader
+        >>> path, step = Path(mkdtemp()) / "ledger.jsonl", Release(sample_rate=0.01, noise_multiplier=1.0)
+        >>> header = RunHeader("static", "gdp_clt", "certified", epsilon=2.0, delta=1e-5, unit="record", units=800)
+        >>> ledger = Ledger.open(path, header, planned=Counter({step: 100}))
+        >>> for _ in range(100):
+        ...     ledger.charge(step)  # on disk; only now may the noisy gradient be drawn
+        >>> ledger.admits(Release(sample_rate=1.0, noise_multiplier=1.0))
+        False
+        >>> ledger.finish()
+        >>> round(read_ledger(path).epsilons.certified, 2)
+        0.72
     """
 
     def __init__(self, path: Path, descriptor: int, contents: LedgerContents, gate: BudgetGate) -> None:

@@ -38,7 +38,24 @@ class LedgerError(DptuneError):
 
 @dataclass(frozen=True, repr=False)
 class LedgerContents:
-    """The contents of a ledger file, after every line was checked."""
+    """The contents of a ledger file, after every line was checked.
+
+    Example:
+        >>> from collections import Counter
+        >>> from pathlib import Path
+        >>> from tempfile import mkdtemp
+        >>> from dptune.privacy.ledger import Ledger
+        >>> from dptune.privacy.ledger_file import read_ledger
+        >>> from dptune.privacy.release import Release
+        >>> from dptune.privacy.run_header import RunHeader
+        >>> path, step = Path(mkdtemp()) / "ledger.jsonl", Release(sample_rate=1.0, noise_multiplier=5.0)
+        >>> header = RunHeader("static", "gdp_clt", "certified", epsilon=2.0, delta=1e-5, unit="record", units=800)
+        >>> with Ledger.open(path, header, planned=Counter({step: 3})) as ledger:
+        ...     ledger.charge(step)
+        >>> contents = read_ledger(path)
+        >>> contents.releases, contents.complete, round(contents.epsilons.certified, 3)
+        (1, False, 0.726)
+    """
 
     header: RunHeader
     composition: Composition
@@ -67,6 +84,26 @@ def read_ledger(path: Path) -> LedgerContents:
     """Read and check a whole ledger.
 
     Raises: LedgerError naming the first line that is torn, edited, out of order or out of place.
+
+    Example:
+        >>> from collections import Counter
+        >>> from pathlib import Path
+        >>> from tempfile import mkdtemp
+        >>> from dptune.privacy.ledger import Ledger
+        >>> from dptune.privacy.ledger_file import read_ledger
+        >>> from dptune.privacy.release import Release
+        >>> from dptune.privacy.run_header import RunHeader
+        >>> path, step = Path(mkdtemp()) / "ledger.jsonl", Release(sample_rate=1.0, noise_multiplier=5.0)
+        >>> header = RunHeader("static", "gdp_clt", "certified", epsilon=2.0, delta=1e-5, unit="record", units=800)
+        >>> with Ledger.open(path, header, planned=Counter({step: 3})) as ledger:
+        ...     ledger.charge(step)
+        >>> path.write_text(path.read_text().replace('"noise_multiplier":5.0', '"noise_multiplier":9.0')) > 0
+        True
+        >>> try:
+        ...     read_ledger(path)
+        ... except Exception as error:
+        ...     print(str(error).split(": ")[1])
+        was edited or reordered
     """
     header: RunHeader | None = None
     composition: Composition = Counter()

@@ -72,6 +72,14 @@ class Release:
             noise multiplier is then that of z, of which the noise is made, the sample rate that of a unit in the rows
             of its own group, and the part that group. A ledger holds such a release at a step of that group alone.
         dealt_by: what decides whose group that is, one of ``Dealing``. A leak if it is the unit's rank.
+
+    Example:
+        >>> from dptune.privacy.release import Release
+        >>> Release(sample_rate=0.01, noise_multiplier=1.0).effective_noise_multiplier
+        1.0
+        >>> four_groups = Release(0.01, 1.0, sensitivity=2.0)  # each noised as if it were the only one
+        >>> four_groups.effective_noise_multiplier
+        0.5
     """
 
     sample_rate: float

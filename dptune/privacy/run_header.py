@@ -62,6 +62,16 @@ class RunHeader:
             no guarantee alone, since the choice depends on all of them: the search's certificate has it.
         run_id: id that ties checkpoints to this ledger.
         format: format of the ledger; one of an older format is verified, but not resumed.
+
+    Example:
+        >>> from collections import Counter
+        >>> from dptune.privacy.release import Release
+        >>> from dptune.privacy.run_header import RunHeader
+        >>> header = RunHeader("static", "gdp_clt", "certified", epsilon=2.0, delta=1e-5, unit="patient_id", units=800)
+        >>> header.within_budget(Counter({Release(0.01, 1.0): 1000}))
+        True
+        >>> header.within_budget(Counter({Release(0.01, 0.8): 1000}))
+        False
     """
 
     mechanism: str

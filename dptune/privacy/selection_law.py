@@ -42,6 +42,12 @@ class SelectionLaw:
             Papernot and Steinke); infinity is Poisson conditioned on K >= 1.
         rate: gamma in (0, 1) of that law; of Poisson's its parameter lambda > 0.
         most: the cap, at least 2.
+
+    Example:
+        >>> from dptune.privacy.selection_law import SelectionLaw
+        >>> law = SelectionLaw.of(candidates=10)
+        >>> law.most, round(law.mean, 2), round(law.hit(0.1), 3)
+        (48, 9.96, 0.563)
     """
 
     shape: float

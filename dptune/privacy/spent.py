@@ -60,6 +60,21 @@ class Register:
     Attributes:
         path: the file.
         beside_too: folders in which ledgers are looked for, besides the file's own.
+
+    Example:
+        >>> from collections import Counter
+        >>> from pathlib import Path
+        >>> from tempfile import mkdtemp
+        >>> from dptune.privacy.release import Release
+        >>> from dptune.privacy.run_header import RunHeader
+        >>> from dptune.privacy.spent import Register, said
+        >>> register = Register(Path(mkdtemp()) / "spent.jsonl")
+        >>> header = RunHeader("static", "gdp_clt", "certified", epsilon=2.0, delta=1e-5, unit="record", units=800)
+        >>> register.add_run("digest of the records", header, Counter({Release(0.01, 1.0): 1000}), folder="tuned")
+        >>> said(register.earlier("digest of the records"))
+        'once, epsilon 1.83 at delta 1e-05'
+        >>> register.earlier("digest of other records")
+        []
     """
 
     def __init__(self, path: Path, *beside_too: Path) -> None:

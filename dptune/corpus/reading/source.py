@@ -32,6 +32,11 @@ class Fractions:
     Attributes:
         train, eval, test: shares that add up to 1.
         seed: key of the hash; public.
+
+    Example:
+        >>> from dptune.corpus.reading.source import Fractions
+        >>> Fractions(train=0.9, eval=0.1, test=0)
+        Fractions(train=0.9, eval=0.1, test=0, seed=42)
     """
 
     train: float = 0.8
@@ -79,6 +84,14 @@ class RecordSource:
         part: part of a data set of the ``datasets`` library to read, such as "train".
         public: records of nobody, read in the same way, for validation, controllers and rehearsal.
         split: how the records of ``data`` are dealt to train, eval and test.
+
+    Example:
+        >>> from dptune.corpus.reading.read import read
+        >>> from dptune.corpus.reading.source import RecordSource
+        >>> rows = [{"patient": "p1", "age": 61, "note": "Stable."}, {"patient": "p2", "age": None, "note": "Worse."}]
+        >>> source = RecordSource(rows, template="{age}-year-old. {note}", unit="patient")
+        >>> [record.content.text for record in read(source)]
+        ['61-year-old. Stable.', 'unknown-year-old. Worse.']
     """
 
     data: Data = field(repr=False)
