@@ -31,7 +31,7 @@ def rate_at_most(events: float, trials: int, confidence: float) -> float:
     """
     _check_confidence(confidence)
     if not 0 <= events <= trials or trials == 0:
-        raise ConfigError("events", f"{events} of {trials} is no share", fix="count 0 or more of at least one trial")
+        raise ConfigError("events", f"{events} of {trials} is not a share", fix="count 0 or more of at least one trial")
     return 1.0 if events == trials else float(betaincinv(events + 1, trials - events, confidence))
 
 
@@ -196,7 +196,7 @@ def _error_rates(
 def _check_guesses(canaries: int, guesses: int, correct: int) -> None:
     if not 0 <= correct <= guesses <= canaries or guesses == 0:
         problem = f"{correct} right of {guesses} guesses about {canaries} canaries cannot be"
-        raise ConfigError("guesses", problem, fix="guess at least once, and no canary twice")
+        raise ConfigError("guesses", problem, fix="guess at least one canary, and none twice")
 
 
 def _check_delta(delta: float) -> None:

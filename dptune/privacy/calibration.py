@@ -125,7 +125,7 @@ def delta_warning(delta: float, units: int | None = None) -> str | None:
         True
     """
     if units is not None and delta * units >= 1:
-        whose = f"1 over the {units} units or more, which publishing one of them in full would satisfy"
+        whose = f"1 over the {units} units or more: publishing one unit in full would satisfy it"
         return f"delta {delta:g} is {whose}; use {0.1 / units:.1g}, say"
     if delta > _LARGE_DELTA:
         whose = "with that probability the guarantee may not hold at all"

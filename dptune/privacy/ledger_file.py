@@ -126,11 +126,11 @@ def read_ledger(path: Path) -> LedgerContents:
             releases += 1
         else:
             if content.releases != releases:
-                raise _bad_line(path, number, f"says {content.releases} releases where there are {releases}")
+                raise _bad_line(path, number, f"states {content.releases} releases, but the ledger holds {releases}")
             complete = True
     if header is None:
         raise LedgerError(
-            f"{path}, line 1: the ledger is empty. Fix: restore it; if no run began here, it holds nothing."
+            f"{path}, line 1: the ledger is empty. Fix: restore it; if no run ever started here, remove the empty file."
         )
     return LedgerContents(header, composition, releases, chain, complete, last)
 
@@ -222,7 +222,7 @@ def _lines(path: Path) -> Iterator[tuple[int, _Content, str]]:
     chain = GENESIS
     known: dict[bytes, Release] = {}
     if other := not_a_file(path):
-        raise LedgerError(f"{path}: is {other}, and no file. Fix: check the path.")
+        raise LedgerError(f"{path}: is {other}, not a file. Fix: check the path.")
     try:
         file = path.open("rb")
     except OSError as error:
@@ -265,7 +265,7 @@ def _check_line(path: Path, number: int, raw: bytes, chain: str) -> tuple[dict[s
         stated = record.pop("chain")
         body = encode(record)
     except (ValueError, KeyError, AttributeError, TypeError, RecursionError):
-        raise _bad_line(path, number, "is torn or no ledger line") from None
+        raise _bad_line(path, number, "is torn, or is not a line of a ledger") from None
     line, chain = seal(body, chain)
     if stated != chain or raw != line:
         raise _bad_line(path, number, "was edited or reordered: its checksum does not follow from the lines above")
@@ -288,12 +288,12 @@ def _content(path: Path, number: int, record: dict[str, Any]) -> _Content:
         raise LedgerError(f"{path}, line {number}: {error}") from None
     except (ConfigError, ArithmeticError, AttributeError, TypeError, ValueError, KeyError, RecursionError) as error:
         raise _bad_line(path, number, f"does not describe a {kind}: {error}") from None
-    raise _bad_line(path, number, f"is no valid {kind!r} line")
+    raise _bad_line(path, number, f"is not a valid {kind!r} line")
 
 
 def _whole(value: Any) -> int:
     if type(value) is not int:  # bool is a subclass of int
-        raise ValueError(f"{value!r} is no whole number")
+        raise ValueError(f"{value!r} is not a whole number")
     return value
 
 

@@ -248,7 +248,7 @@ def pure_selection_epsilon(epsilon: float, law: SelectionLaw) -> float:
         1.551
     """
     if law.shape == math.inf:
-        raise ConfigError("shape", "inf has no such closed form", fix="use a finite shape")
+        raise ConfigError("shape", "inf does not have this closed form", fix="use a finite shape")
     g, e = law.rate, math.exp(epsilon)
     return epsilon + (1 + law.shape) * math.log((g * (1 + e) + (1 - g) * e) / (g * (1 + e) + (1 - g)))
 
@@ -257,7 +257,7 @@ def _epsilon_of(profile: Profile, shifts: Shifts, delta: float) -> float:
     def spent(epsilon: float) -> float:
         found = shifts.delta(profile, epsilon)
         if math.isnan(found):
-            raise ArithmeticError("the delta of a selection is no number")
+            raise ArithmeticError("the delta of a selection is not a number")
         return found
 
     low, high = 0.0, float(GRID[-1])

@@ -164,7 +164,7 @@ class Register:
         earlier = self.earlier(records, [besides])
         if not (again or all(one.what == "cell" for one in earlier)):
             return []
-        here = f"these records paid before ({said(earlier)}); what this search costs adds to that"
+        here = f"these records paid before ({said(earlier)}); the cost of this search adds to that"
         return [*([here] if earlier else []), *self.elsewhere(records)]
 
     @property
@@ -189,10 +189,12 @@ class Register:
             try:
                 earlier = Register(path).earlier(records)
             except (DptuneError, OSError) as error:  # such as that of another user
-                told.append(f"{path} is another register, and what it knows of these records is unknown: {error}")
+                told.append(f"{path} is another register, and its entries about these records cannot be read: {error}")
                 continue
             if earlier:
-                told.append(f"{path} is another register, where these records paid too ({said(earlier)}): add that up")
+                told.append(
+                    f"{path} is another register, where these records paid too ({said(earlier)}): add both totals"
+                )
         return [*told, *self.faults()]
 
     def faults(self) -> list[str]:

@@ -220,7 +220,7 @@ def test_nobody_is_served_by_defaults(ensemble: Path, missing: str | None) -> No
     protocol = {} if missing is None else {key: value for key, value in manifest.protocol.items() if key != missing}
     write_manifest(ensemble, replace(manifest, protocol=protocol))
     with pytest.raises(
-        ConfigError, match=f"serves nobody: no budget was set for its answers .no .*{missing or 'epsilon'}"
+        ConfigError, match=f"cannot answer: no budget was set for its answers .no .*{missing or 'epsilon'}"
     ):
         deploy(ensemble, CPU)
     assert not has_answered(ensemble)

@@ -115,7 +115,7 @@ def _deal(source: RecordSource, split: Fractions, whole: Records) -> Sides:
     for name, rows in sides.items():
         if not len(rows):
             what = "units" if source.unit else "distinct records (equal ones share a side)"
-            problem = f"{len(np.unique(keys))} {what} leave no one on the side {name}"
+            problem = f"{len(np.unique(keys))} {what} are too few: side {name} would be empty"
             raise ConfigError("data.split", problem, fix="give more records, another share or another seed")
     dealt = {name: tuple(whole[row] for row in rows) for name, rows in sides.items()}
     return Sides(dealt["train"], eval=dealt.get("eval", ()), test=dealt.get("test", ()))

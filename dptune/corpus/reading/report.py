@@ -225,7 +225,7 @@ def _unit_findings(sides: Sides, counts: np.ndarray, most: int | None, delta: fl
         found.append(Finding("large_units", text))
     if delta is not None:
         if not 0 <= delta < 1:
-            raise ConfigError("delta", f"{delta} is no probability below 1", fix="use less than 1 over the units")
+            raise ConfigError("delta", f"{delta} is not a probability below 1", fix="use less than 1 over the units")
         if delta * len(counts) >= 1:
             text = (
                 f"delta {delta:g} is 1 over the {len(counts)} units or more: publishing one unit in full would "
@@ -233,7 +233,7 @@ def _unit_findings(sides: Sides, counts: np.ndarray, most: int | None, delta: fl
             )
             found.append(Finding("large_delta", text))
     if shared := sides.shared_units:
-        text = f"{shared} units have records in train and in another side, whose figures are then no held-out ones"
+        text = f"{shared} units have records in train and in another side, so that side is not held out"
         found.append(Finding("shared_units", text))
     return found
 
@@ -241,7 +241,7 @@ def _unit_findings(sides: Sides, counts: np.ndarray, most: int | None, delta: fl
 def _token_findings(encoded: TokenCounts, records: int) -> list[Finding]:
     found = []
     if encoded.cut > _MANY_CUT * records:
-        text = f"{encoded.cut} of {records} records have more than {encoded.limit} tokens and lose what is beyond"
+        text = f"{encoded.cut} of {records} records have more than {encoded.limit} tokens and are cut there"
         found.append(Finding("many_cut", text))
     if encoded.without_loss > _MANY_SILENT * records:
         text = (
