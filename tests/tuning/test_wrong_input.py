@@ -80,8 +80,8 @@ def test_private_records_are_not_taken_for_public_ones(name: str, tmp_path: Path
     (tmp_path / "link.csv").symlink_to(data)
     shutil.copy(data, tmp_path / "copy.csv")
     line = refused(tmp_path, "--public", str(tmp_path / name), data=data)
-    assert "--public: holds the private records themselves" in line
-    with pytest.raises(ConfigError, match="holds the private records"):
+    assert "--public: is the file of private records" in line
+    with pytest.raises(ConfigError, match="is the file of private records"):
         RecordSource(own := rows(), public=own)
 
 
