@@ -31,7 +31,7 @@ def search(
     ] = "variance",
     dimension: Annotated[int, typer.Option(help="Number of trainable parameters; PLRV-O's accountant needs it.")] = 0,
     max_grad_norm: Annotated[float, typer.Option(help="Clip radius.")] = 1.0,
-    out: Annotated[Path | None, typer.Option(help="Output folder (default: data/search/MECHANISM-MODE).")] = None,
+    out: Annotated[Path | None, typer.Option(help="Output folder [data/search/MECHANISM-MODE].")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Find noise parameters for a budget; write a profile, its origin, and a picture of the noise density."""

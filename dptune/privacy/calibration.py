@@ -120,7 +120,7 @@ def delta_warning(delta: float, units: int | None = None) -> str | None:
     Example:
         >>> from dptune.privacy.calibration import delta_warning
         >>> print(delta_warning(1e-3, units=2000))
-        delta 0.001 is 1 over the 2000 units or more, which publishing one of them in full would satisfy; use 5e-05, say
+        delta 0.001 is 1 over the 2000 units or more: publishing one unit in full would satisfy it; use 5e-05, say
         >>> delta_warning(1e-5, units=2000) is None
         True
     """
