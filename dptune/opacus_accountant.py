@@ -21,6 +21,14 @@ class PLDAccountant(IAccountant):
     """Tight epsilon of Poisson-subsampled Gaussian steps whose (q, z) were fixed before the run.
 
     ``history`` is run-length encoded as Opacus' own accountants do: (noise_multiplier, sample_rate, steps).
+
+    Example:
+        >>> from dptune.opacus_accountant import PLDAccountant
+        >>> accountant = PLDAccountant()
+        >>> for _ in range(1000):
+        ...     accountant.step(noise_multiplier=1.0, sample_rate=0.01)
+        >>> round(accountant.get_epsilon(delta=1e-5), 3)
+        1.829
     """
 
     def __init__(self) -> None:

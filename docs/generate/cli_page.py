@@ -12,7 +12,7 @@ from dptune.cli import app
 
 _ABOUT = """# Command line
 
-What you get: every command and option of `dptune`, as `dptune COMMAND --help` prints them. This page is generated
+You get every command and option of `dptune`, as `dptune COMMAND --help` prints them. This page is generated
 from them.
 
     dptune --help

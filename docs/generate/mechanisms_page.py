@@ -12,7 +12,7 @@ from dptune.prediction.protocols import PROTOCOLS, SUMMARIES
 
 _ABOUT = """# Mechanisms and parts
 
-What you get: every mechanism, what it clips, adds and follows, whether it is sound, and every option. This page is
+You get every mechanism, what it clips, adds and follows, whether it is sound, and every option. This page is
 generated from the registry; the same lists in a terminal, with those of your plug-ins:
 
     dptune mechanisms                  # one line each

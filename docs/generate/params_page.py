@@ -21,7 +21,7 @@ _LONG = "see the file"
 _LONGEST = 60
 _ABOUT = """# params.yaml
 
-What you get: every key of `params.yaml`, its type and bounds, the value that the file has, and what it means. The
+You get every key of `params.yaml`, its type and bounds, the value that the file has, and what it means. The
 table is generated from the models that check the file, so a key that is not here is refused by name, as is a value
 out of bounds.
 

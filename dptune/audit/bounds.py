@@ -22,10 +22,16 @@ _MOST_MU = 100.0
 
 
 def rate_at_most(events: float, trials: int, confidence: float) -> float:
-    """One-sided Clopper-Pearson upper bound on a probability, from ``events`` in ``trials`` (or an expected number)."""
+    """One-sided Clopper-Pearson upper bound on a probability, from ``events`` in ``trials`` (or an expected number).
+
+    Example:
+        >>> from dptune.audit.bounds import rate_at_most
+        >>> round(rate_at_most(events=0, trials=1000, confidence=0.95), 5)
+        0.00299
+    """
     _check_confidence(confidence)
     if not 0 <= events <= trials or trials == 0:
-        raise ConfigError("events", f"{events} of {trials} is no share", fix="count 0 or more of at least one trial")
+        raise ConfigError("events", f"{events} of {trials} is not a share", fix="count 0 or more of at least one trial")
     return 1.0 if events == trials else float(betaincinv(events + 1, trials - events, confidence))
 
 
@@ -37,6 +43,11 @@ def epsilon_from_errors(
     An (epsilon, delta)-DP mechanism obeys TPR <= e^epsilon FPR + delta and TNR <= e^epsilon FNR + delta
     (Kairouz, Oh and Viswanath 2015); each error rate is bounded with half of the allowed failure probability.
     Valid for every mechanism. The bound is at most about log(trials), so a larger one needs more trials.
+
+    Example:
+        >>> from dptune.audit.bounds import epsilon_from_errors
+        >>> round(epsilon_from_errors(5, 1000, 5, 1000, delta=1e-5, confidence=0.95), 3)
+        4.443
     """
     _check_delta(delta)
     fnr, fpr = _error_rates(false_negatives, members, false_positives, others, confidence)
@@ -50,6 +61,11 @@ def mu_from_errors(
     """Lower bound on mu of Gaussian DP from one attack's errors over independent runs.
 
     A mu-GDP mechanism obeys Phi^-1(1 - FPR) - Phi^-1(FNR) <= mu (Dong, Roth and Su 2022).
+
+    Example:
+        >>> from dptune.audit.bounds import mu_from_errors
+        >>> round(mu_from_errors(300, 1000, 300, 1000, confidence=0.95), 3)
+        0.883
     """
     fnr, fpr = _error_rates(false_negatives, members, false_positives, others, confidence)
     return max(0.0, float(ndtri(1 - fpr) - ndtri(fnr)))
@@ -75,7 +91,13 @@ def one_run_p_value(canaries: int, guesses: int, correct: int, epsilon: float, d
 
 
 def one_run_epsilon(canaries: int, guesses: int, correct: int, delta: float, confidence: float) -> float:
-    """Lower bound on epsilon at ``delta`` from one run with coin-flipped canaries; 2305.08846, corollary 5.4."""
+    """Lower bound on epsilon at ``delta`` from one run with coin-flipped canaries; 2305.08846, corollary 5.4.
+
+    Example:
+        >>> from dptune.audit.bounds import one_run_epsilon
+        >>> round(one_run_epsilon(canaries=1000, guesses=100, correct=95, delta=1e-5, confidence=0.95), 3)
+        2.165
+    """
     _check_confidence(confidence)
     return _largest_rejected(
         lambda epsilon: one_run_p_value(canaries, guesses, correct, epsilon, delta) < 1 - confidence, _MOST_EPSILON
@@ -87,6 +109,11 @@ def one_run_mu(canaries: int, guesses: int, correct: int, confidence: float) -> 
 
     It only rejects Gaussian trade-off curves: converted to an epsilon, it is a bound for mechanisms whose whole curve
     is Gaussian, and an estimate for all others. ``one_run_epsilon`` needs no such premise.
+
+    Example:
+        >>> from dptune.audit.bounds import one_run_mu
+        >>> round(one_run_mu(canaries=1000, guesses=100, correct=95, confidence=0.95), 3)
+        0.787
     """
     _check_guesses(canaries, guesses, correct)
     _check_confidence(confidence)
@@ -99,7 +126,13 @@ def one_run_mu(canaries: int, guesses: int, correct: int, confidence: float) -> 
 
 
 def gaussian_epsilon(mu: float, delta: float) -> float:
-    """Epsilon at ``delta`` of a mu-GDP mechanism (Dong, Roth and Su 2022, corollary 2.13)."""
+    """Epsilon at ``delta`` of a mu-GDP mechanism (Dong, Roth and Su 2022, corollary 2.13).
+
+    Example:
+        >>> from dptune.audit.bounds import gaussian_epsilon
+        >>> round(gaussian_epsilon(mu=1.0, delta=1e-5), 4)
+        4.3772
+    """
     _check_delta(delta)
     if mu <= 0:
         return 0.0
@@ -163,7 +196,7 @@ def _error_rates(
 def _check_guesses(canaries: int, guesses: int, correct: int) -> None:
     if not 0 <= correct <= guesses <= canaries or guesses == 0:
         problem = f"{correct} right of {guesses} guesses about {canaries} canaries cannot be"
-        raise ConfigError("guesses", problem, fix="guess at least once, and no canary twice")
+        raise ConfigError("guesses", problem, fix="guess at least one canary, and none twice")
 
 
 def _check_delta(delta: float) -> None:

@@ -18,7 +18,7 @@ from dptune.mechanisms.mechanism import Mechanism
 from dptune.plugins import is_outside, plugins_of
 from dptune.privacy.entropy import Entropy
 
-_FIX = "mend it: dptune/mechanisms/interfaces.py says what each part returns"
+_FIX = "fix the plug-in: dptune/mechanisms/interfaces.py says what each part returns"
 
 
 def check_knobs(mechanism: Mechanism, knobs: Any) -> None:
@@ -132,5 +132,5 @@ def _broken(mechanism: Mechanism, part: object, method: str, returned: str, righ
         whose += f" of plug-in {plugins_of([kind.__module__])[0]}"
     elif mechanism.plugins:  # one of its parts
         whose += f" with plug-in {', '.join(mechanism.plugins)}"
-    problem = f"{method} of {whose} returned {returned} in place of {right}, so there is no step to audit"
+    problem = f"{method} of {whose} returned {returned} instead of {right}, so there is no step to audit"
     return ConfigError(f"mechanisms.{mechanism.name}", problem, fix=_FIX)

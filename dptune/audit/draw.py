@@ -72,7 +72,7 @@ class DrawAudit:
             if value < self.alarm / len(_TESTS)
         )
         return (
-            f"{self.draws} draws are no Poisson samples of {self.units} units at rate {self.sample_rate:.4g}: {found}"
+            f"{self.draws} draws are not Poisson samples of {self.units} units at rate {self.sample_rate:.4g}: {found}"
         )
 
     @property

@@ -128,7 +128,7 @@ def _encoded(
 ) -> tuple[list[list[int]], list[list[bool]]]:
     """Token ids of each passage, and whether each belongs to the ending: whether it has any of its characters."""
     if not getattr(tokenizer, "is_fast", False):
-        raise ConfigError("model", "its tokenizer tells no offsets", fix="use a fast tokenizer")
+        raise ConfigError("model", "its tokenizer returns no offsets", fix="use a fast tokenizer")
     ids: list[list[int]] = [[] for _ in passages]
     belongs: list[list[bool]] = [[] for _ in passages]
     for rendered in {passage.rendered for passage in passages}:

@@ -30,6 +30,14 @@ class OneRun:
         confidence: confidence of each bound.
         most: the largest ``epsilon_audited`` that this many canaries can show at this confidence. What a run's
             certificate is refuted by has a confidence of its own: see ``refutation``.
+
+    Example:
+        >>> import numpy as np
+        >>> from dptune.audit.one_run import one_run
+        >>> coins = np.arange(1000) % 2 == 0
+        >>> perfect = one_run(coins.astype(float), coins, delta=1e-5, confidence=0.95)  # an attack that is always right
+        >>> perfect.correct, perfect.epsilon_audited == perfect.most
+        (1000, True)
     """
 
     canaries: int
@@ -62,6 +70,15 @@ def one_run(scores: NDArray[np.float64], included: NDArray[np.bool_], delta: flo
         included: (canaries,) results of the fair coins. Private.
 
     Raises: DataError without canaries, with scores that are not finite, or with coins that are all equal.
+
+    Example:
+        >>> import numpy as np
+        >>> from dptune.audit.one_run import one_run
+        >>> coins = np.random.default_rng(1).random(1000) < 0.5
+        >>> scores = coins + np.random.default_rng(2).normal(size=1000)
+        >>> found = one_run(scores, coins, delta=1e-5, confidence=0.95)
+        >>> found.guesses, found.correct, round(found.epsilon_audited, 2)
+        (100, 92, 1.63)
     """
     included = np.asarray(included, dtype=bool)
     check_coins(scores, included)
@@ -85,14 +102,28 @@ def one_run(scores: NDArray[np.float64], included: NDArray[np.bool_], delta: flo
 
 
 def guess(order: NDArray[np.int64], included: NDArray[np.bool_], share: float) -> tuple[int, int]:
-    """Number of guesses, half "in" and half "out", and number of right ones."""
+    """Number of guesses, half "in" and half "out", and number of right ones.
+
+    Example:
+        >>> import numpy as np
+        >>> from dptune.audit.one_run import guess
+        >>> scores = np.array([0.1, 0.9, 0.4, 0.8])
+        >>> guess(np.argsort(scores), np.array([False, True, True, True]), share=1.0)
+        (4, 3)
+    """
     half = max(1, int(len(order) * share / 2))
     low, high = order[:half], order[len(order) - half :]
     return 2 * half, int((~included[low]).sum() + included[high].sum())
 
 
 def check_coins(scores: NDArray[np.float64], included: NDArray[np.bool_]) -> None:
-    """Raise DataError without canaries, for scores that are not finite, and for coins that are all equal."""
+    """Raise DataError without canaries, for scores that are not finite, and for coins that are all equal.
+
+    Example:
+        >>> import numpy as np
+        >>> from dptune.audit.one_run import check_coins
+        >>> check_coins(np.array([0.1, 0.9]), np.array([False, True]))
+    """
     place = "one-run audit"
     if len(scores) < 2:
         raise DataError(f"{len(scores)} canaries", fix="plant audit canaries (canaries.audit)", file=place)

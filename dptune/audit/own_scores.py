@@ -30,12 +30,21 @@ def score(name: str) -> Callable[[Score], Score]:
     It returns (texts,) finite numbers, larger if the text looks like a member. Private, as the losses are.
 
     Raises: ConfigError if the name is taken.
+
+    Example:
+        >>> from dptune.audit.own_scores import own_scores, score
+        >>> import numpy as np
+        >>> @score("relative")
+        ... def relative(adapted, public):
+        ...     return (public - adapted) / (public + 1)
+        >>> own_scores(np.array([1.0, 3.0]), np.array([3.0, 3.0]))["relative"].tolist()
+        [0.5, 0.0]
     """
 
     def register(function: Score) -> Score:
         other = _SCORES.get(name)
         if name in BUILT_IN or (other is not None and other.__module__ != function.__module__):
-            raise ConfigError("plugins", f"score {name!r} of {function.__module__} exists already", fix="rename it")
+            raise ConfigError("plugins", f"score {name!r} of {function.__module__} already exists", fix="rename it")
         _SCORES[name] = function
         note_registered(function.__module__)
         return function
@@ -63,7 +72,7 @@ def _computed(name: str, function: Score, adapted: Losses, public: Losses) -> Lo
         values = np.asarray(function(adapted.copy(), public.copy()), dtype=np.float64)
     except (Exception, SystemExit) as error:  # whatever a plug-in may raise, or end the process by
         problem = f"score {name!r} failed ({type(error).__name__}: {error})"
-        raise DataError(problem, fix="mend it", file=function.__module__) from error
+        raise DataError(problem, fix="fix the function", file=function.__module__) from error
     if values.shape != adapted.shape or not np.isfinite(values).all():
         problem = f"score {name!r} is not one finite number for each of {len(adapted)} texts"
         raise DataError(problem, fix="return as many numbers as there are losses", file=function.__module__)

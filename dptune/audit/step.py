@@ -165,7 +165,7 @@ def audit_step(
     """
     _check(trials, confidence, delta, steps, sample_rate)
     if mechanism.bands > 1:
-        problem = f"{mechanism.name} has {mechanism.bands}, and one of its steps alone tells next to nothing"
+        problem = f"{mechanism.name} has {mechanism.bands}, and a single step of it reveals next to nothing"
         raise ConfigError("bands", problem, fix="use audit_rows")
     pilot = int(trials * _PILOT_SHARE)
     counted = trials - pilot

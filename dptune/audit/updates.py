@@ -60,7 +60,7 @@ SCENES = (
     UpdateScene("alone, punished", -1.0),
     UpdateScene("against the others", 1.0, -1.0),
     UpdateScene("huge rewards", 1e6, -1.0),
-    UpdateScene("rewards that are no numbers", float("nan"), -1.0),
+    UpdateScene("rewards that are not numbers", float("nan"), -1.0),
 )
 
 

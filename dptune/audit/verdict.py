@@ -43,6 +43,13 @@ class Certificate:
         mu: certified mu of Gaussian DP; None if the function is no Gaussian one, or nothing is certified.
         pairs: certified (epsilon, delta) pairs, which bound the function if it is not Gaussian.
         is_gaussian: whether an attack can reach ``mu``; for a Laplace mixture ``mu`` is only a bound.
+
+    Example:
+        >>> from collections import Counter
+        >>> from dptune.audit.verdict import certificate
+        >>> from dptune.privacy.release import Release
+        >>> certificate(Counter({Release(sample_rate=1.0, noise_multiplier=2.0): 4}), delta=1e-5).mu
+        1.0
     """
 
     epsilon: float
@@ -76,6 +83,14 @@ def certificate(composition: Composition, delta: float) -> Certificate:
 
     Gaussian releases that take every unit are Gaussian DP exactly: mu^2 is the sum of (sensitivity / noise)^2. Others
     have no single mu: the epsilons that the accountant certifies at several deltas bound their trade-off function.
+
+    Example:
+        >>> from collections import Counter
+        >>> from dptune.audit.verdict import certificate
+        >>> from dptune.privacy.release import Release
+        >>> certified = certificate(Counter({Release(sample_rate=1.0, noise_multiplier=1.0): 1}), delta=1e-5)
+        >>> round(certified.least_false_negatives(0.05), 3)
+        0.74
     """
     moves = any(release.adaptive for release in composition) and sum(composition.values()) > 1
     if moves or any(release.leaks for release in composition):

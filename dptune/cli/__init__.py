@@ -42,7 +42,8 @@ def _main(
         bool, typer.Option("--version", help="Print the version and exit.", is_eager=True, callback=_version)
     ] = False,
     plugin: Annotated[
-        list[str] | None, typer.Option(help="Module of yours with mechanisms, beside those that DPTUNE_PLUGINS names.")
+        list[str] | None,
+        typer.Option(help="Your own module with mechanisms, in addition to the modules in DPTUNE_PLUGINS."),
     ] = None,
 ) -> None:
     """Handle the options that belong to no command."""

@@ -38,11 +38,13 @@ def check_mechanism(name: str) -> None:
 
 def mechanisms(
     name: Annotated[
-        str | None, typer.Argument(help="Show the options of this one.", autocompletion=completions)
+        str | None, typer.Argument(help="Mechanism whose options are shown.", autocompletion=completions)
     ] = None,
-    parts: Annotated[bool, typer.Option("--parts", help="List clippers, noises and controllers instead.")] = False,
+    parts: Annotated[
+        bool, typer.Option("--parts", help="List clippers, noises and controllers instead of mechanisms.")
+    ] = False,
 ) -> None:
-    """List the mechanisms, one line each, or the `--set` options of one; or all parts that can be combined."""
+    """List the mechanisms, the `--set` options of one mechanism, or all parts that can be combined."""
     if parts:
         if name is not None:
             raise ConfigError("--parts", f"lists all parts, and not those of {name}", fix="leave one of them out")

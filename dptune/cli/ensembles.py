@@ -19,11 +19,11 @@ from dptune.streams import read_input
 if TYPE_CHECKING:
     from dptune.prediction.deployment import Deployment
 
-Ensemble = Annotated[Path | None, typer.Option(help="Folder of the ensemble [the pipeline's own].")]
+Ensemble = Annotated[Path | None, typer.Option(help="Folder of the ensemble (default: the pipeline's ensemble).")]
 RegisterFile = Annotated[
-    Path | None, typer.Option("--register", help="What was published from which records [the ensemble's own].")
+    Path | None, typer.Option("--register", help="Register of spent budgets (default: the ensemble's register).")
 ]
-Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1, ...")]
+Device = Annotated[str, typer.Option(help="Device that computes: cpu, cuda, cuda:1, ...")]
 _PIPELINE = Path("data/prediction/results.json")
 TOKEN_VARIABLE = "DPTUNE_SERVE_TOKEN"
 _LEAST_TOKEN = 16
@@ -33,14 +33,16 @@ _ANY_ADDRESS = ("0.0.0.0", "::")
 
 
 def generate(
-    prompt: Annotated[str, typer.Argument(help="The text to continue; empty begins a new one.")] = "",
-    tokens: Annotated[int, typer.Option(help="At most so many, and no more than are left.", min=1)] = 32,
+    prompt: Annotated[str, typer.Argument(help="Text to continue; leave it empty to start a new text.")] = "",
+    tokens: Annotated[
+        int, typer.Option(help="Maximum number of new tokens; must not exceed the tokens left in the budget.", min=1)
+    ] = 32,
     ensemble: Ensemble = None,
     register: RegisterFile = None,
     device: Device = "cpu",
     as_json: AsJson = False,
 ) -> None:
-    """Answer a prompt privately; every token is charged to the ensemble's ledger, and never given back."""
+    """Answer a prompt privately; every token is charged to the ensemble's ledger and cannot be refunded."""
     from dptune.prediction.deployment import check_prompt, deploy
     from dptune.privacy.budget_gate import BudgetError
     from dptune.privacy.ledger_file import LedgerError
@@ -88,19 +90,21 @@ def _check_left(tokens: int, budget: dict[str, Any]) -> None:
 
 def serve(
     ensemble: Ensemble = None,
-    host: Annotated[str, typer.Option(help="This machine only, unless you say so.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="Of the service.", min=1, max=65535)] = 8000,
+    host: Annotated[
+        str, typer.Option(help="Address to listen on; the default accepts connections only from this machine.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port to listen on.", min=1, max=65535)] = 8000,
     register: RegisterFile = None,
     device: Device = "cpu",
     trusted_host: Annotated[
         list[str] | None,
-        typer.Option(help="Name that clients call the service by, beside localhost and --host; repeatable."),
+        typer.Option(help="Host name that clients may use, in addition to localhost and --host; repeatable."),
     ] = None,
     token_file: Annotated[
-        Path | None, typer.Option(help=f"File with the bearer token that clients must send [or {TOKEN_VARIABLE}].")
+        Path | None, typer.Option(help=f"File with the bearer token that clients must send (or set {TOKEN_VARIABLE}).")
     ] = None,
 ) -> None:
-    """Answer prompts over HTTP within one budget; its OpenAPI page is at /docs."""
+    """Answer prompts over HTTP within one budget; the service's OpenAPI page is at /docs."""
     try:
         import uvicorn
 

@@ -33,15 +33,18 @@ _PARTS = {"search": "searches", "run": "runs", "cell": "cells of study {}", "ans
 
 
 def verify(
-    ledger: Annotated[Path, typer.Argument(help="A ledger.jsonl or certificate.jsonl, or a folder that holds one.")],
+    ledger: Annotated[
+        Path, typer.Argument(help="A ledger.jsonl, a certificate.jsonl, or a folder that holds one of them.")
+    ],
     no_guarantee: Annotated[
-        bool, typer.Option("--no-guarantee", help="Status 0 also where no epsilon is certified.")
+        bool, typer.Option("--no-guarantee", help="Exit with status 0 even if no epsilon is certified.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Recompute every epsilon of a run from its ledger alone; refuse a ledger, or a card, that was torn or edited.
+    """Recompute every epsilon of a run from its ledger; refuse a ledger or card that was cut off or edited.
 
-    Status 0: all that was compared agrees, and an epsilon is certified; 1: it agrees, and none is; 2: it was refused.
+    Status 0: everything that was compared agrees, and an epsilon is certified. Status 1: it agrees, but no epsilon is
+    certified. Status 2: the ledger or folder is refused.
     """
     from dptune.cli.figures import of_certificate, of_ledger, of_winner
     from dptune.privacy.certificate import FILE, read_certificate
@@ -169,13 +172,13 @@ def _say_dealt_by_rank(leaks: Sequence[str]) -> None:
 
 
 def spent(
-    register: Annotated[Path, typer.Argument(help="A spent.jsonl; else that of this folder.")] = Path("spent.jsonl"),
+    register: Annotated[Path, typer.Argument(help="A spent.jsonl file.")] = Path("spent.jsonl"),
     restore: Annotated[
-        bool, typer.Option("--restore", help="Add what has ended beside the register and is missing in it.")
+        bool, typer.Option("--restore", help="Add finished runs that lie beside the register but are missing from it.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Add up everything that a register says was published, by set of records and unit; name what is missing in it."""
+    """Add up the published epsilons in a register, for each set of records and each unit; name runs it lacks."""
     from dptune.privacy.register_file import unnumbered
     from dptune.privacy.spent import IN_A_SHARD, SHARD, Register
     from dptune.privacy.unregistered import MOST
@@ -221,9 +224,9 @@ def spent(
 
 
 def set_aside(
-    folder: Annotated[Path, typer.Argument(help="data/runs/<run>, or another run's folder")],
+    folder: Annotated[Path, typer.Argument(help="Folder of the run, such as data/runs/<run>.")],
 ) -> None:
-    """Keep a run that cannot go on, ledger and all, out of the way of a new one; say what it has spent."""
+    """Move a run that cannot continue out of the way of a new one, with its ledger; print what it has spent."""
     from dptune.privacy.runs_within import said_within
     from dptune.privacy.set_aside import set_aside as keep
 

@@ -12,24 +12,29 @@ from dptune.cli.options import AsJson, Batch, Delta, Epochs, Records, SampleRate
 
 
 def search(
-    mechanism: Annotated[str, typer.Argument(help="plrvo or lmo_dp")],
-    epsilon: Annotated[float, typer.Option(help="Of the whole run, as the mode counts it.")],
+    mechanism: Annotated[str, typer.Argument(help="Mechanism whose noise is searched: plrvo or lmo_dp.")],
+    epsilon: Annotated[float, typer.Option(help="Budget of the whole run, as the accountant of --mode counts it.")],
     delta: Delta,
     mode: Annotated[
-        str, typer.Option(help="published, published_usefulness (LMO-DP's other search), or certified.")
+        str,
+        typer.Option(
+            help="Accountant and search: published, published_usefulness (LMO-DP's other search), or certified."
+        ),
     ] = "certified",
     sample_rate: SampleRate = None,
     steps: Steps = None,
     records: Records = None,
     batch: Batch = None,
     epochs: Epochs = None,
-    objective: Annotated[str, typer.Option(help="Certified: variance, mean_absolute or usefulness.")] = "variance",
-    dimension: Annotated[int, typer.Option(help="Trainable parameters, which PLRV-O's accountant counts.")] = 0,
-    max_grad_norm: Annotated[float, typer.Option(help="The clip radius.")] = 1.0,
-    out: Annotated[Path | None, typer.Option(help="Folder of the files [data/search/MECHANISM-MODE].")] = None,
+    objective: Annotated[
+        str, typer.Option(help="Quantity that mode certified optimises: variance, mean_absolute or usefulness.")
+    ] = "variance",
+    dimension: Annotated[int, typer.Option(help="Number of trainable parameters; PLRV-O's accountant needs it.")] = 0,
+    max_grad_norm: Annotated[float, typer.Option(help="Clip radius.")] = 1.0,
+    out: Annotated[Path | None, typer.Option(help="Output folder [data/search/MECHANISM-MODE].")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Find noise parameters for a budget; write a profile, its provenance and a picture of the density."""
+    """Find noise parameters for a budget; write a profile, its origin, and a picture of the noise density."""
     from dptune.mechanisms.planning import Schedule
     from dptune.noise_search import Request, check_drawable, search_noise, write_found
 

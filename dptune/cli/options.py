@@ -14,25 +14,35 @@ from dptune.options import assignments
 if TYPE_CHECKING:
     from dptune.privacy.selection_law import SelectionLaw
 
-Mechanism = Annotated[str, typer.Argument(help="Registered name; see `dptune mechanisms`.", autocompletion=completions)]
+Mechanism = Annotated[
+    str, typer.Argument(help="Name of the mechanism; `dptune mechanisms` lists them.", autocompletion=completions)
+]
 SampleRate = Annotated[
-    float | None, typer.Option(help="Probability that a unit enters a batch, by a coin of its own: Poisson sampling.")
+    float | None, typer.Option(help="Probability that each unit independently enters a batch (Poisson sampling).")
 ]
 Steps = Annotated[int | None, typer.Option(help="Number of steps.", min=1, max=10**12)]
-Records = Annotated[int | None, typer.Option(help="Units in the training data.", max=10**15)]
-Batch = Annotated[float | None, typer.Option(help="Expected batch size.")]
-Epochs = Annotated[float | None, typer.Option(help="Passes over the data.")]
+Records = Annotated[int | None, typer.Option(help="Number of units in the training data.", max=10**15)]
+Batch = Annotated[float | None, typer.Option(help="Expected number of units in a batch.")]
+Epochs = Annotated[float | None, typer.Option(help="Number of passes over the data.")]
 Delta = Annotated[float, typer.Option(help="Delta of the guarantee.")]
-Options = Annotated[list[str] | None, typer.Option("--set", help="Option of the mechanism, KEY=VALUE; repeatable.")]
+Options = Annotated[
+    list[str] | None, typer.Option("--set", help="Sets an option of the mechanism, as KEY=VALUE; repeatable.")
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 Candidates = Annotated[
-    float | None, typer.Option(help="Candidates tried on average, of which the best alone is released.")
+    float | None, typer.Option(help="Average number of candidates to try; only the best is released.")
 ]
 Shape = Annotated[
-    float | None, typer.Option(help="Of the law of their number: 0 logarithmic, 1 geometric, 2, .., inf Poisson.")
+    float | None,
+    typer.Option(
+        help="Shape of the distribution of that number: 0 logarithmic, 1 geometric, inf Poisson (default: 2)."
+    ),
 ]
 SelectionBound = Annotated[
-    Literal["hull", "one_shift"] | None, typer.Option("--bound", help="one_shift: the looser, older bound of a search.")
+    Literal["hull", "one_shift"] | None,
+    typer.Option(
+        "--bound", help="Bound on the cost of a search: hull (default), or one_shift, which is older and looser."
+    ),
 ]
 Accounting = Literal["certified", "noise_only", "published"]
 

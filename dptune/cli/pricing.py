@@ -45,7 +45,7 @@ def account(
     options: Options = None,
     as_json: AsJson = False,
 ) -> None:
-    """Print the three epsilons of a run: as published, of the noise alone, and certified; or what a search costs."""
+    """Print the published, noise-only and certified epsilon of a run; with --candidates, also the cost of a search."""
     from dptune.cli import figures
     from dptune.mechanisms.planning import Schedule, fitted, price
     from dptune.mechanisms.registry import build
@@ -75,7 +75,7 @@ def account(
 
 def calibrate(
     mechanism: Mechanism,
-    epsilon: Annotated[float, typer.Option(help="The budget.")],
+    epsilon: Annotated[float, typer.Option(help="The budget: the largest epsilon allowed.")],
     delta: Delta,
     sample_rate: SampleRate = None,
     steps: Steps = None,
@@ -85,11 +85,11 @@ def calibrate(
     candidates: Candidates = None,
     shape: Shape = None,
     bound: SelectionBound = None,
-    accounting: Annotated[Accounting, typer.Option(help="Which epsilon meets the budget.")] = "certified",
+    accounting: Annotated[Accounting, typer.Option(help="The epsilon that must stay within the budget.")] = "certified",
     options: Options = None,
     as_json: AsJson = False,
 ) -> None:
-    """Find the least noise multiplier, or the radius of answers, that keeps a run within the budget."""
+    """Find the smallest noise multiplier, or the radius for private answers, that keeps a run within the budget."""
     from dptune.cli import figures
     from dptune.mechanisms.planning import Schedule, calibrated, price
     from dptune.mechanisms.registry import build, takes_noise

@@ -22,33 +22,40 @@ _NOT_COVERED = "SYNTHETIC, with NO GUARANTEE: the adapter has no certified epsil
 
 
 def sample(
-    adapter: Annotated[Path, typer.Argument(help="Folder that dptune tune delivered.")],
+    adapter: Annotated[Path, typer.Argument(help="Folder that dptune tune wrote.")],
     model: Model,
-    records: Annotated[int | None, typer.Option(help="How many texts; else one for each prompt.", min=1)] = None,
-    out: Annotated[Path, typer.Option(help="New file of JSON lines; its card lies beside it, as .md.")] = Path(
+    records: Annotated[
+        int | None, typer.Option(help="Number of texts (default with --prompts: one for each prompt).", min=1)
+    ] = None,
+    out: Annotated[Path, typer.Option(help="New JSON Lines file; its card is written beside it as .md.")] = Path(
         "synthetic.jsonl"
     ),
     prompts: Annotated[
-        Path | None, typer.Option(help="Public prompts, for an adapter of prompts and completions; used in turn.")
+        Path | None,
+        typer.Option(help="File of public prompts, used in turn; for an adapter tuned on prompts and completions."),
     ] = None,
-    prompt: Annotated[str | None, typer.Option(help="Column of the prompts; else prompt.")] = None,
+    prompt: Annotated[str | None, typer.Option(help="Column that holds the prompts (default: prompt).")] = None,
     revision: Revision = None,
-    temperature: Annotated[float, typer.Option(help="1: as the model learned it; less: likelier texts.")] = 1.0,
-    top_p: Annotated[float, typer.Option(help="Share of the probability that tokens are drawn from.")] = 1.0,
+    temperature: Annotated[
+        float, typer.Option(help="Sampling temperature: 1 keeps the model's probabilities; less prefers likely texts.")
+    ] = 1.0,
+    top_p: Annotated[
+        float, typer.Option(help="Draw only from the likeliest tokens that together have this probability.")
+    ] = 1.0,
     max_new_tokens: Annotated[
-        int | None, typer.Option(help="Of a text; else as long as records were in training.", min=1)
+        int | None, typer.Option(help="Maximum tokens per text (default: the training limit).", min=1)
     ] = None,
-    seed: Annotated[int, typer.Option(help="Of the draws; it need not be secret.")] = 0,
-    rows: Annotated[int, typer.Option("--rows", "--batch", help="Texts of a batch.", min=1)] = 16,
+    seed: Annotated[int, typer.Option(help="Seed of the random draws; need not be secret.")] = 0,
+    rows: Annotated[int, typer.Option("--rows", "--batch", help="Number of texts generated at once.", min=1)] = 16,
     no_guarantee: Annotated[
-        bool, typer.Option("--no-guarantee", help="Also sample an adapter without a certified epsilon.")
+        bool, typer.Option("--no-guarantee", help="Allow an adapter without a certified epsilon.")
     ] = False,
     device: Device = None,
     dtype: Dtype = None,
     load_in_4bit: LoadIn4bit = False,
     as_json: AsJson = False,
 ) -> None:
-    """Write a synthetic corpus with a tuned adapter; sampling is post-processing, and costs no further privacy."""
+    """Write a synthetic corpus with a tuned adapter; this is post-processing and costs no further privacy."""
     from dptune.corpus.reading.source import RecordSource
     from dptune.tuning.card import has_guarantee
     from dptune.tuning.finished import open_adapter

@@ -20,44 +20,60 @@ _NOT_COVERED = "Scores are statistics of these records: where they are private, 
 
 
 def score(
-    adapter: Annotated[Path, typer.Argument(help="Folder that dptune tune delivered, or that of its run.")],
+    adapter: Annotated[Path, typer.Argument(help="Folder that dptune tune wrote, or the folder of its run.")],
     model: Model,
     data: Annotated[
-        Path | None, typer.Option(help="Records: rows with one prompt are one input with several references.")
+        Path | None,
+        typer.Option(
+            help="File of records to score on; rows that share a prompt are one input with several references."
+        ),
     ] = None,
-    source: Annotated[str | None, typer.Option(help="In place of --data: a benchmark, or a plug-in's source.")] = None,
+    source: Annotated[
+        str | None, typer.Option(help="Benchmark or plug-in source to read records from, instead of --data.")
+    ] = None,
     source_options: Annotated[
-        list[str] | None, typer.Option("--source-set", help="Argument of that source, KEY=VALUE; repeatable.")
+        list[str] | None,
+        typer.Option("--source-set", help="Sets an argument of that source, as KEY=VALUE; repeatable."),
     ] = None,
     revision: Revision = None,
     prompt: Prompt = None,
     completion: Completion = None,
     text: Text = None,
     template: Template = None,
-    label: Annotated[str | None, typer.Option(help="Column of labels, for a classifier; else label.")] = None,
-    metrics: Annotated[str | None, typer.Option(help="Some of the metrics, by commas; else the usual ones.")] = None,
+    label: Annotated[
+        str | None, typer.Option(help="Column that holds the labels, for a classifier (default: label).")
+    ] = None,
+    metrics: Annotated[
+        str | None, typer.Option(help="Metrics to compute, separated by commas (default: the usual ones).")
+    ] = None,
     mauve_model: Annotated[
-        str | None, typer.Option(help="Public checkpoint that reads the texts for the metric mauve.")
+        str | None, typer.Option(help="Public checkpoint that embeds the texts for the metric mauve.")
     ] = None,
-    mauve_revision: Annotated[str | None, typer.Option(help="Its commit, where it is a name on the hub.")] = None,
-    beams: Annotated[int, typer.Option(help="1: greedy.")] = 1,
-    length_penalty: Annotated[float, typer.Option(help="Of beams.")] = 1.0,
-    max_new_tokens: Annotated[int, typer.Option(help="Of an output.")] = 64,
-    no_repeat_ngram: Annotated[int, typer.Option(help="No sequence of so many tokens twice; 0 allows it.")] = 0,
-    sample: Annotated[bool, typer.Option("--sample", help="Draw tokens.")] = False,
-    temperature: Annotated[float, typer.Option(help="Of draws.")] = 1.0,
-    top_p: Annotated[float, typer.Option(help="Of draws.")] = 1.0,
-    seed: Annotated[int, typer.Option(help="Of draws.")] = 0,
+    mauve_revision: Annotated[str | None, typer.Option(help="Commit of --mauve-model, if that is a hub id.")] = None,
+    beams: Annotated[int, typer.Option(help="Number of beams; 1 decodes greedily.")] = 1,
+    length_penalty: Annotated[float, typer.Option(help="Exponent of the length in the score of a beam.")] = 1.0,
+    max_new_tokens: Annotated[int, typer.Option(help="Maximum tokens per output.")] = 64,
+    no_repeat_ngram: Annotated[
+        int, typer.Option(help="Never repeat a sequence of this many tokens; 0 allows repeats.")
+    ] = 0,
+    sample: Annotated[
+        bool, typer.Option("--sample", help="Draw tokens at random instead of searching for the likeliest.")
+    ] = False,
+    temperature: Annotated[float, typer.Option(help="Temperature of the draws with --sample.")] = 1.0,
+    top_p: Annotated[
+        float, typer.Option(help="With --sample, draw only from the likeliest tokens of this probability.")
+    ] = 1.0,
+    seed: Annotated[int, typer.Option(help="Seed of the draws with --sample.")] = 0,
     block: Annotated[
-        int | None, typer.Option(help="Of texts: tokens that are read at a time; else as many as in training.")
+        int | None, typer.Option(help="Tokens of a text that are read at once (default: the training limit).")
     ] = None,
-    outputs: Annotated[Path | None, typer.Option(help="File for prompts and outputs, as JSON lines.")] = None,
-    rows: Annotated[int, typer.Option(help="Of a batch.")] = 16,
+    outputs: Annotated[Path | None, typer.Option(help="File to write prompts and outputs to, as JSON Lines.")] = None,
+    rows: Annotated[int, typer.Option(help="Number of rows in a batch.")] = 16,
     device: Device = None,
     dtype: Dtype = None,
     as_json: AsJson = False,
 ) -> None:
-    """Score an adapter on records: what it writes against references, perplexity of texts, or a classifier's labels."""
+    """Score an adapter on records: its outputs against references, its perplexity, or a classifier's accuracy."""
     from dptune.tuning.places import check_data, check_model
     from dptune.tuning.verifying import adapter_within, is_classifier
 

@@ -27,27 +27,28 @@ _ONE_STEP = (
 def audit(
     mechanism: Mechanism,
     trials: Annotated[
-        int, typer.Option(help="Runs of the steps, with the attacker's sample and without.", max=10**8)
+        int, typer.Option(help="Number of attacked runs with the attacker's sample, and as many without it.", max=10**8)
     ] = 20_000,
-    confidence: Annotated[float, typer.Option(help="Of each bound that is printed, by itself.")] = 0.95,
+    confidence: Annotated[float, typer.Option(help="Confidence of each printed bound.")] = 0.95,
     false_alarms: Annotated[
-        float, typer.Option(help="Chance that a sound step is accused, shared by the checks on mu and on epsilon.")
+        float, typer.Option(help="Probability that a sound step is accused; the checks on mu and epsilon share it.")
     ] = 0.001,
-    steps: Annotated[int, typer.Option(help="Private steps composed in one run.", min=1, max=10**12)] = 1,
+    steps: Annotated[int, typer.Option(help="Number of private steps in one run.", min=1, max=10**12)] = 1,
     sample_rate: Annotated[
-        float, typer.Option(help="Probability that the sample enters a batch; with bands, of its group.")
+        float,
+        typer.Option(help="Probability that the sample enters a batch (with correlated noise: a batch of its group)."),
     ] = 1.0,
     delta: Delta = 1e-5,
     options: Options = None,
     as_json: AsJson = False,
 ) -> None:
-    """Attack a mechanism's private step and print what it shows beside the three epsilons.
+    """Attack a mechanism's private step and print the lower bounds beside the three epsilons.
 
-    The attacker sees all that the step releases. epsilon_audited holds for any mechanism, and can be about
-    log(trials) at most; mu_audited belongs beside mu_certified: where releases are no certain Gaussian ones, both are
-    taken at the attack's false positive rate. Ends with status 1 and a sentence if the attack shows more than is
-    certified. The noise multiplier is 1 if not set. With correlated noise a step is a visit of the sample, and all rows
-    that its noise reaches.
+    The attacker sees everything that the step releases. epsilon_audited is valid for any mechanism and can be at most
+    about log(trials). Compare mu_audited with mu_certified. If the releases are not unsampled Gaussian ones, both mu
+    are taken at the attack's false positive rate. The command exits with status 1 and a sentence if the attack shows
+    more than is certified. The noise multiplier is 1 unless you set it. With correlated noise, a step is one visit of
+    the sample together with all rows that its noise reaches.
     """
     if not 0 < false_alarms < 1:
         raise ConfigError("--false-alarms", f"{false_alarms} is not in (0, 1)", fix="use 0.001, say")

@@ -58,17 +58,17 @@ if TYPE_CHECKING:
 
 def suggest(
     model: Model,
-    units: Annotated[int, typer.Option(help="How many units will be trained on; public.", min=1)],
+    units: Annotated[int, typer.Option(help="Number of units to train on; public.", min=1)],
     epsilon: Epsilon,
     delta: DeltaOrNone = None,
     public: Annotated[
-        Path | None, typer.Option(help="Records of nobody, of the same kind as the private ones.")
+        Path | None, typer.Option(help="File of public records of the same kind as the private ones.")
     ] = None,
     trials: Annotated[
         bool,
-        typer.Option("--trials", help="Train on the public records at five learning rates; takes five runs' time."),
+        typer.Option("--trials", help="Try five learning rates on the public records; takes as long as five runs."),
     ] = False,
-    unit: Annotated[str | None, typer.Option(help="Column of the public records whose values name units.")] = None,
+    unit: Annotated[str | None, typer.Option(help="Column of the public records that names the unit.")] = None,
     text: Text = None,
     prompt: Prompt = None,
     completion: Completion = None,
@@ -79,7 +79,9 @@ def suggest(
     revision: Revision = None,
     batch: BatchUnits = None,
     epochs: Passes = None,
-    learning_rate: Annotated[float | None, typer.Option(help="After warm-up; trials take multiples of it.")] = None,
+    learning_rate: Annotated[
+        float | None, typer.Option(help="Learning rate after warm-up; trials use multiples of it.")
+    ] = None,
     optimizer: OptimizerName = "adamw",
     schedule: ScheduleName = "constant",
     average: AverageName = "tail",
@@ -102,7 +104,7 @@ def suggest(
     load_in_4bit: LoadIn4bit = False,
     as_json: AsJson = False,
 ) -> None:
-    """Say what to set for a private run, and why; reads no private record."""
+    """Suggest settings for a private run, with reasons; reads no private record."""
     settings = {
         "epsilon": epsilon,
         "delta": delta,

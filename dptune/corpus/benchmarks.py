@@ -100,7 +100,7 @@ def _dart_of_file(path: str, file: str) -> Iterable[Row]:
     try:
         entries: list[Row] = json.loads(read_published(path, file))
     except ValueError as error:
-        raise DataError(f"is no JSON ({error})", fix="take the file as it was published", file=file) from None
+        raise DataError(f"is not valid JSON ({error})", fix="take the file as it was published", file=file) from None
     return entries
 
 

@@ -85,12 +85,21 @@ def source(name: str, *, rows: bool = False) -> Callable[[Read], Read]:
     Args:
         rows: whether it yields mappings with a column ``text``, or ``prompt`` and ``completion``, or ``messages``.
             ``data.unit`` may then name any column.
+
+    Example:
+        >>> from dptune.corpus.catalogue import find_source, source
+        >>> @source("two_letters")
+        ... def two_letters(greeting: str = "Dear"):
+        ...     yield f"{greeting} Sir, the card payment was charged twice."
+        ...     yield f"{greeting} Madam, my loan was refused."
+        >>> find_source("two_letters").kinds
+        {'greeting': <class 'str'>}
     """
 
     def register(read: Read) -> Read:
         other = SOURCES.get(name)
         if other is not None and other.module != read.__module__:
-            raise ConfigError("plugins", f"source {name!r} of {read.__module__} exists already", fix="rename it")
+            raise ConfigError("plugins", f"source {name!r} of {read.__module__} already exists", fix="rename it")
         SOURCES[name] = _of_function(name, read, rows=rows)
         note_registered(read.__module__)
         return read
@@ -157,7 +166,7 @@ def _look_at_text(given: SourceSettings) -> str:
 def _check_text(given: SourceSettings) -> RecordSource:
     path, others = _path_of("text", given), set(given.options) - {"records_are"}
     if others:
-        problem = f"source text takes records_are alone, and not {', '.join(sorted(others))}"
+        problem = f"source text takes only records_are, not {', '.join(sorted(others))}"
         raise ConfigError("data.options", problem, fix="leave the others out, or use source table")
     return RecordSource(path, format="text", **given.options)
 
@@ -190,7 +199,7 @@ def _of_function(name: str, read: Read, *, rows: bool) -> Source:
         except TypeError as error:
             problem = f"source {name!r} does not take them ({error})"
             named = ", ".join(signature.parameters)
-            fix = f"its parameters are {named}" if named else "leave them out, for it has none"
+            fix = f"its parameters are {named}" if named else "leave them out: this source takes no options"
             raise ConfigError("data.options", problem, fix=fix) from None
 
     def call_function(given: SourceSettings) -> Iterator[Any]:
@@ -225,7 +234,7 @@ def _called(name: str, read: Read, options: Mapping[str, Any]) -> Iterator[Any]:
         own, lines = inspect.getsourcefile(read), traceback.extract_tb(error.__traceback__)
         line = next((one for one in reversed(lines) if one.filename == own), lines[-1])
         problem = f"source {name!r} failed ({type(error).__name__} at line {line.lineno} of {Path(line.filename).name})"
-        fix = "mend that line, or what the options name"
+        fix = "fix that line, or the files that the options name"
         raise DataError(problem, fix=fix, file=own or read.__module__) from error
 
 

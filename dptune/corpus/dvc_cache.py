@@ -51,7 +51,7 @@ def cached_files(path: Path) -> list[CachedFile]:
             try:
                 known = list(_tracked(note, cache))
             except (yaml.YAMLError, ValueError, KeyError, IndexError, TypeError, OSError) as error:
-                problem = f"is no file of DVC that says what it tracks ({type(error).__name__})"
+                problem = f"is not a valid .dvc file ({type(error).__name__})"
                 raise DataError(problem, fix="run dvc checkout, or give the file itself", file=note) from None
             asked = [(PurePosixPath(name), checksum) for name, checksum in known]
             found = [
@@ -90,7 +90,7 @@ def _checked(cache: Path, checksum: str) -> Path | None:
     # DVC 2 took the checksum of texts with the line ends of Unix.
     forms = [content] if place == _places(cache, checksum)[0] else [content, content.replace(b"\r\n", b"\n")]
     if checksum not in [hashlib.md5(form, usedforsecurity=False).hexdigest() for form in forms]:
-        raise DataError("has another MD5 than its name", fix="take it out of the cache, then dvc pull", file=place)
+        raise DataError("does not have the MD5 in its name", fix="take it out of the cache, then dvc pull", file=place)
     return place
 
 
@@ -107,7 +107,7 @@ def _cache_of(root: Path) -> Path:
         try:
             config.read(file, encoding="utf-8-sig")
         except (configparser.Error, ValueError) as error:
-            problem = f"is no configuration of DVC ({type(error).__name__})"
-            raise DataError(problem, fix="mend it, or give the file itself", file=file) from None
+            problem = f"is not a valid DVC configuration ({type(error).__name__})"
+            raise DataError(problem, fix="repair it, or give the data file itself", file=file) from None
         said = config.get("cache", "dir", fallback=said).strip("\"'")
     return root / said

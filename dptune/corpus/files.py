@@ -48,7 +48,9 @@ def source_of(
     """
     for option, value in options.items():
         if option not in OPTIONS or not isinstance(value, str):
-            problem = f"{option!r} is no option of source {name}" if option not in OPTIONS else f"{option} is no text"
+            problem = (
+                f"{option!r} is not an option of source {name}" if option not in OPTIONS else f"{option} is not a text"
+            )
             raise ConfigError("data.options", problem, fix=f"its options are texts by name: {', '.join(OPTIONS)}")
     column = None if unit == RECORD else unit
     return RecordSource(str(path), format=name, unit=column, label=label, **options)
@@ -88,7 +90,7 @@ def write_found(directory: Path, source: RecordSource, name: Format, label: str,
     for note in note_of_unread((*maker.unread, *maker.unread_later)):
         _log.warning("%s: %s", file, note)
     if len(found) < _FEWEST:
-        raise DataError(f"has {len(found)} records, of {_FEWEST} at least", fix="give more", file=file)
+        raise DataError(f"has {len(found)} records, and needs at least {_FEWEST}", fix="give more", file=file)
     about = {"source": name, "synthetic": False, "label": label, "form": form_of(found)}
     with replacing(directory / MANIFEST_NAME) as manifest, replacing(directory / FILE_NAME) as records:
         write_parquet(records, as_records(found, about))
@@ -103,7 +105,9 @@ def write_public(out: Path, source: RecordSource) -> None:
     """
     found = read(source, source.public, public=True)
     if len(found) < _FEWEST:
-        raise DataError(f"has {len(found)} records, of {_FEWEST} at least", fix="give more", file=str(source.public))
+        raise DataError(
+            f"has {len(found)} records, and needs at least {_FEWEST}", fix="give more", file=str(source.public)
+        )
     name = Path(str(source.public)).name
     about = {"source": source.format, "synthetic": False, "label": f"{name}, the user's own public records"}
     write_records(out, as_records(found, about | {"form": form_of(found)}))

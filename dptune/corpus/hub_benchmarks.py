@@ -43,7 +43,7 @@ def hub_rows(
     """
     if not COMMIT.fullmatch(revision):
         fix = "give the 40-digit commit of the data set"
-        raise ConfigError("data.options", f"revision {revision!r} is no commit", fix=fix)
+        raise ConfigError("data.options", f"revision {revision!r} is not a commit", fix=fix)
     found = load_part(name, revision, _SPLITS[part], configuration)
     lacking = [column for column in columns if column not in found.column_names]
     if lacking:

@@ -87,7 +87,7 @@ def split(keys: np.ndarray, seed: int, unit: str) -> dict[str, np.ndarray]:
     rows = sides_of(keys, seed, _HASHED_AS.get(unit, "unit"), SHARES)
     empty = [name for name in SIDES if not len(rows[name])]
     if empty:
-        problem = f"{len(np.unique(keys))} {unit}s leave no one on the side {empty[0]}"
+        problem = f"{len(np.unique(keys))} {unit}s are too few: side {empty[0]} would be empty"
         raise ConfigError("data.unit", problem, fix="use 100 or more, or another data.split_seed")
     return rows
 
@@ -111,7 +111,7 @@ def split_off(keys: np.ndarray, seed: int, unit: str, attack: float) -> dict[str
     check_unit(unit, "data.unit")
     rows = sides_of(keys, seed, _HASHED_AS.get(unit, "unit"), {"attack": attack, "train": 1 - attack})
     if not len(rows["train"]) or (attack and not len(rows["attack"])):
-        problem = f"{attack} of {len(np.unique(keys))} {unit}s leave no one on a side"
+        problem = f"{attack} of {len(np.unique(keys))} {unit}s would leave a side empty"
         raise ConfigError("data.parts.attack", problem, fix="use another share, or 0")
     return rows
 

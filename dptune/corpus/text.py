@@ -48,11 +48,11 @@ def write_corpus(directory: Path, texts: Sequence[str], label: str, called: str 
     for row, text in enumerate(texts, start=1):
         if not isinstance(text, str):
             fix = "yield strings, or mappings from column to value from a @source(NAME, rows=True)"
-            raise DataError(f"a {type(text).__name__} is no text", fix=fix, file=label, row=row)
+            raise DataError(f"a {type(text).__name__} is not a text", fix=fix, file=label, row=row)
         if not (text.split() and text.encode(errors="ignore").decode() == text):
-            raise DataError("a record is no text", fix="yield non-empty strings of Unicode", file=label, row=row)
+            raise DataError("a record is not a text", fix="yield non-empty strings of Unicode", file=label, row=row)
     if len(texts) < _FEWEST:
-        problem, fix = f"has {len(texts)} texts, of {_FEWEST} at least", "give more records"
+        problem, fix = f"has {len(texts)} texts, and needs at least {_FEWEST}", "give more records"
         raise DataError(problem, fix=fix, file=called or label)
     about = {"source": SOURCE, "synthetic": False, "label": label, "rows": len(texts)}
     with replacing(directory / MANIFEST_NAME) as manifest, replacing(directory / TEXT_NAME) as file:

@@ -21,7 +21,7 @@ def load_fast_tokenizer(name: str, revision: str) -> Any:
     from transformers import AutoTokenizer
 
     if not Path(name).is_dir() and not COMMIT.fullmatch(revision):
-        problem = f"tokenizer {name!r} is no local folder and its revision {revision!r} is no commit"
+        problem = f"tokenizer {name!r} is not a local folder, and its revision {revision!r} is not a commit"
         raise ConfigError("data.options", problem, fix="give tokenizer_revision, its 40-digit commit")
     try:
         tokenizer = AutoTokenizer.from_pretrained(name, revision=revision or None, trust_remote_code=False)

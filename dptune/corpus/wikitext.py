@@ -47,7 +47,7 @@ def wikitext(
     Raises: ConfigError for arguments that do not fit; DataError for files that cannot be read.
     """
     if isinstance(block, bool) or not isinstance(block, int) or block < 0:
-        raise ConfigError("data.options", f"block {block!r} is no number of words", fix="use 0, or 100, say")
+        raise ConfigError("data.options", f"block {block!r} is not a number of words", fix="use 0, or 100, say")
     if tokenizer and not block:
         raise ConfigError("data.options", "tokenizer is given without block", fix="give block, say 512")
     if tokenizer_revision and not tokenizer:

@@ -91,7 +91,7 @@ def meteor(outputs: Sequence[str], references: Sequence[Sequence[str]]) -> float
             return float(process.stdout.readline())
         except (BrokenPipeError, ValueError):
             said = f" ({why})" if (why := _complaint(process)) else ""
-            raise ConfigError("metrics", f"METEOR's Java program gave no score{said}", fix=_FIX) from None
+            raise ConfigError("metrics", f"METEOR's Java program returned no score{said}", fix=_FIX) from None
 
 
 @contextmanager

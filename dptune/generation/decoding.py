@@ -51,11 +51,13 @@ class Decoding:
         if not (math.isfinite(self.temperature) and self.temperature > 0):
             raise ConfigError("decoding.temperature", f"{self.temperature} is not positive", fix="use 1")
         if not 0 < self.top_p <= 1:
-            raise ConfigError("decoding.top_p", f"{self.top_p} is no share above 0", fix="use 1, or less")
+            raise ConfigError(
+                "decoding.top_p", f"{self.top_p} is not a share above 0 and at most 1", fix="use 1, or less"
+            )
         if not 0 <= self.seed <= _LARGEST_SEED:
             raise ConfigError("decoding.seed", f"{self.seed} is not in [0, {_LARGEST_SEED}]", fix="use 0")
         if not math.isfinite(self.length_penalty):
-            raise ConfigError("decoding.length_penalty", f"{self.length_penalty} is no number", fix="use 1")
+            raise ConfigError("decoding.length_penalty", f"{self.length_penalty} is not a number", fix="use 1")
         self._refuse_without_effect()
 
     def _refuse_without_effect(self) -> None:

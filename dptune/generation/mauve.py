@@ -123,6 +123,6 @@ def _states(model: Any, tokenizer: Any, texts: Sequence[str], judge: Judge) -> A
 def _end(tokenizer: Any) -> int:
     """What an empty text is read as."""
     if tokenizer.eos_token_id is None:
-        problem = "its tokenizer has no end-of-text token, as which an empty output is read"
+        problem = "its tokenizer has no end-of-text token, which stands for an empty output"
         raise ConfigError(_FIELD, problem, fix="name another model")
     return int(tokenizer.eos_token_id)

@@ -84,7 +84,9 @@ def check_names(names: Sequence[str] | None, judge: Judge | None = None) -> tupl
         else:
             sacrebleu()
     if judge is not None and MAUVE not in chosen:
-        raise ConfigError("mauve_model", "is read by mauve alone", fix="name mauve among the metrics, or leave it out")
+        raise ConfigError(
+            "mauve_model", "is used only by the metric mauve", fix="name mauve among the metrics, or leave it out"
+        )
     return chosen
 
 

@@ -139,14 +139,16 @@ class BandedGaussian(Gaussian):
                 fix = "give numbers that fall, such as 1,0.5, or leave it out"
                 raise ConfigError("given", f"coefficients {error.problem}", fix=fix) from None
             if self.bands not in ("auto", len(self.given)):
-                problem = f"{self.bands} are not the {len(self.given)} coefficients that are given"
+                problem = f"{self.bands} does not match the {len(self.given)} given coefficients"
                 raise ConfigError("bands", problem, fix="leave bands out")
         if not (math.isfinite(self.noise_memory) and self.noise_memory > 0):
-            raise ConfigError("noise_memory", f"{self.noise_memory} is no positive number", fix="use 2, in gigabytes")
+            raise ConfigError(
+                "noise_memory", f"{self.noise_memory} is not a positive number", fix="use 2, in gigabytes"
+            )
         if self.dimension < 0:
             raise ConfigError("dimension", f"{self.dimension} is negative", fix="count the trained parameters")
         if not 1 <= self.window < math.inf:
-            raise ConfigError("window", f"{self.window} is no number of steps from 1 on", fix=f"use {WINDOW}, say")
+            raise ConfigError("window", f"{self.window} is not a number of steps, 1 or more", fix=f"use {WINDOW}, say")
 
     def __copy__(self) -> Self:
         return replace(self)  # with a window of its own

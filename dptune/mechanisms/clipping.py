@@ -149,6 +149,10 @@ def check_positive(name: str, value: float) -> None:
     if not (math.isfinite(value) and value > 0):
         raise ConfigError(name, f"{value} is not positive", fix="use a number such as 1.0")
     if value > _LARGEST:
-        raise ConfigError(name, f"{value} is beyond {_LARGEST:g}, where float32 has no room left", fix="use 1.0, say")
+        raise ConfigError(
+            name,
+            f"{value} is beyond {_LARGEST:g}, the largest value for which float32 keeps enough range",
+            fix="use 1.0, say",
+        )
     if value < _SMALLEST:
         raise ConfigError(name, f"{value} is below {_SMALLEST}", fix="use a number such as 1.0")

@@ -95,6 +95,12 @@ class Knobs:
         weights: relative noise weights of the pairs, squares summing to 1: pair i gets noise proportional to
             radius / weight. Empty leaves them to the clipper.
         geometry: coordinates to clip in, for the clipper "transformed".
+
+    Example:
+        >>> from dptune.mechanisms.registry import build
+        >>> static = build("static", {"noise_multiplier": 1.0, "max_grad_norm": 0.5})
+        >>> static.knobs()
+        Knobs(radii=(0.5,), noise_multiplier=1.0, weights=(), geometry=None)
     """
 
     radii: tuple[float, ...]
@@ -364,7 +370,16 @@ class CorrelatedNoise(Noise, Protocol):
 
 
 class AdditiveNoise:
-    """Defaults for a noise that no theorem covers, so that no epsilon is certified for it."""
+    """Defaults for a noise that no theorem covers, so that no epsilon is certified for it.
+
+    Example:
+        >>> from dptune.mechanisms.interfaces import AdditiveNoise
+        >>> from dptune.privacy.release import UNBOUNDED
+        >>> class MyNoise(AdditiveNoise):
+        ...     pass  # no theorem covers it, so that its certified epsilon is infinite
+        >>> MyNoise().family in UNBOUNDED
+        True
+    """
 
     published_accountant: ClassVar[str] = "gdp_clt"
     fixed_by: ClassVar[tuple[str, ...]] = ()

@@ -107,7 +107,9 @@ class LinearAgent:
     def load_policy(self, weights: Mapping[str, torch.Tensor]) -> None:
         """Start from trained parameters. Raises ValueError if they are none."""
         if set(weights) != {"parameters"}:
-            raise ValueError(f"it holds {', '.join(sorted(weights)) or 'nothing'}, and not a linear agent's parameters")
+            raise ValueError(
+                f"it holds {', '.join(sorted(weights)) or 'nothing'}, not the parameters of a linear agent"
+            )
         parameters = weights["parameters"]
         if parameters.shape != (PARAMETERS,):
             raise ValueError(f"it has parameters of shape {tuple(parameters.shape)}, not ({PARAMETERS},)")

@@ -36,6 +36,13 @@ class Mechanism:
         published_accountant: the accountant of its paper (key of ``PUBLISHED_ACCOUNTANTS``).
         pairs: number of LoRA pairs it works on.
         dealt_by: what decides the group of a unit, for correlated noise; "rank" for a run of an earlier version alone.
+
+    Example:
+        >>> from dptune.mechanisms.registry import build
+        >>> static = build("static", {"noise_multiplier": 1.0})
+        >>> release = static.release(static.knobs(), sample_rate=0.01)
+        >>> release.noise_multiplier, release.leaks
+        (1.0, ())
     """
 
     name: str
@@ -66,7 +73,7 @@ class Mechanism:
         """Raise ConfigError unless accountants know the noise's family, and the noise fits that family."""
         field, noise = f"mechanisms.{self.name}.noise", self.noise
         if noise.family not in STEP_NOISES:
-            fix = f"use one of {', '.join(STEP_NOISES)}; of an unproven one nothing is certified"
+            fix = f"use one of {', '.join(STEP_NOISES)}; noise of the family unproven has no certified epsilon"
             raise ConfigError(field, f"names an unknown family {noise.family!r}", fix=fix)
         if noise.family not in UNBOUNDED and not self._names_what_it_adds:
             problem = f"{type(noise).__name__} draws its own noise and inherits the family {noise.family!r}"
@@ -77,7 +84,7 @@ class Mechanism:
             raise ConfigError(field, problem, fix="make the deviation the multiplier, or name no family")
         if noise.family.endswith("laplace_mixture") != (noise.law(multiplier) is not None):
             problem = f"names the family {noise.family!r}, which does not go with its law {noise.law(multiplier)}"
-            raise ConfigError(field, problem, fix="give a law with a Laplace mixture, and with nothing else")
+            raise ConfigError(field, problem, fix="give a law with a Laplace mixture and only there")
 
     @property
     def _names_what_it_adds(self) -> bool:
@@ -236,7 +243,7 @@ class Mechanism:
             raise ConfigError(
                 f"mechanisms.{self.name}",
                 f"its statistics have noise {statistics.deviation:.4g} for a sensitivity of "
-                f"{statistics.sensitivity:.4g}, which alone exceeds a release with multiplier {effective:.4g}",
+                f"{statistics.sensitivity:.4g}, and this exceeds a whole release with multiplier {effective:.4g}",
                 fix="give the statistics more noise",
             )
         raised = left**-0.5 / effective

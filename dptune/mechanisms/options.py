@@ -91,7 +91,9 @@ def convert(name: str, value: Any, kind: Any) -> Any:
 
 def _choice(name: str, value: Any, choices: tuple[Any, ...]) -> Any:
     if value not in choices:
-        raise ConfigError(name, f"{value!r} is none of its values", fix=f"use {' or '.join(map(str, choices))}")
+        raise ConfigError(
+            name, f"{value!r} is not one of the allowed values", fix=f"use {' or '.join(map(str, choices))}"
+        )
     return value
 
 

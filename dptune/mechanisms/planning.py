@@ -232,6 +232,6 @@ def _check_inherited(mechanism: Mechanism, epsilon: float, schedule: Schedule, a
     if spent > _ALMOST_ALL * epsilon:
         raise ConfigError(
             "init_from",
-            f"the run of that hyper-policy alone spent {at_most(spent)} of the budget {epsilon:.4g}, which both share",
+            f"the run of that hyper-policy spent {at_most(spent)} of the budget {epsilon:.4g}, which both share",
             fix="raise the budget, or start from one that spent less",
         )

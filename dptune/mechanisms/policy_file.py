@@ -98,7 +98,7 @@ class SavedPolicy:
             releases: Composition = Counter()
             for described, count in values.pop("releases"):
                 if not isinstance(count, int) or count < 1:
-                    raise ValueError(f"{count!r} is no count")
+                    raise ValueError(f"{count!r} is not a count")
                 releases[Release.from_dict(described)] += count
             if not releases:
                 raise ValueError("it cost nothing")
@@ -106,9 +106,9 @@ class SavedPolicy:
                 values["unit"] = RECORD
             leaks = values.pop("leaks")
             if not (isinstance(leaks, list) and all(isinstance(leak, str) for leak in leaks)):
-                raise ValueError("leaks are no list of reasons")
+                raise ValueError("leaks is not a list of reasons")
             if values.pop("sha256") != sha256(Path(folder) / _TENSORS):
-                raise ValueError(f"{_TENSORS} is not the one that {_JSON} describes")
+                raise ValueError(f"{_TENSORS} is not the file that {_JSON} describes")
             tensors = load_file(Path(folder) / _TENSORS)
             return cls(tensors=tensors, releases=releases, leaks=tuple(leaks), **values)
         except (OSError, SafetensorError, ConfigError, ValueError, KeyError, TypeError, AttributeError) as error:

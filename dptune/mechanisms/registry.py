@@ -92,6 +92,11 @@ class Registered:
         costs: the share of the privacy budget that adapting costs.
         verdict: sound or not, and why.
         options: defaults that differ from the parts' own.
+
+    Example:
+        >>> from dptune.mechanisms.registry import MECHANISMS
+        >>> MECHANISMS["static"].adds, MECHANISMS["static"].verdict
+        ('Gaussian noise, radius times multiplier', 'Sound')
     """
 
     parts: Mapping[str, str]
@@ -118,17 +123,55 @@ _Class = TypeVar("_Class", bound=type)
 
 
 def clipper(name: str) -> Callable[[_Class], _Class]:
-    """Register a clipper, whose options are the fields of its dataclass. Raises ConfigError if it is incomplete."""
+    """Register a clipper, whose options are the fields of its dataclass. Raises ConfigError if it is incomplete.
+
+    Example:
+        >>> from dataclasses import dataclass
+        >>> from dptune.mechanisms.clipping import Flat
+        >>> from dptune.mechanisms.registry import build, clipper
+        >>> @clipper("flat_half")
+        ... @dataclass(frozen=True)
+        ... class FlatHalf(Flat):
+        ...     # Clips the whole gradient to 0.5, unless another radius is given.
+        ...     max_grad_norm: float = 0.5
+        >>> build("static", {"clipper": "flat_half", "noise_multiplier": 1.0}).knobs().radii
+        (0.5,)
+    """
     return _registering(CLIPPERS, name, Clipper)
 
 
 def noise(name: str) -> Callable[[_Class], _Class]:
-    """Register a noise, as ``clipper`` does a clipper."""
+    """Register a noise, as ``clipper`` does a clipper.
+
+    Example:
+        >>> from dataclasses import dataclass
+        >>> from dptune.mechanisms.noise import Gaussian
+        >>> from dptune.mechanisms.registry import build, noise
+        >>> @noise("gaussian_2")
+        ... @dataclass(frozen=True)
+        ... class Gaussian2(Gaussian):
+        ...     # Gaussian noise with a multiplier of 2, unless another is given.
+        ...     noise_multiplier: float = 2.0
+        >>> build("static", {"noise": "gaussian_2"}).noise.noise_multiplier
+        2.0
+    """
     return _registering(NOISES, name, Noise)
 
 
 def controller(name: str) -> Callable[[_Class], _Class]:
-    """Register a controller, as ``clipper`` does a clipper."""
+    """Register a controller, as ``clipper`` does a clipper.
+
+    Example:
+        >>> from dataclasses import dataclass
+        >>> from dptune.mechanisms.control import Constant
+        >>> from dptune.mechanisms.registry import build, controller
+        >>> @controller("still")
+        ... @dataclass
+        ... class Still(Constant):
+        ...     pass  # keeps the settings of the first step, as "constant" does
+        >>> type(build("static", {"controller": "still", "noise_multiplier": 1.0}).controller).__name__
+        'Still'
+    """
     return _registering(CONTROLLERS, name, Controller)
 
 
@@ -145,7 +188,14 @@ def mechanism(
     costs: str = "nothing",
     verdict: str | None = None,
 ) -> None:
-    """Register a mechanism; ``Registered`` describes the arguments. Of a plug-in's, "Sound" is the plug-in's claim."""
+    """Register a mechanism; ``Registered`` describes the arguments. Of a plug-in's, "Sound" is the plug-in's claim.
+
+    Example:
+        >>> from dptune.mechanisms.registry import MECHANISMS, mechanism
+        >>> mechanism("gentle", options={"max_grad_norm": 0.1}, clips="the whole gradient to 0.1")
+        >>> MECHANISMS["gentle"].clips, MECHANISMS["gentle"].parts["clipper"]
+        ('the whole gradient to 0.1', 'flat')
+    """
     parts = {"clipper": clipper, "noise": noise, "controller": controller}
     caller = str(sys._getframe(1).f_globals["__name__"])  # a plug-in's mechanism belongs to the plug-in
     verdict = verdict or (f"Sound if {caller}, a plug-in, keeps its word" if is_outside(caller) else "Sound")
@@ -186,6 +236,11 @@ def build(name: str, entry: Mapping[str, Any]) -> Mechanism:
     """The mechanism that an entry describes.
 
     Raises: ConfigError naming the part or option that is unknown, missing or out of range.
+
+    Example:
+        >>> from dptune.mechanisms.registry import build
+        >>> build("static", {"noise_multiplier": 1.0}).knobs()
+        Knobs(radii=(1.0,), noise_multiplier=1.0, weights=(), geometry=None)
     """
     parts, options = _resolve(name, entry)
     pairs = convert("pairs", options.pop("pairs", 1), int)
@@ -202,13 +257,27 @@ def build(name: str, entry: Mapping[str, Any]) -> Mechanism:
 
 
 def of_model(name: str, entry: Mapping[str, Any], pairs: int, dimension: int) -> dict[str, Any]:
-    """The entry with the model's number of LoRA pairs, and with its number of parameters if its noise asks for it."""
+    """The entry with the model's number of LoRA pairs, and with its number of parameters if its noise asks for it.
+
+    Example:
+        >>> from dptune.mechanisms.registry import of_model
+        >>> of_model("static", {"noise_multiplier": 1.0}, pairs=24, dimension=460_800)
+        {'noise_multiplier': 1.0, 'pairs': 24}
+        >>> of_model("plrvo", {}, pairs=24, dimension=460_800)
+        {'pairs': 24, 'dimension': 460800}
+    """
     known = option_names(_resolve(name, entry)[0]["noise"])
     return {**entry, "pairs": pairs, **({"dimension": dimension} if "dimension" in known else {})}
 
 
 def takes_noise(name: str, entry: Mapping[str, Any]) -> bool:
-    """Whether the entry's noise has a multiplier to calibrate: not if another option fixes it, or nothing is proven."""
+    """Whether the entry's noise has a multiplier to calibrate: not if another option fixes it, or nothing is proven.
+
+    Example:
+        >>> from dptune.mechanisms.registry import takes_noise
+        >>> takes_noise("static", {}), takes_noise("nonprivate", {})
+        (True, False)
+    """
     noise = _resolve(name, entry)[0]["noise"]
     fixed = any(option in entry for option in noise.fixed_by)
     proven = noise.family is not AdditiveNoise.family and noise.family not in UNBOUNDED

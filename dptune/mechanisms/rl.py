@@ -150,7 +150,9 @@ class LearnedControl(Constant):
         if len(initial.radii) != pairs:
             raise ConfigError("controller", "moves one radius a pair", fix="use clipper: per_pair")
         if initial.noise_multiplier <= 0:
-            raise ConfigError("controller", "learns from noisy releases, and there is no noise", fix="add noise")
+            raise ConfigError(
+                "controller", "learns from noisy releases, but the mechanism adds no noise", fix="add noise"
+            )
 
     def start(self, facts: RunFacts) -> None:
         """Keep the public facts and load the hyper-policy. Raises ConfigError if it is of other adapters or options."""

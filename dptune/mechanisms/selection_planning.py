@@ -38,9 +38,7 @@ def calibrated_candidate(
     alone = calibrated(build_with, epsilon, schedule, "certified")
     check_candidate(alone.mechanism)
     if alone.renyi_filter is not None:
-        problem = (
-            f"{alone.mechanism.name} moves its noise, and its filter bounds one order alone, not the loss distribution"
-        )
+        problem = f"{alone.mechanism.name} moves its noise: only one Renyi order is bounded, not the loss distribution"
         raise ConfigError("mechanism", problem, fix="set move_noise to false, or take another as a candidate")
     bands = alone.mechanism.bands
 

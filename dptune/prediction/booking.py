@@ -37,24 +37,26 @@ def book(
         damaged or cannot be written.
     """
     if (booking := read_booking(ensemble)) is None:
-        problem = f"{ensemble} does not say which records it was tuned on, so that no register counts what it answers"
+        problem = f"{ensemble} does not say which records it was tuned on, so no register counts its answers"
         return [f"{problem}: dptune.prediction.booking.write_booking says it"]
     records, named = booking.records, booking.register
     found = Register(register or named)
     try:
         if register is None and answered and not named.exists():
-            problem = f"names the register {named}, which is not there, and a new one would not know what it knows"
+            problem = f"names the register {named}, which is missing; a new register would lack its entries"
             raise ConfigError(
-                str(RunFolder(ensemble).booking), problem, fix="put it there, or give --register FILE, which may be new"
+                str(RunFolder(ensemble).booking),
+                problem,
+                fix="restore it, or give --register FILE (a new file is allowed)",
             )
         found.add_answers(records, header, tokens)
         for folder in earlier_runs(ensemble):
             _book_earlier(found, records, folder, header)
     except OSError as error:
-        problem = f"{found.path}: cannot be written ({error.strerror}), and what is answered must count there first"
+        problem = f"{found.path}: cannot be written ({error.strerror}), and every answer must be counted there first"
         raise LedgerError(f"{problem}. Fix: make it writable, or give --register FILE; nothing was answered.") from None
     earlier = found.earlier(records, besides=[header.run_id])
-    before = f"these records paid before ({said(earlier)}); what is answered adds to that: dptune spent {found.path}"
+    before = f"these records paid before ({said(earlier)}); answers add to that: dptune spent {found.path}"
     return [*([before] if earlier else []), *found.elsewhere(records, named)]
 
 

@@ -113,11 +113,11 @@ def check_prompt(prompt: str) -> None:
     """
     if len(prompt) > MOST_CHARACTERS:
         problem = f"has {len(prompt):,} characters, and at most {MOST_CHARACTERS:,} are taken"
-        raise ConfigError("prompt", problem, fix="send its end: the model sees no more")
+        raise ConfigError("prompt", problem, fix="send only the end of the prompt: the model sees no more than that")
     try:
         prompt.encode("utf-8")
     except UnicodeEncodeError:
-        problem = "is no text: it holds bytes that are no UTF-8, or half of a surrogate pair"
+        problem = "is not a text: it holds bytes that are not UTF-8, or half of a surrogate pair"
         raise ConfigError("prompt", problem, fix="send valid UTF-8") from None
 
 
@@ -151,7 +151,7 @@ def deploy(
         try:
             _note(note, charged, charged.chain)
         except OSError as error:
-            problem = f"cannot be written ({error.strerror}); the token is charged, and not given"
+            problem = f"cannot be written ({error.strerror}); the token is charged but was not returned"
             raise LedgerError(f"{note}: {problem}. Fix: free space, or make its folder writable.") from error
 
     earlier = tuple(spent for folder in earlier_runs(ensemble) if (spent := spending_of(folder)))
@@ -181,7 +181,7 @@ def _served_protocol(ensemble: Path, manifest: Manifest) -> FixedMixture:
     """
     missing = [name for name in SERVED_OPTIONS if name not in manifest.protocol]
     if missing:
-        problem = f"{ensemble} serves nobody: no budget was set for its answers (no {', '.join(missing)})"
+        problem = f"{ensemble} cannot answer: no budget was set for its answers (no {', '.join(missing)})"
         fix = f"set prediction.serve, its models to {manifest.models}, and run `python -m flows.prediction`"
         raise ConfigError("prediction.serve", problem, fix=fix)
     protocol = protocol_of("pmixed", manifest.protocol)
@@ -257,7 +257,7 @@ def _started_or_resumed(
     ledger: Ledger | None
     known = _read_note(note)
     if known is None and path.exists():
-        problem = "is gone, and the ledger alone cannot show that it is the newest"
+        problem = "is missing, and the ledger by itself cannot show that it is the newest copy"
         raise LedgerError(f"{note}: {problem}. Fix: restore it with the ledger; or {fresh_start(ensemble)}.")
     if known and known.releases == 0 and path.exists():
         discard_unborn(path)
@@ -297,9 +297,11 @@ def _check_known(
     check_same_run(path, header, contents.header)
     if set(contents.composition) - {protocol.release}:
         problem = "was started with other settings (protocol)"
-        raise LedgerError(f"{path}: {problem}. Fix: take them back; or {fresh_start(path.parent)}.")
+        raise LedgerError(f"{path}: {problem}. Fix: restore the earlier settings; or {fresh_start(path.parent)}.")
     if note.run_id != contents.header.run_id:
-        raise LedgerError(f"{path}: is not the ledger that this ensemble answered from. Fix: restore that one.")
+        raise LedgerError(
+            f"{path}: is not the ledger that this ensemble answered from. Fix: restore the ledger that it used."
+        )
     cut = contents.releases < note.releases
     if cut or (note.chain is not None and chain_after(path, note.releases) != note.chain):
         problem = f"is an older or another copy: it holds {contents.releases} tokens, and {note.releases} were answered"
@@ -323,9 +325,9 @@ def _read_note(note: Path) -> _Note | None:
         known = read_json(note)
         found = _Note(str(known["run_id"]), int(known["releases"]), known["chain"])
     except (OSError, ValueError, KeyError, TypeError):
-        raise LedgerError(f"{note}: is damaged. Fix: restore it; the ledger alone cannot be trusted.") from None
+        raise LedgerError(f"{note}: is damaged. Fix: restore it; without it, the ledger cannot be trusted.") from None
     if found.releases < 0 or (found.chain is None and found.releases):
-        raise LedgerError(f"{note}: is damaged. Fix: restore it; the ledger alone cannot be trusted.")
+        raise LedgerError(f"{note}: is damaged. Fix: restore it; without it, the ledger cannot be trusted.")
     return found
 
 

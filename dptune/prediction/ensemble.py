@@ -102,7 +102,7 @@ def tune_shard(
     rehearse(peft, lora_pairs(peft))  # answers come from one pass over the public and a private row: they may not mix
     for name, parameter in peft.named_parameters():
         if "lora_B" in name and bool(parameter.any()):
-            raise RuntimeError(f"{name} does not start at 0: it holds something of an earlier training")
+            raise RuntimeError(f"{name} does not start at 0: it holds weights of an earlier training")
     if tokens.rows:
         initial = trainable_state(peft)
         train_adapters(peft)

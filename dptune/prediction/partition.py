@@ -33,6 +33,14 @@ def partition(texts: Sequence[str], units: NDArray[Any], key: str, models: int, 
     Sizes of shards depend on the records and are private.
 
     Raises: ConfigError for an unknown key, or fewer than one model.
+
+    Example:
+        >>> import numpy as np
+        >>> from dptune.prediction.partition import partition
+        >>> texts = [f"Order {n} is late." for n in range(6)]
+        >>> shards = partition(texts, np.arange(6), key="record", models=2, salt=b"a secret of 16 bytes")
+        >>> sorted(np.concatenate(shards).tolist())
+        [0, 1, 2, 3, 4, 5]
     """
     check_unit(key, "prediction.partition")
     if models < 1:

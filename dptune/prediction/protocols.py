@@ -91,7 +91,7 @@ class FixedMixture(_Protocol):
         if self.unit != "shard":
             check_unit(self.unit, "unit")
         if self.unit != "shard" and not (float(self.alpha).is_integer() and self.alpha >= 2):
-            problem = f"{self.alpha:g} is no whole number from 2, which the bound for unit {self.unit} needs"
+            problem = f"{self.alpha:g} is not a whole number of 2 or more, which the bound for unit {self.unit} needs"
             raise ConfigError("alpha", problem, fix="use 3, or unit=shard")
 
     @property
@@ -140,7 +140,7 @@ class Published(_Protocol):
         if not 0 < self.subsample <= 1:
             raise ConfigError("subsample", f"{self.subsample} is not in (0, 1]", fix="use 0.03, or 1 for all models")
         if self.subsample < 1 and not (float(self.alpha).is_integer() and self.alpha >= 2):
-            problem = f"{self.alpha:g} is no whole number from 2, which amplification by sampling needs"
+            problem = f"{self.alpha:g} is not a whole number of 2 or more, which amplification by sampling needs"
             raise ConfigError("alpha", problem, fix="use 3, or subsample=1")
 
     @cached_property

@@ -146,7 +146,7 @@ def _before(deployment: Deployment) -> str:
 
 
 _REFUSALS: dict[int | str, dict[str, Any]] = {
-    400: {"description": "The Host header is none of the service's, or the body is no JSON."},
+    400: {"description": "The Host header is not one of the service's names, or the body is not JSON."},
     401: {"description": "The bearer token is missing or wrong."},
     403: {"description": "All tokens are spent."},
     413: {"description": "The body is too large."},

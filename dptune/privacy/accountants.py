@@ -60,6 +60,16 @@ class Epsilons:
         noise_only: right sensitivity, right accountant, leaks of the controller ignored.
         certified: the guarantee; infinity while anything un-noised or unaccounted steers the run.
         leaks: reasons why ``certified`` is infinite; empty when it is the guarantee.
+
+    Example:
+        >>> from collections import Counter
+        >>> from dptune.privacy.accountants import epsilons
+        >>> from dptune.privacy.release import Release
+        >>> prices = epsilons(Counter({Release(0.01, 1.0, raw_inputs=("gradient norms",)): 1000}), delta=1e-5)
+        >>> round(prices.noise_only, 3), prices.certified
+        (1.829, inf)
+        >>> prices.leaks
+        ('gradient norms',)
     """
 
     published: float
@@ -104,6 +114,14 @@ def epsilons(
 
     Raises:
         ConfigError: delta out of range or unknown accountant.
+
+    Example:
+        >>> from collections import Counter
+        >>> from dptune.privacy.accountants import epsilons
+        >>> from dptune.privacy.release import Release
+        >>> prices = epsilons(Counter({Release(sample_rate=0.01, noise_multiplier=1.0): 1000}), delta=1e-5)
+        >>> round(prices.published, 3), round(prices.certified, 3)
+        (1.618, 1.829)
     """
     check_delta(delta, pure=_is_pure(composition))
     if published_accountant not in PUBLISHED_ACCOUNTANTS:
@@ -153,6 +171,13 @@ def smallest_epsilon(composition: Composition, delta: float) -> float:
     Gaussian releases alone have a tight bound. With Laplace mixtures the bounds are the loss distribution of a Gaussian
     that is at most as private, Renyi DP at integer orders and, with clipping in l1, pure DP, the only one that holds at
     delta 0. With tokens the bound is Renyi DP at their order.
+
+    Example:
+        >>> from collections import Counter
+        >>> from dptune.privacy.accountants import smallest_epsilon
+        >>> from dptune.privacy.release import Release
+        >>> round(smallest_epsilon(Counter({Release(sample_rate=0.01, noise_multiplier=1.0): 1000}), delta=1e-5), 3)
+        1.829
     """
     check_delta(delta, pure=_is_pure(composition))
     if has_answers(composition):
@@ -201,6 +226,13 @@ def pld_epsilon(composition: Composition, delta: float, *, quick: bool = False) 
         composition: the count of each distinct release.
         delta: a number in (0, 1).
         quick: a looser bound, several times faster.
+
+    Example:
+        >>> from collections import Counter
+        >>> from dptune.privacy.accountants import pld_epsilon
+        >>> from dptune.privacy.release import Release
+        >>> round(pld_epsilon(Counter({Release(0.01, 1.0): 500, Release(0.02, 1.5): 500}), delta=1e-5), 3)
+        1.898
     """
     check_delta(delta)
     if not composition:
@@ -224,7 +256,16 @@ def _pld_epsilon(key: tuple[Kind, ...], delta: float, quick: bool = False) -> fl
 
 
 def rdp_epsilon(composition: Composition, delta: float) -> float:
-    """Upper bound by Renyi DP over ``RENYI_ORDERS``, for releases whose parameters were fixed in advance."""
+    """Upper bound by Renyi DP over ``RENYI_ORDERS``, for releases whose parameters were fixed in advance.
+
+    Example:
+        >>> from collections import Counter
+        >>> from dptune.privacy.accountants import pld_epsilon, rdp_epsilon
+        >>> from dptune.privacy.release import Release
+        >>> steps = Counter({Release(sample_rate=0.01, noise_multiplier=1.0): 1000})
+        >>> round(rdp_epsilon(steps, delta=1e-5), 3), round(pld_epsilon(steps, delta=1e-5), 3)
+        (2.108, 1.829)
+    """
     check_delta(delta)
     if not composition:
         return 0.0
@@ -250,6 +291,14 @@ def gdp_clt_epsilon(composition: Composition, delta: float) -> float:
     """The central-limit epsilon at the *published* noise multiplier. Asymptotic: neither an upper nor a lower bound.
 
     mu^2 = sum q^2 (exp(1/z^2) - 1), then the duality of mu-Gaussian DP (Dong, Roth and Su 2022, corollary 1).
+
+    Example:
+        >>> from collections import Counter
+        >>> from dptune.privacy.accountants import gdp_clt_epsilon, pld_epsilon
+        >>> from dptune.privacy.release import Release
+        >>> steps = Counter({Release(sample_rate=0.01, noise_multiplier=1.0): 1000})
+        >>> round(gdp_clt_epsilon(steps, delta=1e-5), 3), round(pld_epsilon(steps, delta=1e-5), 3)
+        (1.618, 1.829)
     """
     check_delta(delta)
     if not composition:
@@ -273,7 +322,13 @@ def repriced_epsilon(last: Release, releases: int, delta: float) -> float:
 
 
 def gdp_epsilon(mu: float, delta: float) -> float:
-    """Epsilon of mu-Gaussian DP at delta, by the exact conversion."""
+    """Epsilon of mu-Gaussian DP at delta, by the exact conversion.
+
+    Example:
+        >>> from dptune.privacy.accountants import gdp_epsilon
+        >>> round(gdp_epsilon(mu=1.0, delta=1e-5), 4)
+        4.3772
+    """
     if math.isinf(mu):
         return math.inf
     if mu == 0 or gdp_delta(mu, 0.0) <= delta:

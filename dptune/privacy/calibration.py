@@ -31,6 +31,15 @@ def calibrate(
     Raises:
         ConfigError: target not positive, or out of reach of any multiplier up to 1e4, because of a leak or too many
             steps.
+
+    Example:
+        >>> from collections import Counter
+        >>> from dptune.privacy.accountants import smallest_epsilon
+        >>> from dptune.privacy.calibration import calibrate
+        >>> from dptune.privacy.release import Release
+        >>> z = calibrate(lambda z: smallest_epsilon(Counter({Release(1.0, z): 10}), 1e-5), target=2.0)
+        >>> round(z, 2)
+        6.3
     """
     if not (math.isfinite(target) and target > 0):
         raise ConfigError("epsilon", f"{target} is not a positive number", fix="give the privacy budget, such as 2")
@@ -83,6 +92,11 @@ def sampling(records: int, batch: float, epochs: float) -> tuple[float, int]:
     The number of steps is epochs times ceil(records / batch), rounded up.
 
     Raises: ConfigError naming the number that is out of range.
+
+    Example:
+        >>> from dptune.privacy.calibration import sampling
+        >>> sampling(records=10_000, batch=100, epochs=3)
+        (0.01, 300)
     """
     if records < 1:
         raise ConfigError("records", f"{records} is not positive", fix="count the training records")
@@ -102,9 +116,16 @@ def delta_warning(delta: float, units: int | None = None) -> str | None:
 
     Args:
         units: number of units in the training data; None if it is not known.
+
+    Example:
+        >>> from dptune.privacy.calibration import delta_warning
+        >>> print(delta_warning(1e-3, units=2000))
+        delta 0.001 is 1 over the 2000 units or more: publishing one unit in full would satisfy it; use 5e-05, say
+        >>> delta_warning(1e-5, units=2000) is None
+        True
     """
     if units is not None and delta * units >= 1:
-        whose = f"1 over the {units} units or more, which publishing one of them in full would satisfy"
+        whose = f"1 over the {units} units or more: publishing one unit in full would satisfy it"
         return f"delta {delta:g} is {whose}; use {0.1 / units:.1g}, say"
     if delta > _LARGE_DELTA:
         whose = "with that probability the guarantee may not hold at all"

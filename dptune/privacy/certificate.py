@@ -96,7 +96,7 @@ class Winner:
         if not isinstance(self.options, Mapping) or not all(isinstance(one, str) for one in digests):
             raise ConfigError("winner", "is not described by options and digests", fix="restore the certificate")
         if not _is_number(self.score):
-            raise ConfigError("winner.score", f"{self.score!r} is no finite number", fix="restore the certificate")
+            raise ConfigError("winner.score", f"{self.score!r} is not a finite number", fix="restore the certificate")
 
 
 @dataclass(frozen=True)
@@ -146,12 +146,12 @@ class SearchCertificate:
             raise ConfigError("search.bound", f"{self.bound!r} is unknown", fix=f"use {' or '.join(BOUNDS)}")
         for name in ("id", "unit", "data", "commitment"):
             if not isinstance(value := getattr(self, name), str):
-                raise ConfigError(name, f"{value!r} is no text", fix="restore the certificate")
+                raise ConfigError(name, f"{value!r} is not a text", fix="restore the certificate")
         _check_whole("units", self.units)
         if self.telemetry not in _TELEMETRY:
             raise ConfigError("telemetry", f"{self.telemetry!r} is unknown", fix=f"use {' or '.join(_TELEMETRY)}")
         if not self.kinds:
-            raise ConfigError("search.space", "has no kinds", fix="restore the certificate")
+            raise ConfigError("search.space", "holds no kind of candidate", fix="restore the certificate")
         if self.format != FORMAT:
             raise ConfigError("format", f"{self.format!r} is not {FORMAT}", fix="verify it with a newer dptune")
 
@@ -294,7 +294,7 @@ def read_certificate(path: Path) -> SearchCertificate:
 
 def _read(path: Path) -> tuple[SearchCertificate, str]:
     if other := not_a_file(path):
-        raise LedgerError(f"{path}: is {other}, and no file. Fix: check the path.")
+        raise LedgerError(f"{path}: is {other}, not a file. Fix: check the path.")
     try:
         lines = path.read_bytes().splitlines(keepends=True)
     except OSError as error:
@@ -327,7 +327,7 @@ def _check_line(path: Path, number: int, raw: bytes, chain: str) -> tuple[dict[s
         stated = record.pop("chain")
         line, chain = seal(encode(record), chain)
     except (ValueError, KeyError, AttributeError, TypeError, RecursionError):
-        raise _bad(path, number, "is torn or no line of a certificate") from None
+        raise _bad(path, number, "is torn, or is not a line of a certificate") from None
     if stated != chain or raw != line:
         raise _bad(path, number, "was edited: its checksum does not follow from the lines above")
     return record, chain
@@ -367,7 +367,7 @@ def _count(value: Any) -> int:
 
 def _check_whole(name: str, value: Any) -> None:
     if type(value) is not int or value < 1:
-        raise ConfigError(name, f"{value!r} is no whole number above 0", fix="restore the certificate")
+        raise ConfigError(name, f"{value!r} is not a whole number above 0", fix="restore the certificate")
 
 
 def _is_number(value: object) -> bool:

@@ -27,7 +27,7 @@ def row_problem(last: Release | None, release: Release, row: int) -> str | None:
         if other:
             return f"differs in {', '.join(other)} from the row before, and rows of correlated noise are all alike"
     elif row:
-        return "is not the first row, and no row came before"
+        return "is not the first row, but the ledger holds no row before it"
     bands = len(release.coefficients)
     if release.part != row % bands:
         return f"is about group {release.part}, where row {row} of {bands} bands is about group {row % bands}"

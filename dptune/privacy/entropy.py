@@ -43,6 +43,13 @@ class OsEntropy:
     A long draw is the keystream of AES-256 in counter mode, under a key and a counter that the kernel draws for each
     call and that nobody keeps. To tell it from independent words is to break AES. It takes a twentieth of the kernel's
     time. Without the ``cryptography`` package the kernel draws all words.
+
+    Example:
+        >>> from dptune.privacy.entropy import FixedSeed, OsEntropy
+        >>> OsEntropy().words(2).dtype, OsEntropy().leaks
+        (dtype('uint64'), ())
+        >>> FixedSeed(1).leaks
+        ('fixed seed for noise and sampling: not private',)
     """
 
     leaks: tuple[str, ...] = ()

@@ -35,6 +35,25 @@ class Ledger:
     """A ledger that is open for charging. The file is locked, so that only one process charges it.
 
     Use ``open``, then ``charge`` before every release and ``finish`` at the end.
+
+    Example:
+        >>> from collections import Counter
+        >>> from pathlib import Path
+        >>> from tempfile import mkdtemp
+        >>> from dptune.privacy.ledger import Ledger
+        >>> from dptune.privacy.ledger_file import read_ledger
+        >>> from dptune.privacy.release import Release
+        >>> from dptune.privacy.run_header import RunHeader
+        >>> path, step = Path(mkdtemp()) / "ledger.jsonl", Release(sample_rate=0.01, noise_multiplier=1.0)
+        >>> header = RunHeader("static", "gdp_clt", "certified", epsilon=2.0, delta=1e-5, unit="record", units=800)
+        >>> ledger = Ledger.open(path, header, planned=Counter({step: 100}))
+        >>> for _ in range(100):
+        ...     ledger.charge(step)  # on disk; only now may the noisy gradient be drawn
+        >>> ledger.admits(Release(sample_rate=1.0, noise_multiplier=1.0))
+        False
+        >>> ledger.finish()
+        >>> round(read_ledger(path).epsilons.certified, 2)
+        0.72
     """
 
     def __init__(self, path: Path, descriptor: int, contents: LedgerContents, gate: BudgetGate) -> None:
@@ -84,8 +103,10 @@ class Ledger:
             check_same_run(path, header, ledger.header)
             if ledger.releases < (known := witnessed_releases(path.parent, states=False)):
                 # Checkpoints are left out here: whoever reads one compares its chain with the ledger's.
-                problem = f"{path}: holds {ledger.releases} releases, and files beside it rely on {known}: it was cut"
-                raise LedgerError(f"{problem}. Fix: restore it; its charges cannot be forgotten.")
+                problem = (
+                    f"{path}: holds {ledger.releases} releases, but files beside it rely on {known}: the ledger was cut"
+                )
+                raise LedgerError(f"{problem}. Fix: restore the whole ledger; its charges cannot be dropped.")
         except BaseException:
             ledger.close()
             raise
@@ -113,7 +134,9 @@ class Ledger:
             path.parent.mkdir(parents=True, exist_ok=True)
             descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_APPEND, 0o600)
         except FileExistsError:
-            raise LedgerError(f"{path}: exists already. Fix: resume it; a run elsewhere spends again.") from None
+            raise LedgerError(
+                f"{path}: already exists. Fix: resume this run; a run in another folder spends again."
+            ) from None
         except OSError as error:
             raise LedgerError(f"{path}: cannot be created ({error.strerror}). Fix: make its folder writable.") from None
         _lock(descriptor, path)
@@ -155,7 +178,7 @@ class Ledger:
             contents = read_ledger(path)
             if contents.complete:
                 raise LedgerError(
-                    f"{path}: the run is finished. Fix: use what it made. To run it again, and spend again, keep this "
+                    f"{path}: the run is finished. Fix: use its results. To run it again, and spend again, keep this "
                     "ledger: `dptune set-aside` with its folder."
                 )
             if contents.header.format != FORMAT:
@@ -244,11 +267,11 @@ def check_same_run(path: Path, header: RunHeader, existing: RunHeader) -> None:
     """Raise LedgerError if the ledger at ``path``, which has the header ``existing``, is not of the run ``header``."""
     if changed := header.differences(existing):
         problem = f"was started with other settings ({', '.join(changed)})"
-        raise LedgerError(f"{path}: {problem}. Fix: take them back; or {fresh_start(path.parent)}.")
+        raise LedgerError(f"{path}: {problem}. Fix: restore the earlier settings; or {fresh_start(path.parent)}.")
 
 
 def _older(older_format: int) -> str:
-    return f"is of format {older_format}, which can be verified and not be resumed: this dptune writes format {FORMAT}."
+    return f"is of format {older_format}, which can be verified but not resumed: this dptune writes format {FORMAT}."
 
 
 def _lock(descriptor: int, path: Path) -> None:

@@ -38,7 +38,24 @@ class LedgerError(DptuneError):
 
 @dataclass(frozen=True, repr=False)
 class LedgerContents:
-    """The contents of a ledger file, after every line was checked."""
+    """The contents of a ledger file, after every line was checked.
+
+    Example:
+        >>> from collections import Counter
+        >>> from pathlib import Path
+        >>> from tempfile import mkdtemp
+        >>> from dptune.privacy.ledger import Ledger
+        >>> from dptune.privacy.ledger_file import read_ledger
+        >>> from dptune.privacy.release import Release
+        >>> from dptune.privacy.run_header import RunHeader
+        >>> path, step = Path(mkdtemp()) / "ledger.jsonl", Release(sample_rate=1.0, noise_multiplier=5.0)
+        >>> header = RunHeader("static", "gdp_clt", "certified", epsilon=2.0, delta=1e-5, unit="record", units=800)
+        >>> with Ledger.open(path, header, planned=Counter({step: 3})) as ledger:
+        ...     ledger.charge(step)
+        >>> contents = read_ledger(path)
+        >>> contents.releases, contents.complete, round(contents.epsilons.certified, 3)
+        (1, False, 0.726)
+    """
 
     header: RunHeader
     composition: Composition
@@ -67,6 +84,26 @@ def read_ledger(path: Path) -> LedgerContents:
     """Read and check a whole ledger.
 
     Raises: LedgerError naming the first line that is torn, edited, out of order or out of place.
+
+    Example:
+        >>> from collections import Counter
+        >>> from pathlib import Path
+        >>> from tempfile import mkdtemp
+        >>> from dptune.privacy.ledger import Ledger
+        >>> from dptune.privacy.ledger_file import read_ledger
+        >>> from dptune.privacy.release import Release
+        >>> from dptune.privacy.run_header import RunHeader
+        >>> path, step = Path(mkdtemp()) / "ledger.jsonl", Release(sample_rate=1.0, noise_multiplier=5.0)
+        >>> header = RunHeader("static", "gdp_clt", "certified", epsilon=2.0, delta=1e-5, unit="record", units=800)
+        >>> with Ledger.open(path, header, planned=Counter({step: 3})) as ledger:
+        ...     ledger.charge(step)
+        >>> path.write_text(path.read_text().replace('"noise_multiplier":5.0', '"noise_multiplier":9.0')) > 0
+        True
+        >>> try:
+        ...     read_ledger(path)
+        ... except Exception as error:
+        ...     print(str(error).split(": ")[1])
+        was edited or reordered
     """
     header: RunHeader | None = None
     composition: Composition = Counter()
@@ -89,11 +126,11 @@ def read_ledger(path: Path) -> LedgerContents:
             releases += 1
         else:
             if content.releases != releases:
-                raise _bad_line(path, number, f"says {content.releases} releases where there are {releases}")
+                raise _bad_line(path, number, f"states {content.releases} releases, but the ledger holds {releases}")
             complete = True
     if header is None:
         raise LedgerError(
-            f"{path}, line 1: the ledger is empty. Fix: restore it; if no run began here, it holds nothing."
+            f"{path}, line 1: the ledger is empty. Fix: restore it; if no run ever started here, remove the empty file."
         )
     return LedgerContents(header, composition, releases, chain, complete, last)
 
@@ -185,7 +222,7 @@ def _lines(path: Path) -> Iterator[tuple[int, _Content, str]]:
     chain = GENESIS
     known: dict[bytes, Release] = {}
     if other := not_a_file(path):
-        raise LedgerError(f"{path}: is {other}, and no file. Fix: check the path.")
+        raise LedgerError(f"{path}: is {other}, not a file. Fix: check the path.")
     try:
         file = path.open("rb")
     except OSError as error:
@@ -228,7 +265,7 @@ def _check_line(path: Path, number: int, raw: bytes, chain: str) -> tuple[dict[s
         stated = record.pop("chain")
         body = encode(record)
     except (ValueError, KeyError, AttributeError, TypeError, RecursionError):
-        raise _bad_line(path, number, "is torn or no ledger line") from None
+        raise _bad_line(path, number, "is torn, or is not a line of a ledger") from None
     line, chain = seal(body, chain)
     if stated != chain or raw != line:
         raise _bad_line(path, number, "was edited or reordered: its checksum does not follow from the lines above")
@@ -251,12 +288,12 @@ def _content(path: Path, number: int, record: dict[str, Any]) -> _Content:
         raise LedgerError(f"{path}, line {number}: {error}") from None
     except (ConfigError, ArithmeticError, AttributeError, TypeError, ValueError, KeyError, RecursionError) as error:
         raise _bad_line(path, number, f"does not describe a {kind}: {error}") from None
-    raise _bad_line(path, number, f"is no valid {kind!r} line")
+    raise _bad_line(path, number, f"is not a valid {kind!r} line")
 
 
 def _whole(value: Any) -> int:
     if type(value) is not int:  # bool is a subclass of int
-        raise ValueError(f"{value!r} is no whole number")
+        raise ValueError(f"{value!r} is not a whole number")
     return value
 
 

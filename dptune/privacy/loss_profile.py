@@ -72,6 +72,15 @@ def profile_of(composition: Composition) -> Profile:
     parts' profiles, for a unit is in one. Of groups dealt by rank: under emptying one unit's slot, no more.
 
     Raises: ConfigError for releases that leak, move their noise by what was released, or are tokens.
+
+    Example:
+        >>> from collections import Counter
+        >>> import numpy as np
+        >>> from dptune.privacy.loss_profile import profile_of
+        >>> from dptune.privacy.release import Release
+        >>> profile = profile_of(Counter({Release(sample_rate=1.0, noise_multiplier=1.0): 1}))
+        >>> [round(float(delta), 4) for delta in profile.delta(np.array([0.0, 1.0, 2.0]))]
+        [0.3829, 0.1269, 0.0209]
     """
     leaks = [leak for leak in leaks_of(composition) if leak != DEALT_BY_RANK]
     if leaks or any(release.noise not in LIKE_GAUSSIAN for release in composition):

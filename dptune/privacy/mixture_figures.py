@@ -85,6 +85,13 @@ def gaussian_of_equal_epsilon(composition: Composition, delta: float) -> float:
     """The noise multiplier of Gaussian releases at the same rates with the same certified epsilon.
 
     Raises: ConfigError if there is none: that epsilon is 0, infinite, or takes more noise than is searched.
+
+    Example:
+        >>> from collections import Counter
+        >>> from dptune.privacy.mixture_figures import gaussian_of_equal_epsilon
+        >>> from dptune.privacy.release import Release
+        >>> round(gaussian_of_equal_epsilon(Counter({Release(0.01, 1.2): 100}), delta=1e-5), 3)
+        1.2
     """
 
     def epsilon_of(noise_multiplier: float) -> float:

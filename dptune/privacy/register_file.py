@@ -29,7 +29,7 @@ class DamagedRegisterError(LedgerError):
     """
 
     def __init__(self, problem: str, shown: str = "") -> None:
-        fix = "restore a copy of it; without one move it away, and add by hand what was paid elsewhere"
+        fix = "restore a copy of it; if you have none, move it away, and add by hand what was spent in other folders"
         super().__init__(f"{problem}{shown}. Fix: {fix}.")
         self.problem = problem
 
@@ -44,9 +44,9 @@ def whole_lines(path: Path) -> list[bytes]:
     if not path.exists():
         return []
     if other := not_a_file(path):
-        raise ConfigError(str(path), f"is {other}, and no file", fix="give the file of a register, or a new one")
+        raise ConfigError(str(path), f"is {other}, not a file", fix="give the file of a register, or a new one")
     if path.stat().st_mode & 0o077:
-        raise ConfigError(str(path), "can be read by others", fix=f"find out by whom; `chmod 600 {path}`")
+        raise ConfigError(str(path), "can be read by others", fix=f"check who has read it, then run `chmod 600 {path}`")
     *lines, last = path.read_bytes().split(b"\n")
     if _is_json(last):
         lines.append(last)
@@ -88,7 +88,7 @@ def _misplaced(numbered: Any, position: int) -> str:
     if (missing := numbered - position) > 0:
         lines = "a line above it is" if missing == 1 else f"{missing} lines above it are"
         return f"says that it is line {numbered}: {lines} missing"
-    return f"says that it is line {numbered}: it stands there twice, or in another order"
+    return f"says that it is line {numbered}: it is repeated, or out of order"
 
 
 def append_line(path: Path, record: Mapping[str, Any]) -> None:

@@ -72,6 +72,14 @@ class Release:
             noise multiplier is then that of z, of which the noise is made, the sample rate that of a unit in the rows
             of its own group, and the part that group. A ledger holds such a release at a step of that group alone.
         dealt_by: what decides whose group that is, one of ``Dealing``. A leak if it is the unit's rank.
+
+    Example:
+        >>> from dptune.privacy.release import Release
+        >>> Release(sample_rate=0.01, noise_multiplier=1.0).effective_noise_multiplier
+        1.0
+        >>> four_groups = Release(0.01, 1.0, sensitivity=2.0)  # each noised as if it were the only one
+        >>> four_groups.effective_noise_multiplier
+        0.5
     """
 
     sample_rate: float
@@ -106,7 +114,7 @@ class Release:
         if self.norm not in NORMS:
             raise ConfigError("norm", f"unknown {self.norm!r}", fix=f"use {' or '.join(NORMS)}")
         if self.part is not None and (isinstance(self.part, bool) or not isinstance(self.part, int) or self.part < 0):
-            raise ConfigError("part", f"{self.part!r} is no number of a part", fix="count parts from 0")
+            raise ConfigError("part", f"{self.part!r} is not a valid part number", fix="count parts from 0")
         self._check_law()
         self._check_renyi()
         self._check_strategy()
@@ -118,7 +126,9 @@ class Release:
         An infinite epsilon stands for no proven bound.
         """
         if not epsilon > 0:
-            raise ConfigError("renyi", f"{epsilon} is not positive: such a token says nothing", fix="charge nothing")
+            raise ConfigError(
+                "renyi", f"{epsilon} is not positive: such a token carries no information", fix="charge nothing"
+            )
         if math.isinf(epsilon):
             return cls(1.0, 0.0, noise="unbounded_token", statistics=("token",), claims=claims)
         multiplier = _renyi_multiplier(order, epsilon)
@@ -131,23 +141,27 @@ class Release:
             return
         order, epsilon = self.renyi
         if not (order > 1 and epsilon > 0 and math.isfinite(order) and math.isfinite(epsilon)):
-            raise ConfigError("renyi", f"{list(self.renyi)} is no (order above 1, epsilon above 0)", fix="use of_token")
+            raise ConfigError(
+                "renyi",
+                f"{list(self.renyi)} is not a pair of an order above 1 and an epsilon above 0",
+                fix="use of_token",
+            )
         plain = self.sample_rate == self.sensitivity == 1.0 and not self.adaptive
         if not (plain and abs(self.noise_multiplier / _renyi_multiplier(order, epsilon) - 1) <= _CONSISTENT):
             raise ConfigError("renyi", "does not fit the other figures of the token", fix="use of_token")
 
     def _check_strategy(self) -> None:
         if self.dealt_by not in (get_args(Dealing) if self.coefficients else ("key",)):
-            problem = f"{self.dealt_by!r} is not how units were dealt into groups"
+            problem = f"{self.dealt_by!r} is not a known way to assign groups"
             raise ConfigError("dealt_by", problem, fix="use key, with coefficients")
         if not self.coefficients:
             return
         check_strategy(self.coefficients)
         if (self.noise, self.norm, self.adaptive, self.law) != ("gaussian", "l2", False, None):
-            problem = "goes with Gaussian noise of a fixed multiplier on sums that are bounded in l2, and nothing else"
+            problem = "needs Gaussian noise with a fixed multiplier, on sums that are bounded in l2"
             raise ConfigError("coefficients", problem, fix="use independent noise")
         if self.part is None or self.part >= len(self.coefficients):
-            problem = f"{self.part} is no group of {len(self.coefficients)} bands"
+            problem = f"{self.part} is not a valid group: there are {len(self.coefficients)} bands"
             raise ConfigError("part", problem, fix="count groups from 0 up to the bands")
         if not self.sensitivity >= column_norm(self.coefficients) * (1 - _CONSISTENT):
             problem = f"{self.sensitivity} is below the norm of the strategy, {column_norm(self.coefficients)}"
@@ -199,9 +213,11 @@ class Release:
         known = {field.name for field in fields(cls)}
         given = data.get("coefficients", ())
         if "coefficients" in data and not (isinstance(given, list) and given and all(map(_is_number, given))):
-            raise ConfigError("coefficients", f"{given!r} is no list of numbers", fix="write c_0 .. c_(b-1)")
+            raise ConfigError("coefficients", f"{given!r} is not a list of numbers", fix="write c_0 .. c_(b-1)")
         if "dealt_by" in data and not (given and data["dealt_by"] == "key"):
-            raise ConfigError("dealt_by", f"{data['dealt_by']!r} is no deal into groups", fix="write key, or nothing")
+            raise ConfigError(
+                "dealt_by", f"{data['dealt_by']!r} is not a known way to assign groups", fix="write key, or nothing"
+            )
         dealt_by = "rank" if given and "dealt_by" not in data else "key"  # earlier versions wrote no word about it
         data = {**data, "coefficients": given, "dealt_by": dealt_by}
         if set(data) != known:
@@ -246,7 +262,7 @@ def _claims(data: Any) -> tuple[tuple[str, float], ...]:
 def _law(data: Any) -> InverseScale:
     known = {field.name for field in fields(InverseScale)}
     if not isinstance(data, Mapping) or set(data) != known:
-        raise ConfigError("law", f"{data!r} has not the keys {sorted(known)}", fix="use to_dict's")
+        raise ConfigError("law", f"{data!r} does not have exactly the keys {sorted(known)}", fix="use to_dict's")
     pairs = {key: value if isinstance(value, list) else [value] for key, value in data.items()}
     right = {"gamma": 2, "uniform": 2}
     if not all(len(pair) == right.get(key, 1) and all(map(_is_number, pair)) for key, pair in pairs.items()):

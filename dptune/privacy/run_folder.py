@@ -33,6 +33,13 @@ class RunFolder:
         lock: lock of the process that works in the folder.
         searching: of a search, the secret folder beside this one, which holds it until its winner is out.
         mlflow_run: id of the run in MLflow.
+
+    Example:
+        >>> from pathlib import Path
+        >>> from dptune.privacy.run_folder import RunFolder
+        >>> folder = RunFolder(Path("tuned"))
+        >>> folder.ledger.as_posix(), folder.has_begun
+        ('tuned/ledger.jsonl', False)
     """
 
     def __init__(self, path: Path) -> None:

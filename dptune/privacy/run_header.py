@@ -31,7 +31,7 @@ class OtherFormatError(ConfigError):
     """A ledger of another version of dptune: undamaged, but this version cannot price it."""
 
     def __init__(self, other_format: Any) -> None:
-        problem = f"{other_format!r} is none of the formats {_READ[0]} to {FORMAT}, which this dptune reads"
+        problem = f"{other_format!r} is not one of the formats {_READ[0]} to {FORMAT}, which this dptune reads"
         super().__init__("format", problem, fix="verify it with the dptune that wrote it, and keep the file as it is")
 
 
@@ -62,6 +62,16 @@ class RunHeader:
             no guarantee alone, since the choice depends on all of them: the search's certificate has it.
         run_id: id that ties checkpoints to this ledger.
         format: format of the ledger; one of an older format is verified, but not resumed.
+
+    Example:
+        >>> from collections import Counter
+        >>> from dptune.privacy.release import Release
+        >>> from dptune.privacy.run_header import RunHeader
+        >>> header = RunHeader("static", "gdp_clt", "certified", epsilon=2.0, delta=1e-5, unit="patient_id", units=800)
+        >>> header.within_budget(Counter({Release(0.01, 1.0): 1000}))
+        True
+        >>> header.within_budget(Counter({Release(0.01, 0.8): 1000}))
+        False
     """
 
     mechanism: str
@@ -94,7 +104,7 @@ class RunHeader:
                 "published_accountant", f"unknown {self.published_accountant!r}", fix="use a known accountant"
             )
         if any(release.coefficients for release, _ in self.inherited):
-            problem = "holds rows of correlated noise, which nobody has priced together with another run's"
+            problem = "holds rows of correlated noise, and no accountant can price them together with another run"
             raise ConfigError("inherited", problem, fix="start from a run of independent noise")
         if self.accounting == "certified" and self.leaks and self.epsilon is not None:
             raise ConfigError(
@@ -167,7 +177,7 @@ class RunHeader:
             raise ConfigError("plugins", f"{plugins!r} is not a list of names", fix="use a whole ledger")
         values["plugins"] = tuple(plugins)
         if not isinstance(values["search"], str):
-            raise ConfigError("search", f"{values['search']!r} is no id", fix="use a whole ledger")
+            raise ConfigError("search", f"{values['search']!r} is not an id", fix="use a whole ledger")
         values["inherited"] = tuple((Release.from_dict(item), _count(count)) for item, count in values["inherited"])
         if values["renyi_filter"] is not None:
             values["renyi_filter"] = RenyiFilter.from_dict(values["renyi_filter"])
@@ -184,5 +194,5 @@ def composition_of(inherited: tuple[tuple[Release, int], ...]) -> Composition:
 
 def _count(value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ConfigError("inherited", f"{value!r} is no count", fix="write a whole number")
+        raise ConfigError("inherited", f"{value!r} is not a count", fix="write a whole number")
     return value

@@ -35,7 +35,7 @@ def said_within(folder: Path) -> str:
     total = [*within, *([own] if own else [])]
     runs = f"{len(within)} runs that check its ranking have" if len(within) > 1 else "a run that checks its ranking has"
     unknown = sum(bool(one.problem) for one in total)
-    but = f", for nobody can tell what {unknown} of them spent" if unknown else ""
+    but = f", because it is unknown what {unknown} of them spent" if unknown else ""
     return f"; {runs} spent {_together(within)} beside that, {_together(total)} in all{but}"
 
 

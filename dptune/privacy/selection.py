@@ -105,7 +105,18 @@ def _hull_shifts(profile: Profile, law: SelectionLaw) -> Shifts:
 
 
 def selection_delta(profile: Profile, law: SelectionLaw, epsilon: float, bound: Bound = "hull") -> float:
-    """A delta at which the selection is certainly (epsilon, delta)-DP, both directions."""
+    """A delta at which the selection is certainly (epsilon, delta)-DP, both directions.
+
+    Example:
+        >>> from collections import Counter
+        >>> from dptune.privacy.loss_profile import profile_of
+        >>> from dptune.privacy.release import Release
+        >>> from dptune.privacy.selection import selection_delta
+        >>> from dptune.privacy.selection_law import SelectionLaw
+        >>> one_run = profile_of(Counter({Release(sample_rate=1.0, noise_multiplier=5.0): 1}))
+        >>> f"{selection_delta(one_run, SelectionLaw.of(candidates=10), epsilon=1.0):.1e}"
+        '2.6e-04'
+    """
     return max(shifts_of(side, law, bound).delta(side, epsilon) for side in (profile, profile.turned()))
 
 
@@ -122,13 +133,33 @@ def selection_epsilon(profile: Profile, law: SelectionLaw, delta: float, bound: 
         bound: "hull", the theorem above, or "one_shift", a looser and older form.
 
     Raises: ConfigError for another delta or bound.
+
+    Example:
+        >>> from collections import Counter
+        >>> from dptune.privacy.loss_profile import profile_of
+        >>> from dptune.privacy.release import Release
+        >>> from dptune.privacy.selection import selection_epsilon
+        >>> from dptune.privacy.selection_law import SelectionLaw
+        >>> one_run = profile_of(Counter({Release(sample_rate=1.0, noise_multiplier=5.0): 1}))
+        >>> round(selection_epsilon(one_run, SelectionLaw.of(candidates=10), delta=1e-5), 2)
+        1.17
     """
     check_delta(delta)
     return max(_epsilon_of(side, shifts_of(side, law, bound), delta) for side in (profile, profile.turned()))
 
 
 def renyi_selection_epsilon(composition: Composition, law: SelectionLaw, delta: float) -> float:
-    """The published bound, by Renyi DP (Papernot and Steinke 2022, theorems 2 and 6), for the law without its cap."""
+    """The published bound, by Renyi DP (Papernot and Steinke 2022, theorems 2 and 6), for the law without its cap.
+
+    Example:
+        >>> from collections import Counter
+        >>> from dptune.privacy.release import Release
+        >>> from dptune.privacy.selection import renyi_selection_epsilon
+        >>> from dptune.privacy.selection_law import SelectionLaw
+        >>> steps = Counter({Release(sample_rate=1.0, noise_multiplier=5.0): 1})
+        >>> round(renyi_selection_epsilon(steps, SelectionLaw.of(candidates=10), delta=1e-5), 2)
+        1.97
+    """
     from dp_accounting import dp_event
     from dp_accounting.rdp import RdpAccountant
 
@@ -160,6 +191,15 @@ class SelectionPrices:
         renyi: the published bound (Papernot and Steinke 2022), for the law without its cap.
         composed: the epsilon of as many runs as are expected, all of which may be shown.
         one_candidate: the epsilon of one candidate alone. No guarantee for the winner.
+
+    Example:
+        >>> from collections import Counter
+        >>> from dptune.privacy.release import Release
+        >>> from dptune.privacy.selection import price_selection
+        >>> from dptune.privacy.selection_law import SelectionLaw
+        >>> prices = price_selection(Counter({Release(1.0, 5.0): 1}), SelectionLaw.of(candidates=10), delta=1e-5)
+        >>> prices.one_candidate < prices.certified < prices.one_shift < prices.composed
+        True
     """
 
     certified: float
@@ -172,7 +212,17 @@ class SelectionPrices:
 def price_selection(
     composition: Composition, law: SelectionLaw, delta: float, bound: Bound = "hull"
 ) -> SelectionPrices:
-    """Price a search whose every candidate makes these releases. Raises: ConfigError as ``profile_of``."""
+    """Price a search whose every candidate makes these releases. Raises: ConfigError as ``profile_of``.
+
+    Example:
+        >>> from collections import Counter
+        >>> from dptune.privacy.release import Release
+        >>> from dptune.privacy.selection import price_selection
+        >>> from dptune.privacy.selection_law import SelectionLaw
+        >>> prices = price_selection(Counter({Release(1.0, 5.0): 1}), SelectionLaw.of(candidates=10), delta=1e-5)
+        >>> round(prices.one_candidate, 2), round(prices.certified, 2), round(prices.composed, 2)
+        (0.73, 1.17, 2.59)
+    """
     profile = profile_of(composition)
     expected = math.ceil(law.uncapped_mean - 1e-9)
     many = Counter({release: count * expected for release, count in composition.items()})
@@ -190,9 +240,15 @@ def pure_selection_epsilon(epsilon: float, law: SelectionLaw) -> float:
 
     eps + (1 + eta) ln[(g (1 + E) + (1 - g) E) / (g (1 + E) + (1 - g))] with E = exp(eps); attained by randomised
     response whose output carries a uniform tag. Raises: ConfigError for Poisson's law.
+
+    Example:
+        >>> from dptune.privacy.selection import pure_selection_epsilon
+        >>> from dptune.privacy.selection_law import SelectionLaw
+        >>> round(pure_selection_epsilon(0.5, SelectionLaw.of(candidates=10)), 3)
+        1.551
     """
     if law.shape == math.inf:
-        raise ConfigError("shape", "inf has no such closed form", fix="use a finite shape")
+        raise ConfigError("shape", "inf does not have this closed form", fix="use a finite shape")
     g, e = law.rate, math.exp(epsilon)
     return epsilon + (1 + law.shape) * math.log((g * (1 + e) + (1 - g) * e) / (g * (1 + e) + (1 - g)))
 
@@ -201,7 +257,7 @@ def _epsilon_of(profile: Profile, shifts: Shifts, delta: float) -> float:
     def spent(epsilon: float) -> float:
         found = shifts.delta(profile, epsilon)
         if math.isnan(found):
-            raise ArithmeticError("the delta of a selection is no number")
+            raise ArithmeticError("the delta of a selection is not a number")
         return found
 
     low, high = 0.0, float(GRID[-1])

@@ -42,6 +42,12 @@ class SelectionLaw:
             Papernot and Steinke); infinity is Poisson conditioned on K >= 1.
         rate: gamma in (0, 1) of that law; of Poisson's its parameter lambda > 0.
         most: the cap, at least 2.
+
+    Example:
+        >>> from dptune.privacy.selection_law import SelectionLaw
+        >>> law = SelectionLaw.of(candidates=10)
+        >>> law.most, round(law.mean, 2), round(law.hit(0.1), 3)
+        (48, 9.96, 0.563)
     """
 
     shape: float
@@ -50,13 +56,13 @@ class SelectionLaw:
 
     def __post_init__(self) -> None:
         if not (_is_number(self.shape) and self.shape >= 0) or _LARGEST_SHAPE < self.shape < math.inf:
-            problem = f"{self.shape!r} is no number from 0 to {_LARGEST_SHAPE:g}, nor inf"
+            problem = f"{self.shape!r} is neither a number from 0 to {_LARGEST_SHAPE:g} nor inf"
             raise ConfigError("shape", problem, fix="use 2; 0 is logarithmic, 1 geometric, inf Poisson")
         high = math.inf if self.shape == math.inf else 1.0
         if not (_is_number(self.rate) and 0 < self.rate < high):
             raise ConfigError("rate", f"{self.rate!r} is not in (0, {high:g})", fix="make the law by SelectionLaw.of")
         if type(self.most) is not int or not 2 <= self.most <= MOST_CANDIDATES:
-            problem = f"{self.most!r} is no whole number from 2 to {MOST_CANDIDATES}"
+            problem = f"{self.most!r} is not a whole number from 2 to {MOST_CANDIDATES}"
             raise ConfigError("most", problem, fix="leave it out, or give a larger cap")
 
     @classmethod
@@ -70,7 +76,7 @@ class SelectionLaw:
         Raises: ConfigError naming ``candidates``, ``shape`` or ``most``.
         """
         if not (_is_number(candidates) and _LEAST_MEAN <= candidates < math.inf):
-            problem = f"{candidates!r} is no number from {_LEAST_MEAN} on"
+            problem = f"{candidates!r} is not a number of {_LEAST_MEAN} or more"
             raise ConfigError("candidates", problem, fix="give how many to try on average, such as 10")
         cls(shape, 0.5, 2)  # checks the shape before the rate is looked for
         rate = _rate_of(float(candidates), float(shape))
@@ -174,7 +180,7 @@ def _cap_of(shape: float, rate: float) -> int:
         if within[-1] >= 1 - _BEYOND:
             return int(np.searchsorted(within, 1 - _BEYOND)) + 1
         count *= 2
-    problem = f"more than {MOST_CANDIDATES} are too likely with this shape"
+    problem = f"more than {MOST_CANDIDATES} candidates are too likely with this shape"
     raise ConfigError("candidates", problem, fix="lower candidates, or raise shape")
 
 

@@ -55,7 +55,7 @@ class Spending:
     def __str__(self) -> str:
         """The cost as a clause, for messages."""
         if self.problem:
-            return f"nobody can tell what it has spent ({self.problem}), so that it counts as infinite"
+            return f"it is unknown what it has spent ({self.problem}), so it counts as infinite"
         about = f" about one {self.unit}" if self.unit else ""
         price = f"epsilon {at_most(self.epsilon, 4)}, delta {at_most(self.delta)}{about}"
         if self.search:
@@ -76,7 +76,7 @@ def spending_of(folder: Path) -> Spending | None:
     if not path.exists():
         return unknown_cost(folder, "its ledger is missing") if released else None
     if not path.is_file():
-        return unknown_cost(folder, "its ledger is no file")
+        return unknown_cost(folder, "its ledger is not a file")
     try:
         contents = read_acknowledged(path)
     except LedgerError:
@@ -96,7 +96,7 @@ def set_aside(folder: Path) -> tuple[Path, Spending | None]:
 
     Returns: the new path, and the run's cost (None if nothing was charged).
 
-    Raises: ConfigError if it is no run's folder, or set aside already; DptuneError if a process works on it, or one
+    Raises: ConfigError if it is not a run's folder, or set aside already; DptuneError if a process works on it, or one
     of its files cannot be used.
     """
     folder = Path(folder)
@@ -106,9 +106,9 @@ def set_aside(folder: Path) -> tuple[Path, Spending | None]:
         raise ConfigError(str(folder), problem, fix="restore its files, or set the search's own folder aside")
     known = (run.ledger, run.cell, run.policy_cell, run.searching, *run.released)
     if not folder.exists() or not any(file.exists() for file in known):
-        raise ConfigError(str(folder), "is no run's folder", fix="give one, such as data/runs/<run>")
+        raise ConfigError(str(folder), "is not a run's folder", fix="give one, such as data/runs/<run>")
     if _SUFFIX in folder.name:
-        raise ConfigError(str(folder), "is set aside already", fix="leave it: it is counted where it lies")
+        raise ConfigError(str(folder), "is set aside already", fix="leave it in place: the report counts it there")
     try:
         with _hold_locks(folder):
             spent = spending_of(folder)
@@ -120,7 +120,7 @@ def set_aside(folder: Path) -> tuple[Path, Spending | None]:
             folder.rename(target)
             fsync_directory(target.parent)
     except OSError as error:
-        problem = f"{error.filename or folder}: {error.strerror or error}, so that {folder} cannot be set aside"
+        problem = f"{error.filename or folder}: {error.strerror or error}, so {folder} cannot be set aside"
         raise DptuneError(f"{problem}. Fix: make it a file, or a folder, that can be written.") from None
     return target, spent
 

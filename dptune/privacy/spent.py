@@ -60,6 +60,21 @@ class Register:
     Attributes:
         path: the file.
         beside_too: folders in which ledgers are looked for, besides the file's own.
+
+    Example:
+        >>> from collections import Counter
+        >>> from pathlib import Path
+        >>> from tempfile import mkdtemp
+        >>> from dptune.privacy.release import Release
+        >>> from dptune.privacy.run_header import RunHeader
+        >>> from dptune.privacy.spent import Register, said
+        >>> register = Register(Path(mkdtemp()) / "spent.jsonl")
+        >>> header = RunHeader("static", "gdp_clt", "certified", epsilon=2.0, delta=1e-5, unit="record", units=800)
+        >>> register.add_run("digest of the records", header, Counter({Release(0.01, 1.0): 1000}), folder="tuned")
+        >>> said(register.earlier("digest of the records"))
+        'once, epsilon 1.83 at delta 1e-05'
+        >>> register.earlier("digest of other records")
+        []
     """
 
     def __init__(self, path: Path, *beside_too: Path) -> None:
@@ -149,7 +164,7 @@ class Register:
         earlier = self.earlier(records, [besides])
         if not (again or all(one.what == "cell" for one in earlier)):
             return []
-        here = f"these records paid before ({said(earlier)}); what this search costs adds to that"
+        here = f"these records paid before ({said(earlier)}); the cost of this search adds to that"
         return [*([here] if earlier else []), *self.elsewhere(records)]
 
     @property
@@ -174,10 +189,12 @@ class Register:
             try:
                 earlier = Register(path).earlier(records)
             except (DptuneError, OSError) as error:  # such as that of another user
-                told.append(f"{path} is another register, and what it knows of these records is unknown: {error}")
+                told.append(f"{path} is another register, and its entries about these records cannot be read: {error}")
                 continue
             if earlier:
-                told.append(f"{path} is another register, where these records paid too ({said(earlier)}): add that up")
+                told.append(
+                    f"{path} is another register, where these records paid too ({said(earlier)}): add both totals"
+                )
         return [*told, *self.faults()]
 
     def faults(self) -> list[str]:

@@ -65,13 +65,15 @@ def check_strategy(coefficients: Sequence[float]) -> None:
     guarantee needs c_0 > 0 alone.
     """
     if not 2 <= len(coefficients) <= _MOST_BANDS:
-        problem = f"are {len(coefficients)}, and not 2 to {_MOST_BANDS}"
-        raise ConfigError("coefficients", problem, fix="give one for each band; independent noise has no strategy")
+        problem = f"holds {len(coefficients)} numbers, and must hold 2 to {_MOST_BANDS}"
+        raise ConfigError(
+            "coefficients", problem, fix="give one number for each band; independent noise takes no coefficients"
+        )
     if not all(math.isfinite(one) and one >= 0 for one in coefficients):
         raise ConfigError("coefficients", "hold a negative or infinite number", fix="use square_root or optimised")
     falls = all(left >= right for left, right in pairwise(coefficients))
     if not (falls and coefficients[0] > coefficients[1]):
-        raise ConfigError("coefficients", "do not fall from the first on", fix="use square_root or optimised")
+        raise ConfigError("coefficients", "do not decrease", fix="use square_root or optimised")
 
 
 def column_norm(coefficients: Sequence[float]) -> float:
@@ -184,7 +186,7 @@ def _workload(steps: int, objective: Objective, window: float) -> tuple[NDArray[
     if objective == "last":
         return np.ones(steps), np.ones(steps)
     if not 1 <= window < math.inf:
-        raise ConfigError("window", f"{window} is no number of steps from 1 on", fix=f"use {WINDOW}, say")
+        raise ConfigError("window", f"{window} is not a number of steps, 1 or more", fix=f"use {WINDOW}, say")
     return np.asarray((1 - 1 / window) ** np.arange(steps)), np.ones(steps)
 
 

@@ -32,6 +32,15 @@ class Tokens:
         padding: token id that fills the right-hand side of a batch.
         width: width of the widest batch in tokens, longer than any record, whatever records it holds.
         truncated: number of records that were longer than the limit.
+
+    Example:
+        >>> import numpy as np
+        >>> import torch
+        >>> from dptune.training.data import Tokens
+        >>> tokens = Tokens([np.array([5, 6, 2], np.int32), np.array([7, 2], np.int32)], padding=0, width=5)
+        >>> ids, _ = tokens.batch(np.array([0, 1]), torch.device("cpu"))
+        >>> ids.tolist()
+        [[5, 6, 2, 0, 0], [7, 2, 0, 0, 0]]
     """
 
     rows: Sequence[NDArray[np.int32]] = field(repr=False)
@@ -218,6 +227,16 @@ class PrivacyUnits:
         planted: (slots,) whether the auditor's coin put a gradient into each slot. Slots are numbered after the units.
         keys: (units,) the own key of each unit of the whole run, which says what group it is in; None for units that
             nothing deals into groups.
+
+    Example:
+        >>> import numpy as np
+        >>> from dptune.privacy.entropy import OsEntropy
+        >>> from dptune.training.data import PrivacyUnits
+        >>> units = PrivacyUnits.of("customer_id", np.array([7, 7, 7, 9]), most=2)
+        >>> len(units)
+        2
+        >>> [len(records) for records in units.draw(sample_rate=1.0, entropy=OsEntropy())]
+        [2, 1]
     """
 
     kind: str

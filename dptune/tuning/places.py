@@ -48,7 +48,7 @@ def check_data(source: RecordSource) -> None:
         if not isinstance(data, str | Path) or is_hub_name(source, data):
             continue
         if not Path(data).exists():
-            raise DataError("there is no such file", fix="check the path", file=data)
+            raise DataError("the file does not exist", fix="check the path", file=data)
         source.format_of(Path(data))
 
 

@@ -75,6 +75,22 @@ def tune(
             names them too, and takes the place of a head.
 
     Raises: ConfigError and DataError before anything is charged; LedgerError, CheckpointError, DivergedError later.
+
+    Example:
+        >>> from pathlib import Path
+        >>> from tempfile import mkdtemp
+        >>> from dptune import tune
+        >>> from dptune.training.pretrain import Pretraining, pretrain
+        >>> folder, public = Path(mkdtemp()), [f"Parcel {n} is late." for n in range(100)]
+        >>> size = {"vocabulary": 300, "layers": 1, "width": 8, "heads": 1, "max_length": 16}
+        >>> tiny = Pretraining(**size, epochs=1, batch_size=50, learning_rate=0.01)
+        >>> _ = pretrain(public, public, tiny, folder / "base")  # your own checkpoint goes here
+        >>> rows = [{"customer": n % 50, "text": f"Order {n} is late."} for n in range(200)]
+        >>> tuned = tune(folder / "base", rows, epsilon=4, unit="customer", epochs=1, out=folder / "run")
+        >>> tuned.epsilons.certified <= 4, tuned.ledger.complete
+        (True, True)
+        >>> (tuned.save(folder / "to hand on") / "ledger.jsonl").exists()
+        True
     """
     chosen = TuneSettings.of(epsilon=epsilon, delta=delta, **settings)
     source = RecordSource(

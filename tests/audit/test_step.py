@@ -325,5 +325,5 @@ def test_bad_input_is_named(field: str, changes: dict[str, Any]) -> None:
 
 
 def test_one_step_of_correlated_noise_is_no_subject() -> None:
-    with pytest.raises(ConfigError, match="one of its steps alone tells next to nothing"):
+    with pytest.raises(ConfigError, match="a single step of it reveals next to nothing"):
         audit(mechanism("banded", bands=4))

@@ -94,7 +94,7 @@ def test_blocks_of_an_article_hold_its_words_in_order_and_no_other_articles(inve
         words = [" ".join(row["text"] for row in rows if row["article"] == article) for rows in (whole, blocks)]
         assert words[0] == words[1]
     assert max(len(row["text"].split()) for row in blocks) == 4
-    with pytest.raises(ConfigError, match="block True is no number"):
+    with pytest.raises(ConfigError, match="block True is not a number"):
         next(iter(wikitext(str(invented), block=True)))
 
 

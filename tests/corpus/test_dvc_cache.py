@@ -66,7 +66,7 @@ def test_an_archive_within_a_tracked_folder_is_read_whatever_lies_beside_it(repo
     broken.chmod(0o644)
     broken.write_text("something else")
     assert [row["completion"] for row in e2e("all/e2e.zip")] == [" Bo is red."]
-    with pytest.raises(DataError, match="has another MD5 than its name"):
+    with pytest.raises(DataError, match="does not have the MD5 in its name"):
         list(glue("all"))
 
 
@@ -128,10 +128,10 @@ def _no_config(repository: Path) -> None:
 @pytest.mark.parametrize(
     ("break_it", "said"),
     [
-        (_change_content, "has another MD5 than its name.*dvc pull"),
-        (_no_outs, "e2e.zip.dvc: is no file of DVC.*IndexError.*dvc checkout"),
-        (_no_yaml, "e2e.zip.dvc: is no file of DVC"),
-        (_no_config, "config.local: is no configuration of DVC"),
+        (_change_content, "does not have the MD5 in its name.*dvc pull"),
+        (_no_outs, "e2e.zip.dvc: is not a valid .dvc file.*IndexError.*dvc checkout"),
+        (_no_yaml, "e2e.zip.dvc: is not a valid .dvc file"),
+        (_no_config, "config.local: is not a valid DVC configuration"),
     ],
 )
 def test_a_broken_cache_is_refused(repository: Path, break_it: Callable[[Path], None], said: str) -> None:

@@ -94,7 +94,7 @@ def test_lines_of_wikitext_are_the_published_file_again(
 
 
 def test_what_the_hub_has_not_is_named(hub: Any) -> None:
-    with pytest.raises(ConfigError, match="revision 'main' is no commit"):
+    with pytest.raises(ConfigError, match="revision 'main' is not a commit"):
         list(glue("nyu/glue", revision="main"))
     with pytest.raises(DataError, match=r"cannot be loaded \(KeyError\)"):
         list(glue("nyu/glue", revision=COMMIT))

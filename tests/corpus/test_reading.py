@@ -217,7 +217,7 @@ def test_files_of_json_behind_each_other_are_read(tmp_path: Path) -> None:
 
 def test_a_label_is_no_part_of_its_text() -> None:
     for ways in ({"text": "label"}, {"template": "{text} {label}"}, {"text": "sentence", "template": "{text} {label}"}):
-        with pytest.raises(ConfigError, match=r"data\.label: column 'label' is part of the text too"):
+        with pytest.raises(ConfigError, match=r"data\.label: column 'label' is also part of the text"):
             RecordSource([{"sentence": "a cat", "label": "1"}], label="label", **ways)
 
 
@@ -229,7 +229,7 @@ def test_a_template_frames_the_named_text(tmp_path: Path) -> None:
         Labelled("ann: a {bad} film It was", "0"),
         Labelled("unknown: good It was", "1"),
     ]
-    with pytest.raises(DataError, match=r"column 'text': there is no such column.*'sentence', 'by' as data\.text"):
+    with pytest.raises(DataError, match=r"column 'text': this column does not exist.*'sentence', 'by' as data\.text"):
         read(RecordSource(path, label="label", template="{text} It was"))
     path.write_text("label\tsentence\n0\t \n", encoding="utf-8")
     with pytest.raises(DataError, match="column 'sentence': is empty"):
@@ -286,7 +286,7 @@ def test_a_data_set_of_the_hub_needs_a_commit(monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=load))
     for revision in (None, "main"):
-        with pytest.raises(ConfigError, match=r"data\.revision.*no commit.*40-digit"):
+        with pytest.raises(ConfigError, match=r"data\.revision.*not a commit.*40-digit"):
             read(RecordSource("who/what", format="datasets", revision=revision))
     assert contents(read(RecordSource("who/what", revision="a" * 40))) == [Text("a")]
     assert asked == [("who/what", None, "a" * 40, "train")]
@@ -406,19 +406,19 @@ def test_a_side_that_stays_empty_is_named() -> None:
 # --- what is refused -------------------------------------------------------------------------------------------
 
 MALFORMED: dict[str, tuple[str, bytes | str, dict[str, Any], str]] = {
-    "torn json": ("a.jsonl", '{"text": "a"}\n{"text": ', {}, "row 2: is no JSON"),
-    "json list": ("a.jsonl", '\n\n["a"]', {}, "row 1: is JSON, and no object"),
-    "repeated name": ("a.jsonl", '{"text": "a", "text": "b"}', {}, "row 1: is no JSON .*comes twice"),
-    "deep json": ("a.jsonl", '{"text": "a"}\n' + "[" * 100_000, {}, "row 2: is no JSON"),
+    "torn json": ("a.jsonl", '{"text": "a"}\n{"text": ', {}, "row 2: is not valid JSON"),
+    "json list": ("a.jsonl", '\n\n["a"]', {}, "row 1: is JSON but not an object"),
+    "repeated name": ("a.jsonl", '{"text": "a", "text": "b"}', {}, "row 1: is not valid JSON .*comes twice"),
+    "deep json": ("a.jsonl", '{"text": "a"}\n' + "[" * 100_000, {}, "row 2: is not valid JSON"),
     "number as text": ("a.jsonl", '{"text": "a"}\n{"text": 3}', {}, "row 2, column 'text': holds int"),
     "null": ("a.jsonl", '{"text": null}', {}, "row 1, column 'text': holds nothing"),
     "absent": ("a.jsonl", '{"text": "a"}\n{"txt": "a"}', {}, "row 2, column 'text': the row lacks"),
     "empty text": ("a.jsonl", '{"text": "a"}\n{"text": " "}', {}, "row 2, column 'text': is empty"),
     "empty target": ("a.jsonl", '{"prompt": "a", "completion": ""}', {}, "row 1, column 'completion': is empty"),
-    "chat as prompt": ("a.jsonl", '{"prompt": [], "completion": "a"}', {}, "column 'prompt': is no list of messages"),
-    "no messages": ("a.jsonl", '{"messages": []}', {}, "row 1, column 'messages': is no list"),
+    "chat as prompt": ("a.jsonl", '{"prompt": [], "completion": "a"}', {}, "'prompt': is not a list of messages"),
+    "no messages": ("a.jsonl", '{"messages": []}', {}, "row 1, column 'messages': is not a list"),
     "no role": ("a.jsonl", '{"messages": [{"content": "a"}]}', {}, "message 1 has no text as its role"),
-    "message as text": ("a.jsonl", '{"messages": ["a"]}', {}, "message 1 is no mapping"),
+    "message as text": ("a.jsonl", '{"messages": ["a"]}', {}, "message 1 is not a mapping"),
     "nul escape": ("a.jsonl", r'{"text": "a\u0000"}', {}, "row 1, column 'text': holds a NUL"),
     "half character": ("a.jsonl", r'{"text": "a\ud800"}', {}, "row 1, column 'text': holds half"),
     "nul": ("a.txt", b"a\nb\0", {}, "row 2: holds a NUL byte"),
@@ -435,8 +435,8 @@ MALFORMED: dict[str, tuple[str, bytes | str, dict[str, Any], str]] = {
     "no unit": ("a.csv", "text,n\na,1\nb,\n", {"unit": "n"}, "row 3, column 'n': names no unit"),
     "unit is a list": ("a.jsonl", '{"text": "a", "n": [1]}', {"unit": "n"}, "row 1, column 'n': holds a list"),
     "unit is a truth": ("a.jsonl", '{"text": "a", "n": true}', {"unit": "n"}, "row 1, column 'n': holds a bool"),
-    "unknown column": ("a.csv", "text\na\n", {"unit": "n"}, "row 1, column 'n': there is no such column"),
-    "template": ("a.csv", "text\na\n", {"template": "{x}"}, "row 1, column 'x': there is no such column.*'text'"),
+    "unknown column": ("a.csv", "text\na\n", {"unit": "n"}, "row 1, column 'n': this column does not exist"),
+    "template": ("a.csv", "text\na\n", {"template": "{x}"}, "row 1, column 'x': this column does not exist.*'text'"),
     "ambiguous": ("a.csv", "text,messages\na,b\n", {}, "row 1: messages and text could each"),
     "nothing found": ("a.jsonl", '{"body": "a"}', {}, "row 1: has no column text.*'body'"),
     "another separator": ("a.csv", "id:text\n1:red\n", {}, "row 1: is read as a table of one column, 'id:text'"),
@@ -486,7 +486,7 @@ MALFORMED: dict[str, tuple[str, bytes | str, dict[str, Any], str]] = {
         "row 3: column 'sentence' is empty",
     ),
     "all columns empty": ("a.csv", "a,b,n\n,red,1\n,,2\n", {"unit": "n"}, "row 3: all of 'a', 'b' are empty"),
-    "no other column": ("a.csv", "label\n1\n", {"label": "label"}, "row 1: has no column to make a text of"),
+    "no other column": ("a.csv", "label\n1\n", {"label": "label"}, "row 1: has no column to make a text from"),
     "jsonl as text": ("a.txt", '{"text": "a"}\n' * 9, {}, "row 1: looks like JSONL.*data.format jsonl"),
     "table as text": ("a.txt", "an a, b, c\n" * 9, {}, "row 1: looks like a table.*data.format table"),
     "swallowed": ("a.txt", "one record\n" * 60 + "\n" + "one record\n" * 60, {}, "row 61: has 120 lines and 2 para"),
@@ -514,10 +514,10 @@ def test_an_empty_file_is_refused(tmp_path: Path, name: str) -> None:
     [
         ("a.jsonl", {"format": "text"}, "a.jsonl is JSON by its ending. Fix: use jsonl"),
         ("a.csv", {"format": "text"}, "a.csv is a table by its ending"),
-        ("a.dat", {}, "the ending of a.dat tells no format"),
+        ("a.dat", {}, "the ending of a.dat does not show the format"),
         ("a.csv", {"format": "xml"}, "data.format: 'xml' is unknown"),
         ("a.csv", {"prompt": "a"}, "data: prompt cannot be given like this"),
-        ("a.csv", {"text": "a", "template": "{a}"}, r"data.template: '\{a\}' has no \{text\}, so that column 'a'"),
+        ("a.csv", {"text": "a", "template": "{a}"}, r"data.template: '\{a\}' has no \{text\}, so column 'a'"),
         ("a.csv", {"text": "a", "messages": "b"}, "data: text and messages cannot"),
         ("a.csv", {"template": "{}"}, "data.template: names no columns"),
         ("a.csv", {"template": "{a:>9}"}, "data.template: .* format"),

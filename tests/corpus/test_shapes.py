@@ -177,21 +177,21 @@ def test_a_file_of_json_or_gzip_gives_the_rows_that_were_written(name: str, tmp_
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "an image": (
         {"messages": [{"role": "user", "content": [{"type": "image", "url": "a"}]}, SAID]},
-        r"column 'messages': message 1 has a part in its content that is no text\..* Fix: give parts such as",
+        r"column 'messages': message 1 has a part in its content that is not text\..* Fix: give only parts such as",
     ),
     "no content": ({"messages": [ASKED, {"role": "assistant", "content": None}]}, "message 2 has no text as its cont"),
     "an unknown speaker": ({"conversations": [{"from": "narrator", "value": "a"}]}, "message 1 is from a role that"),
     "a call that is no JSON": (
         {"conversations": [{"from": "function_call", "value": "f(1)"}]},
-        r"message 1 is a function_call, and is no JSON of a call.*Fix: write it as \{\"name\": \"f\", \"arguments\"",
+        r"message 1 is a function_call that is not JSON of a call.*Fix: write it as \{\"name\": \"f\", \"arguments\"",
     ),
     "a call without a name": (
         {"conversations": [{"from": "function_call", "value": '{"arguments": {}}'}]},
-        "message 1 is a function_call, and is no JSON of a call with name and arguments",
+        "message 1 is a function_call that is not JSON of a call with name and arguments",
     ),
     "no call": ({"conversations": [{"from": "function_call", "value": "[]"}]}, "function_call without a call"),
     "a speaker that is no text": ({"conversations": [{"from": [], "value": "a"}]}, "message 1 is from a role that"),
-    "half a pair": ({"prompt": [ASKED], "completion": "b"}, "column 'completion': is no list of messages, nor"),
+    "half a pair": ({"prompt": [ASKED], "completion": "b"}, "column 'completion': is neither a list of messages nor"),
     "preferences": (
         {"prompt": "a", "chosen": "b", "rejected": "c"},
         "Fix: preferences are not learned: name chosen as data.messages .* else prompt as data.prompt and chosen as",
@@ -210,8 +210,8 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "no weight, ShareGPT": ({"conversations": [{"from": "gpt", "value": "a", "weight": 0.0}]}, "1 has a weight"),
     "not trained": ({"messages": [ASKED, SAID | {"train": False}]}, "message 2 has a train of its own"),
     "token ids": ({"input_ids": [1, 2], "labels": [1, 2]}, "Fix: give the texts that these token ids were made of"),
-    "tools that are none": ({"messages": [ASKED], "tools": "[{"}, "column 'tools': is no JSON"),
-    "tools in a mapping": ({"messages": [ASKED], "tools": {"a": 1}}, "column 'tools': is no list of mappings"),
+    "tools that are none": ({"messages": [ASKED], "tools": "[{"}, "column 'tools': is not valid JSON"),
+    "tools in a mapping": ({"messages": [ASKED], "tools": {"a": 1}}, "column 'tools': is not a list of mappings"),
     "an option of ours": (
         {"messages": [ASKED], "chat_template_kwargs": {"tokenize": True}},
         "column 'chat_template_kwargs': sets tokenize",
@@ -300,7 +300,7 @@ def test_a_deeply_nested_value_is_no_traceback(tmp_path: Path) -> None:
 )
 def test_a_torn_gzip_file_is_refused(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "a.jsonl.gz").write_bytes(content)
-    with pytest.raises(DataError, match="is no whole gzip file"):
+    with pytest.raises(DataError, match="is not a complete gzip file"):
         read(RecordSource(tmp_path / "a.jsonl.gz"))
 
 
@@ -338,7 +338,7 @@ def test_a_missing_time_is_nobody(nobody: Any) -> None:
 
 
 def test_columns_are_no_rows() -> None:
-    with pytest.raises(DataError, match="are columns, and no rows"):
+    with pytest.raises(DataError, match="are columns, not rows"):
         read(RecordSource({"text": ["a"]}))  # type: ignore[arg-type]
     with pytest.raises(DataError, match="column 'a': the column is repeated"):
         read(RecordSource(pd.DataFrame([["x", "y"]], columns=["a", "a"])))
@@ -370,5 +370,5 @@ def test_a_hidden_label_cannot_be_named(name: str) -> None:
 
 
 def test_the_format_of_a_packed_file_is_that_of_what_is_packed(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"the ending of a\.gz tells no format"):
+    with pytest.raises(ConfigError, match=r"the ending of a\.gz does not show the format"):
         RecordSource(tmp_path / "a.gz").format_of(tmp_path / "a.gz")

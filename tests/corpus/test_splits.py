@@ -49,7 +49,7 @@ def test_every_row_is_on_its_units_own_side(keys: list[int], seed: int, unit: st
     word = {"record": "encounter", "patient": "patient"}.get(unit, "unit")
     expected = [side_of(key, seed, word) for key in keys]
     if len(set(expected)) < len(SIDES):
-        with pytest.raises(ConfigError, match=r"data\.unit: .* leave no one on the side .* Fix: use 100 or more"):
+        with pytest.raises(ConfigError, match=r"data\.unit: .* are too few.* Fix: use 100 or more"):
             split(np.array(keys), seed, unit)
         return
     rows = split(np.array(keys), seed, unit)

@@ -77,5 +77,5 @@ def test_what_is_no_corpus_is_refused(tmp_path: Path, content: bytes, message: s
     with pytest.raises(DataError, match=message):
         acquire_text(tmp_path / "raw", file)
     assert not (tmp_path / "raw").exists()
-    with pytest.raises(DataError, match="there is no such file"):
+    with pytest.raises(DataError, match="the file does not exist"):
         acquire_text(tmp_path / "raw", tmp_path / "none.txt")

@@ -54,8 +54,8 @@ def test_blocks_of_wikitext_count_a_checkpoints_tokens(invented: Path, tmp_path:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"tokenizer": "nowhere/at/all", "block": 8}, "'nowhere/at/all' is no local folder and its revision '' is no"),
-        ({"tokenizer": "a/b", "tokenizer_revision": "main", "block": 8}, "its revision 'main' is no commit"),
+        ({"tokenizer": "nowhere/at/all", "block": 8}, "'nowhere/at/all' is not a local folder, and its revision ''"),
+        ({"tokenizer": "a/b", "tokenizer_revision": "main", "block": 8}, "its revision 'main' is not a commit"),
         ({"tokenizer": str(Path(__file__).parent), "block": 8}, "tokenizer .* cannot be loaded"),
         ({"tokenizer": "some/where"}, "tokenizer is given without block"),
         ({"tokenizer_revision": "abc", "block": 8}, "tokenizer_revision is given without tokenizer"),

@@ -77,7 +77,7 @@ def test_the_page_of_commands_has_each_option() -> None:
     ):
         assert f"\n## {name}\n" in page
     assert "| `--epsilon <float>` | required | " in page
-    assert "| `--port <int range>` | `8000` | Of the service. (`1<=x<=65535`) |" in page
+    assert "| `--port <int range>` | `8000` | Port to listen on. (`1<=x<=65535`) |" in page
 
 
 def test_the_page_of_parameters_has_each_key_and_says_what_it_means() -> None:

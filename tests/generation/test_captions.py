@@ -145,7 +145,7 @@ def test_what_meteor_ends_with_is_said_without_texts(tmp_path: Path, monkeypatch
     pytest.importorskip("pycocoevalcap")
     _java(tmp_path, 'echo "java.util.InputMismatchException: For input string: Zizzi" >&2', monkeypatch)
     monkeypatch.setattr(captions, "_spoken", lambda *_: ({0: ["a"]}, {0: ["a"]}))
-    with pytest.raises(ConfigError, match=r"gave no score \(java\.util\.InputMismatchException\)\. Fix"):
+    with pytest.raises(ConfigError, match=r"returned no score \(java\.util\.InputMismatchException\)\. Fix"):
         score(OUTPUTS[:1], REFERENCES[:1], ["meteor"])
 
 

@@ -69,7 +69,7 @@ def test_wrong_use_is_named(judge: Judge, monkeypatch: pytest.MonkeyPatch) -> No
     pytest.importorskip("mauve")
     with pytest.raises(ConfigError, match="mauve_model: mauve needs a model that reads the texts"):
         check_names(["mauve"])
-    with pytest.raises(ConfigError, match="mauve_model: is read by mauve alone"):
+    with pytest.raises(ConfigError, match="mauve_model: is used only by the metric mauve"):
         check_names(["bleu"], judge)
     for call in (lambda: score(["a"] * 3, [["a"]] * 3, ["mauve"], judge), lambda: check_number(3)):
         with pytest.raises(ConfigError, match=r"there are 3 outputs.*100 at least"):

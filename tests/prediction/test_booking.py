@@ -93,7 +93,7 @@ def test_the_owner_is_told_what_the_records_paid_before(ensemble: Path) -> None:
     register(ensemble).add_run("people", header, Composition({Release(0.02, 1.2): 40}))
     register(ensemble).add_run("others", replace(header, run_id="2"), Composition({Release(0.02, 1.2): 40}))
     (note,) = answer(ensemble)
-    assert re.match(r"these records paid before \(once, epsilon .*; what is answered adds to that: dptune spent ", note)
+    assert re.match(r"these records paid before \(once, epsilon .*; answers add to that: dptune spent ", note)
     told = CliRunner().invoke(app, ["generate", "x", "--tokens", "1", "--ensemble", str(ensemble)])
     assert re.sub(r"\s+", " ", told.stderr).count("these records paid before (once, ") == 1, told.output
 
@@ -109,7 +109,7 @@ def test_another_register_may_be_named(ensemble: Path, tmp_path: Path) -> None:
 def test_an_ensemble_of_unknown_records_says_that_it_is_in_no_register(ensemble: Path) -> None:
     (ensemble / FILE).unlink()
     (note,) = answer(ensemble)
-    assert "does not say which records it was tuned on, so that no register counts what it answers" in note
+    assert "does not say which records it was tuned on, so no register counts its answers" in note
     assert not register(ensemble).path.exists()
     done = CliRunner().invoke(app, ["generate", "x", "--tokens", "1", "--ensemble", str(ensemble)])
     assert (done.exit_code, "no register counts" in re.sub(r"\s+", " ", done.stderr)) == (0, True), done.output

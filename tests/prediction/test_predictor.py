@@ -179,7 +179,7 @@ def test_a_charge_that_its_note_does_not_know_counts(ensemble: Path, monkeypatch
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(deployment_module, "write_json", full)
-    with pytest.raises(LedgerError, match=r"served\.json: cannot be written \(No space left.*charged, and not given"):
+    with pytest.raises(LedgerError, match=r"served\.json: cannot be written \(No space left.*charged but was not"):
         deployment.predictor.answer([5])
     monkeypatch.setattr(deployment_module, "write_json", real)
     deployment.predictor.close()
@@ -220,7 +220,7 @@ def test_nobody_is_served_by_defaults(ensemble: Path, missing: str | None) -> No
     protocol = {} if missing is None else {key: value for key, value in manifest.protocol.items() if key != missing}
     write_manifest(ensemble, replace(manifest, protocol=protocol))
     with pytest.raises(
-        ConfigError, match=f"serves nobody: no budget was set for its answers .no .*{missing or 'epsilon'}"
+        ConfigError, match=f"cannot answer: no budget was set for its answers .no .*{missing or 'epsilon'}"
     ):
         deploy(ensemble, CPU)
     assert not has_answered(ensemble)
@@ -653,7 +653,7 @@ def test_serve_refuses_bad_names_and_tokens_before_it_opens_anything(
 def only_of_the_register(stderr: str) -> bool:
     """Whether there is one warning, that no register counts the ensemble, and none of the network."""
     told = " ".join(stderr.split())
-    return told.count("warning") == told.count("no register counts what it answers") == 1
+    return told.count("warning") == told.count("no register counts its answers") == 1
 
 
 def test_serve_takes_its_token_from_a_file_or_the_environment(

@@ -286,7 +286,7 @@ def test_a_kind_holds_whole_numbers_of_releases(count: Any, tmp_path: Path) -> N
     record = certificate().to_dict()
     record["kinds"][0][1][0][1] = count
     (path := tmp_path / "certificate.jsonl").write_bytes(seal(encode({"kind": "search", **record}), "0" * 64)[0])
-    with pytest.raises(LedgerError, match=r"kinds.*no whole number"):
+    with pytest.raises(LedgerError, match=r"kinds.*not a whole number"):
         read_certificate(path)
 
 

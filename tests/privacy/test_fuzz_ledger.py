@@ -88,6 +88,6 @@ def test_another_format_has_one_fix(tmp_path: Path, written: Any) -> None:
     lines = whole(path)
     path.write_text(rechained([{**lines[0], "format": written}, *lines[1:]]))
     said = outcome(path)
-    assert f", line 1: format: {written!r} is none of the formats 5 to 6" in said
+    assert f", line 1: format: {written!r} is not one of the formats 5 to 6" in said
     assert said.count("Fix: ") == 1
     assert said.endswith("Fix: verify it with the dptune that wrote it, and keep the file as it is.")

@@ -810,7 +810,7 @@ def test_a_ledger_that_was_cut_behind_a_result_beside_it_is_refused(tmp_path: Pa
     content = path.read_bytes().splitlines(keepends=True)
     for lines in range(1, 5):
         path.write_bytes(b"".join(content[:lines]))
-        with pytest.raises(LedgerError, match=rf"holds {lines - 1} releases, and files beside it rely on 4"):
+        with pytest.raises(LedgerError, match=rf"holds {lines - 1} releases, but files beside it rely on 4"):
             Ledger.open(path, header(), Counter({RELEASE: 4}))
     path.write_bytes(b"".join(content[:5]))
     Ledger.open(path, header(), Counter({RELEASE: 4})).close()

@@ -48,6 +48,6 @@ def test_a_ledger_of_format_5_says_record_and_is_not_resumed(tmp_path: Path) -> 
     unfinished.write_bytes(b"".join(whole.splitlines(keepends=True)[:-1]))
     found = read_ledger(unfinished)
     assert (found.header.unit, found.complete) == ("record", False)
-    with pytest.raises(LedgerError, match=r"is of format 5, which can be verified and not be resumed.* Fix: "):
+    with pytest.raises(LedgerError, match=r"is of format 5, which can be verified but not resumed.* Fix: "):
         Ledger.resume(unfinished, found.composition)
     assert unfinished.read_bytes() == b"".join(whole.splitlines(keepends=True)[:-1])

@@ -429,7 +429,7 @@ def test_a_register_of_another_user_stops_nobody(tmp_path: Path, monkeypatch: py
             for name in names:
                 patched.setattr(Path, name, refused)
             told = pipeline.elsewhere("people")[0]
-        unknown = "what it knows of these records is unknown: [Errno 13] Permission denied"
+        unknown = "its entries about these records cannot be read: [Errno 13] Permission denied"
         assert told == f"spent.jsonl is another register, and {unknown}"
 
 

@@ -97,7 +97,7 @@ def test_a_study_refuses_no_search_but_warns_it(tmp_path: Path) -> None:
     register.add_cell("people", "grid", leaking(0))
     register.check("people", again=False)
     (warning,) = register.warnings("people", again=False)
-    assert warning == "these records paid before (once, epsilon ∞ at delta 1e-05); what this search costs adds to that"
+    assert warning == "these records paid before (once, epsilon ∞ at delta 1e-05); the cost of this search adds to that"
     register.add_search("people", certificate(), again=False)
     with pytest.raises(ConfigError, match=r"paid before \(2 times, together epsilon ∞"):
         register.check("people", again=False)

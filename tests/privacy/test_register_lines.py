@@ -54,8 +54,8 @@ def test_each_line_states_its_number_and_the_checksum_of_all_before_it(tmp_path:
         (lambda own, a, b, c, d: [own, b, c, d], "line 2: says that it is line 3: a line above it is missing"),
         (lambda own, a, b, c, d: [own, d], "line 2: says that it is line 5: 3 lines above it are missing"),
         (lambda own, a, b, c, d: [a, b, c, d], "line 1: says that it is line 2: a line above it is missing"),
-        (lambda own, a, b, c, d: [own, a, a, b, c, d], "line 3: says that it is line 2: it stands there twice, or in"),
-        (lambda own, a, b, c, d: [own, a, b, c, d, d], "line 6: says that it is line 5: it stands there twice, or in"),
+        (lambda own, a, b, c, d: [own, a, a, b, c, d], "line 3: says that it is line 2: it is repeated, or out"),
+        (lambda own, a, b, c, d: [own, a, b, c, d, d], "line 6: says that it is line 5: it is repeated, or out"),
         (lambda own, a, b, c, d: [own, b, a, c, d], "line 2: says that it is line 3: a line above it is missing"),
         (lambda own, a, b, c, d: [own, a, b, d, c], "line 4: says that it is line 5: a line above it is missing"),
         (lambda own, a, b, c, d: [own, a.replace(b",40]", b",20]"), b, c, d], "line 2: was edited"),
@@ -73,7 +73,7 @@ def test_whatever_happens_to_a_line_is_named(change: Callable[..., Lines], said:
     for call in (Register(path).totals, lambda: Register(path).add_search("people", certificate())):
         with pytest.raises(LedgerError, match=said) as refused:
             call()
-        assert "Fix: restore a copy of it; without one move it away" in str(refused.value)
+        assert "Fix: restore a copy of it; if you have none, move it away" in str(refused.value)
     assert path.read_bytes() == content, "nothing is mended in silence"
     shown = CliRunner().invoke(app, ["spent", str(path)])
     assert (shown.exit_code, shown.stdout) == (2, "")

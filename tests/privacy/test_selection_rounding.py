@@ -78,7 +78,7 @@ def test_one_shift_is_looser_than_the_hull_where_directions_differ(shape: float)
 @pytest.mark.parametrize("shape", [0.0, 1.0, 2.0, math.inf])
 def test_a_mean_of_hardly_more_than_one_candidate_is_a_law_or_refused_by_name(shape: float) -> None:
     assert SelectionLaw.of(1.001, shape).mean == pytest.approx(1.001, rel=1e-5)
-    with pytest.raises(ConfigError, match=r"candidates: 1\.0000\d* is no number from 1\.001 on"):
+    with pytest.raises(ConfigError, match=r"candidates: 1\.0000\d* is not a number of 1\.001 or more"):
         SelectionLaw.of(1.00001, shape)
 
 

@@ -81,7 +81,7 @@ def test_what_was_released_without_a_ledger_counts_as_infinite(tmp_path: Path, n
     spent = spending_of(tmp_path)
     assert spent is not None
     assert (spent.epsilon, spent.problem) == (math.inf, "its ledger is missing")
-    assert "nobody can tell what it has spent (its ledger is missing)" in fresh_start(tmp_path)
+    assert "it is unknown what it has spent (its ledger is missing)" in fresh_start(tmp_path)
     run(tmp_path, 0)
     assert spending_of(tmp_path).epsilon == math.inf  # type: ignore[union-attr]
     (tmp_path / "ledger.jsonl").write_text("")
@@ -124,9 +124,9 @@ def test_a_run_at_work_is_left_alone(tmp_path: Path) -> None:
 
 
 def test_only_a_run_is_set_aside_and_only_once(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="is no run's folder"):
+    with pytest.raises(ConfigError, match="is not a run's folder"):
         set_aside(tmp_path)
-    with pytest.raises(ConfigError, match="is no run's folder"):
+    with pytest.raises(ConfigError, match="is not a run's folder"):
         set_aside(tmp_path / "nowhere")
     run(tmp_path / "run", 1)
     target, _ = set_aside(tmp_path / "run")
@@ -155,7 +155,7 @@ def test_runs_within_a_run_count_beside_it(tmp_path: Path) -> None:
     moved = tmp_path / "winner.set-aside-1"
     assert [one.folder for one in spending_within(moved)] == ["one", "one.set-aside-1"]
     (moved / FOLDER / "one" / "ledger.jsonl").write_text("edited\n")
-    assert said_within(moved).endswith("epsilon \u221e, delta 2e-05 in all, for nobody can tell what 1 of them spent")
+    assert said_within(moved).endswith("epsilon \u221e, delta 2e-05 in all, because it is unknown what 1 of them spent")
 
 
 def test_what_runs_within_have_spent_is_rounded_up() -> None:
@@ -183,7 +183,7 @@ def test_the_command_says_what_was_spent(tmp_path: Path) -> None:
     assert (tmp_path / "my run.set-aside-1" / "ledger.jsonl").exists()
     again = CliRunner().invoke(app, ["set-aside", str(tmp_path / "my run")])
     assert again.exit_code == 2
-    assert "is no run's folder" in again.stderr
+    assert "is not a run's folder" in again.stderr
 
 
 def test_the_command_in_a_message_can_be_copied(tmp_path: Path) -> None:

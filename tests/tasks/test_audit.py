@@ -349,7 +349,7 @@ def test_a_draw_at_twice_the_rate_is_found_out_without_any_canary_in_the_run(
     found = audit_cell(directory, settings(step_trials=0, generations=1, records=0), "cpu")
     (sentence,) = found["violations"]
     assert sentence.startswith(f"{cell.label}: ")
-    assert "no Poisson samples" in sentence
+    assert "not Poisson samples" in sentence
     assert "units drawn in all" in sentence
 
 
@@ -372,7 +372,7 @@ def test_a_plan_with_another_rate_than_the_ledgers_is_found_out(
     real = audit_task.plan_of
     monkeypatch.setattr(audit_task, "plan_of", lambda training, units, size: real(training, units, 2 * size))
     found = audit_cell(finished, settings(step_trials=0, generations=1, records=0), "cpu")
-    assert "no Poisson samples" in found["violations"][0]
+    assert "not Poisson samples" in found["violations"][0]
 
 
 @pytest.mark.parametrize("name", ["geoclip", "rldp_published"])

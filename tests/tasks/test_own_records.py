@@ -207,12 +207,12 @@ def test_chats_need_a_tokenizer_with_a_template(empty: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "problem"),
     [
-        ({"path": "nowhere.csv"}, r"there is no such file"),
-        ({"unit": "client_id"}, r"row 1, column 'client_id': there is no such column"),
+        ({"path": "nowhere.csv"}, r"the file does not exist"),
+        ({"unit": "client_id"}, r"row 1, column 'client_id': this column does not exist"),
         ({"unit": "client"}, r"'client' is another kind of unit"),
-        ({"options": {"template": "{town}"}}, r"column 'town': there is no such column"),
-        ({"options": {"colour": "red"}}, r"data\.options: 'colour' is no option of source table"),
-        ({"options": {"text": 3}}, r"data\.options: text is no text"),
+        ({"options": {"template": "{town}"}}, r"column 'town': this column does not exist"),
+        ({"options": {"colour": "red"}}, r"data\.options: 'colour' is not an option of source table"),
+        ({"options": {"text": 3}}, r"data\.options: text is not a text"),
         ({"path": None}, r"data\.path: source table needs the path of a file"),
     ],
 )
@@ -226,7 +226,7 @@ def test_what_cannot_be_read_is_told_before_anything_runs(empty: Path, change: d
 
 def test_a_table_of_few_records_leaves_nothing_behind(empty: Path) -> None:
     write_params(table(empty / "visits.csv", customers=3, each=3))
-    with pytest.raises(DataError, match="has 9 records, of 10 at least"):
+    with pytest.raises(DataError, match="has 9 records, and needs at least 10"):
         acquire()
     assert not [*Path("data").rglob("records.parquet"), *Path("data").rglob("source.json")]
 

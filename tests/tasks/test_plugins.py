@@ -598,7 +598,7 @@ def test_one_row_that_leaves_a_source_moves_no_other_to_another_side(pipeline: P
 @pytest.mark.parametrize(
     ("options", "unit", "problem"),
     [
-        ({"count": 40}, "doctor", "column 'doctor': there is no such column"),
+        ({"count": 40}, "doctor", "column 'doctor': this column does not exist"),
         ({"count": 0}, "record", "holds no records"),
         ({"count": 12, "text": "note"}, "record", "has no column text, prompt and completion, or messages"),
         ({"count": 12, "text": ""}, "record", "row 1: the row is a str"),
@@ -617,10 +617,10 @@ def test_rows_that_cannot_be_read_are_refused_before_any_stage(
     ("data", "problem"),
     [
         ({"source": "failing"}, r"source 'failing' failed \(OSError at line \d+ of their_source\.py\)"),
-        ({"source": "counted", "options": {"count": 3}}, "has 3 texts, of 10 at least"),
+        ({"source": "counted", "options": {"count": 3}}, "has 3 texts, and needs at least 10"),
         ({"source": "counted", "options": {"count": 0}}, "has 0 texts"),
-        ({"source": "counted", "options": {"count": 12, "word": "\udcff"}}, "row 1: a record is no text"),
-        ({"source": "silent"}, "row 2: a record is no text"),
+        ({"source": "counted", "options": {"count": 12, "word": "\udcff"}}, "row 1: a record is not a text"),
+        ({"source": "silent"}, "row 2: a record is not a text"),
     ],
 )
 def test_a_source_that_fails_leaves_what_was_there(

@@ -118,9 +118,9 @@ def test_public_records_of_ones_own_are_what_cells_validate_on(pipeline: Path) -
             {"source": "synthetic", "path": None, "public": "public.jsonl"},
             "synthetic takes no public records",
         ),
-        ({"public": "./own.jsonl"}, r"data\.public: holds the private records themselves"),
-        ({"public": "copy.jsonl"}, r"data\.public: holds the private records themselves"),
-        ({"public": "nowhere.jsonl"}, r"nowhere\.jsonl: there is no such file"),
+        ({"public": "./own.jsonl"}, r"data\.public: is the file of private records"),
+        ({"public": "copy.jsonl"}, r"data\.public: is the file of private records"),
+        ({"public": "nowhere.jsonl"}, r"nowhere\.jsonl: the file does not exist"),
         (
             {"public": "texts.jsonl"},
             r"data\.public: holds texts, and the records are prompts with completions ",

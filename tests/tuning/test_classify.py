@@ -314,7 +314,7 @@ def test_columns_that_are_refused() -> None:
         with_labels(TuneSettings(epsilon=1.0), RecordSource(table(), label="label"))
     with pytest.raises(DataError, match="the label is missing"):
         read(RecordSource([*table(), {"sentence": "a cat", "label": " "}], text="sentence", label="label"))
-    with pytest.raises(DataError, match="there is no such column"):
+    with pytest.raises(DataError, match="this column does not exist"):
         read(RecordSource([{"sentence": "a cat"}], text="sentence", label="label"))
 
 

@@ -220,10 +220,10 @@ def test_an_adapter_that_never_learned_how_texts_begin_says_so(tmp_path: Path) -
 OPTIONS: dict[str, tuple[list[str], str, str]] = {
     "no number": ([], "--records: is missing", "say how many"),
     "prompts of nothing": (["--prompts", "p.jsonl"], "--prompts: are given, and the adapter was tuned on whole", "out"),
-    "no such prompts": (["--prompts", "none.csv"], "none.csv: there is no such file", "check the path"),
+    "no such prompts": (["--prompts", "none.csv"], "none.csv: the file does not exist", "check the path"),
     "no records": (["--records", "0"], "--records", "--help"),
     "cold": (["--records", "3", "--temperature", "0"], "--temperature: 0.0 is not positive", "use 1"),
-    "no share": (["--records", "3", "--top-p", "0"], "--top-p: 0.0 is no share above 0", "use 1"),
+    "no share": (["--records", "3", "--top-p", "0"], "--top-p: 0.0 is not a share above 0", "use 1"),
     "a seed": (["--records", "3", "--seed", "-1"], "--seed: -1 is not in [0, 2147483647]", "use 0"),
     "beyond context": (["--records", "3", "--max-new-tokens", "24"], "--max-new-tokens: 24 beside a prompt", "lower"),
     "a device": (["--records", "3", "--device", "cuda:9"], "'cuda:9' cannot be used", "use cpu"),
@@ -250,7 +250,7 @@ def test_an_adapter_of_prompts_needs_prompts_that_leave_room() -> None:
     write_jsonl(Path("long.jsonl"), [{"prompt": "red"}, {"prompt": "z" * 23}])
     assert "--prompts: has a prompt of 23 tokens" in refused(pairs_adapter(), "--prompts", "long.jsonl")
     write_csv(Path("other.csv"), [{"question": "red"}])
-    assert "column 'prompt': there is no such column" in refused(pairs_adapter(), "--prompts", "other.csv")
+    assert "column 'prompt': this column does not exist" in refused(pairs_adapter(), "--prompts", "other.csv")
 
 
 def test_an_adapter_that_does_not_verify_is_refused(tmp_path: Path) -> None:

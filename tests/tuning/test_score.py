@@ -340,7 +340,7 @@ def test_mauve_is_read_by_the_model_that_is_named(tmp_path: Path) -> None:
     assert str(checkpoint()) not in done.stdout
     for given, said in (
         (("--metrics", "mauve"), "error: --mauve-model: mauve needs a model that reads the texts. Fix: name one"),
-        (judged, "error: --mauve-model: is read by mauve alone"),
+        (judged, "error: --mauve-model: is used only by the metric mauve"),
         (("--metrics", "mauve", "--mauve-model", "some/hub"), "error: --mauve-revision: 'some/hub'"),
         (("--mauve-revision", "0" * 40), "error: --mauve-revision: is given without --mauve-model"),
         ((*judged, "--mauve-revision", "0" * 40), "error: --mauve-revision: is given, and --mauve-model is a folder"),
@@ -351,7 +351,7 @@ def test_mauve_is_read_by_the_model_that_is_named(tmp_path: Path) -> None:
 
 def test_rows_without_labels_for_a_classifier_are_said_to_have_none() -> None:
     rows = [{"prompt": "a", "completion": "b", "mr": "c"}]
-    said = r"^benchmark e2e, row 1, column 'label': there is no such column, so that these rows have no labels\. Fix: "
+    said = r"^benchmark e2e, row 1, column 'label': this column does not exist, so these rows have no labels\. Fix: "
     with pytest.raises(DataError, match=said):
         score_adapter(classifier(), ModelSource(str(checkpoint())), RecordSource(rows, made_by={"source": "e2e"}))
 

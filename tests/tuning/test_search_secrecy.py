@@ -110,7 +110,7 @@ def test_a_search_that_is_set_aside_says_its_whole_cost_and_takes_its_secrets_al
     assert found.certificate is not None
     assert [total.entries for total in register.totals()] == [1]
     ended = CliRunner().invoke(app, ["set-aside", str(tmp_path / "out")])
-    assert "is no run's folder" in str(ended.exception) + ended.output
+    assert "is not a run's folder" in str(ended.exception) + ended.output
 
 
 def test_a_candidate_is_never_set_aside_to_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -42,8 +42,8 @@ OPTIONS: dict[str, tuple[list[str], str, str]] = {
     "negative epsilon": (["--epsilon", "-1"], "--epsilon: -1.0 is not a positive number", "such as 4"),
     "large delta": (["--delta", "0.1"], "--delta: 0.1 is 1 over the", "use 0.001"),
     "delta of one": (["--delta", "1"], "--delta: 1 is no probability below 1", "use less than"),
-    "missing column": (["--text", "note"], "column 'note': there is no such column", "name one of 'customer_id'"),
-    "missing unit": (["--unit", "patient"], "column 'patient': there is no such column", "name one of"),
+    "missing column": (["--text", "note"], "column 'note': this column does not exist", "name one of 'customer_id'"),
+    "missing unit": (["--unit", "patient"], "column 'patient': this column does not exist", "name one of"),
     "two ways": (["--text", "text", "--messages", "m"], "text and messages cannot be given like this", "give text"),
     "no such mechanism": (["--mechanism", "statik"], "--mechanism: 'statik' is unknown", "use one of"),
     "a leak": (["--mechanism", "rldp_published"], "--mechanism: rldp_published has no certified epsilon", "sound one"),
@@ -80,8 +80,8 @@ def test_private_records_are_not_taken_for_public_ones(name: str, tmp_path: Path
     (tmp_path / "link.csv").symlink_to(data)
     shutil.copy(data, tmp_path / "copy.csv")
     line = refused(tmp_path, "--public", str(tmp_path / name), data=data)
-    assert "--public: holds the private records themselves" in line
-    with pytest.raises(ConfigError, match="holds the private records"):
+    assert "--public: is the file of private records" in line
+    with pytest.raises(ConfigError, match="is the file of private records"):
         RecordSource(own := rows(), public=own)
 
 
@@ -96,8 +96,8 @@ def test_a_misspelt_option_is_named(tmp_path: Path) -> None:
     [
         (["--model", "gpt2"], "--revision: 'gpt2' is no local directory"),
         (["--model", "./nowhere"], "--model: './nowhere' is no folder"),
-        (["--data", "nowhere.csv"], "nowhere.csv: there is no such file"),
-        (["--data", "records.xyz"], "--format: the ending of records.xyz tells no format"),
+        (["--data", "nowhere.csv"], "nowhere.csv: the file does not exist"),
+        (["--data", "records.xyz"], "the ending of records.xyz does not show the format"),
         (["--out", "records.xyz"], "--out: records.xyz is a file"),
         (["--epsilon", "0"], "--epsilon: 0.0 is not a positive number"),
         (["--text", "a", "--messages", "b"], "--data: text and messages cannot be given like this"),
@@ -129,14 +129,14 @@ def _write(content: bytes, name: str = "records.csv") -> Callable[[Path], Path]:
 
 
 DATA: dict[str, tuple[Callable[[Path], Path], list[str], str]] = {
-    "missing file": (lambda folder: folder / "none.csv", [], "there is no such file"),
+    "missing file": (lambda folder: folder / "none.csv", [], "the file does not exist"),
     "empty file": (_write(b""), [], "records.csv"),
     "no row": (_write(b"text\n"), [], "give one record at least"),
     "junk bytes": (_write(bytes(range(256))), [], "save it as UTF-8"),
     "not UTF-8": (_write(b"text\nna\xefve\n"), [], "row 2: byte 0xef is not UTF-8"),
     "duplicate columns": (_write(b"text,text\na,b\n"), [], "name every column once"),
     "duplicate keys": (_write(b'{"text": "a", "text": "b"}\n', "r.jsonl"), [], "r.jsonl, row 1"),
-    "unknown format": (_write(b"text\na\n", "records.xyz"), [], "--format: the ending of records.xyz tells no format"),
+    "unknown format": (_write(b"text\na\n", "records.xyz"), [], "the ending of records.xyz does not show the format"),
     "no unit": (
         _write(b"customer_id,text\nc1,a\n,b\n"),
         ["--unit", "customer_id"],

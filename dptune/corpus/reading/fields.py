@@ -104,7 +104,7 @@ class RecordMaker:
                 fix = f"name one of {_list_names(columns)}"
                 if name == TEXT and source.template is not None:
                     fix += f" as data.text, for which {{{TEXT}}} in the template stands"
-                raise DataError("there is no such column", fix=fix, file=file, row=first_row, column=name)
+                raise DataError("this column does not exist", fix=fix, file=file, row=first_row, column=name)
 
     def record(self, number: int, row: Row) -> Record:
         """The record of one row.
@@ -220,7 +220,7 @@ class RecordMaker:
             raise refuse(column, f"holds a {error}", "give text or a number") from None
         if name is None or is_missing(name):
             said = f" ({name!r} says that it is missing)" if name else ""
-            problem = f"names no unit{said}, so nobody would be protected"
+            problem = f"names no unit{said}, so the record would not be protected"
             raise refuse(column, problem, "fill it in, or remove the record")
         self._names.setdefault(loosely(name), set()).add(name)
         return name_key(name)
@@ -260,7 +260,7 @@ def way_of(source: RecordSource, file: str, columns: Sequence[str], row: int, ta
     Raises: DataError if several ways or none could be meant, or if the column of labels is absent.
     """
     if source.label is not None and source.label not in columns:
-        problem = "there is no such column, so that these rows have no labels"
+        problem = "this column does not exist, so these rows have no labels"
         fix = f"name the column of labels, if it is one of {_list_names(columns)}, or give other records"
         raise DataError(problem, fix=fix, file=file, row=row, column=source.label)
     if source.template is not None:
@@ -318,7 +318,7 @@ def _text(row: Row, column: str, refuse: Refuse, *, empty: bool = False) -> str:
         raise refuse(column, "holds a list", "give text here, and lists of messages as data.messages")
     if not isinstance(value, str):
         kind = "nothing" if value is None else type(value).__name__
-        raise refuse(column, f"holds {kind} and not text", "write it as text, or remove the record")
+        raise refuse(column, f"holds {kind}, not text", "write it as text, or remove the record")
     if not empty and not value.strip():
         raise refuse(column, "is empty", "fill it in, or remove the record")
     return checked_text(value, lambda problem, fix: refuse(column, problem, fix))

@@ -73,14 +73,14 @@ def _parsed(path: Path, row: int, text: str) -> Any:
     try:
         return json.loads(text, object_pairs_hook=_distinct)
     except (ValueError, RecursionError) as error:
-        problem = f"is no JSON ({error})" if isinstance(error, _RepeatedError) else "is no JSON"
+        problem = f"is not valid JSON ({error})" if isinstance(error, _RepeatedError) else "is not valid JSON"
         broken = row - 1 + error.lineno if isinstance(error, json.JSONDecodeError) else row
         raise DataError(problem, fix=f"write {_WANTED}", file=path, row=broken) from None
 
 
 def _object(path: Path, number: int, value: Any) -> Row:
     if not isinstance(value, dict):
-        raise DataError("is JSON, and no object", fix=f'write {_WANTED}: {{"text": ...}}', file=path, row=number)
+        raise DataError("is JSON but not an object", fix=f'write {_WANTED}: {{"text": ...}}', file=path, row=number)
     return value
 
 

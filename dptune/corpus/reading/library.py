@@ -30,7 +30,7 @@ def saved_rows(source: RecordSource, path: Path) -> Rows:
     except IndexError:  # the library's own failure at a set without rows
         raise DataError("holds no records", fix="give one at least", file=path) from None
     except (OSError, ValueError, TypeError, pa.ArrowException) as error:
-        problem = f"is no folder that the datasets library saved ({type(error).__name__})"
+        problem = f"is not a folder that the datasets library saved ({type(error).__name__})"
         raise DataError(problem, fix="save it again with save_to_disk", file=path) from None
     if isinstance(getattr(found, "column_names", None), Mapping):  # a DatasetDict
         if source.part not in found:

@@ -32,7 +32,7 @@ def rows_of(source: RecordSource, data: Data) -> Rows:
     path = Path(data)
     if not path.exists():
         fix = "check the path; a data set of the hub needs data.revision"
-        raise DataError("there is no such file", fix=fix, file=path)
+        raise DataError("the file does not exist", fix=fix, file=path)
     found: Rows = FORMATS[source.format_of(path)].load()(source, path)
     return found
 
@@ -46,7 +46,7 @@ def _rows_from_python(data: Any, called: str) -> Rows:
         return rows_of_library(data, called)
     if isinstance(data, Mapping):
         fix = "give rows, such as [{'text': ...}], or pandas.DataFrame(records) of these columns"
-        raise DataError("are columns, and no rows", fix=fix, file=called)
+        raise DataError("are columns, not rows", fix=fix, file=called)
     table = isinstance(data, pa.Table) or hasattr(data, "itertuples")  # a pandas.DataFrame, which need not be installed
     if not table:
         return rows_like_first(called, mappings(data, called))

@@ -60,6 +60,14 @@ def read(source: RecordSource, data: Data | None = None, *, public: bool = False
         public: whether these are records of nobody, which need no column of units or ids.
 
     Raises: ConfigError for options that do not fit the data; DataError naming file, row, column and fix.
+
+    Example:
+        >>> from dptune.corpus.reading.read import read
+        >>> from dptune.corpus.reading.source import RecordSource
+        >>> rows = [{"customer": n % 2, "text": f"Order {n} is late."} for n in range(4)]
+        >>> records = read(RecordSource(rows, unit="customer"))
+        >>> len(records), len({record.unit for record in records})
+        (4, 2)
     """
     return read_and_say(source, data, public=public)[0]
 
@@ -79,6 +87,14 @@ def read_sides(source: RecordSource) -> Sides:
     Where the split is by fractions, a record's side is a keyed hash of its unit's key, and of nothing else.
 
     Raises: ConfigError and DataError as ``read``; ConfigError if a side that is asked for stays empty.
+
+    Example:
+        >>> from dptune.corpus.reading.read import read_sides
+        >>> from dptune.corpus.reading.source import RecordSource
+        >>> rows = [{"customer": n % 50, "text": f"Order {n} is late."} for n in range(200)]
+        >>> sides = read_sides(RecordSource(rows, unit="customer"))
+        >>> len(sides.train), len(sides.eval), len(sides.test), sides.shared_units
+        (164, 12, 24, 0)
     """
     public = () if source.public is None else read(source, source.public, public=True)
     whole, maker = read_and_say(source)
@@ -99,7 +115,7 @@ def _deal(source: RecordSource, split: Fractions, whole: Records) -> Sides:
     for name, rows in sides.items():
         if not len(rows):
             what = "units" if source.unit else "distinct records (equal ones share a side)"
-            problem = f"{len(np.unique(keys))} {what} leave no one on the side {name}"
+            problem = f"{len(np.unique(keys))} {what} are too few: side {name} would be empty"
             raise ConfigError("data.split", problem, fix="give more records, another share or another seed")
     dealt = {name: tuple(whole[row] for row in rows) for name, rows in sides.items()}
     return Sides(dealt["train"], eval=dealt.get("eval", ()), test=dealt.get("test", ()))

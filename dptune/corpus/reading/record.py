@@ -16,14 +16,27 @@ TEMPLATE_INPUTS = ("tools", "documents", "chat_template_kwargs")
 
 @dataclass(frozen=True)
 class Text:
-    """Text, all of which is learned."""
+    """Text, all of which is learned.
+
+    Example:
+        >>> from dptune.corpus.reading.record import Text
+        >>> Text("My loan was refused.").text
+        'My loan was refused.'
+    """
 
     text: str = field(repr=False)
 
 
 @dataclass(frozen=True)
 class PromptTarget:
-    """A prompt without loss, and the target that is learned. Nothing is inserted between them."""
+    """A prompt without loss, and the target that is learned. Nothing is inserted between them.
+
+    Example:
+        >>> from dptune.corpus.reading.record import PromptTarget
+        >>> record = PromptTarget(prompt="Q: Where is my order? A:", target=" On its way.")
+        >>> record.prompt + record.target
+        'Q: Where is my order? A: On its way.'
+    """
 
     prompt: str = field(repr=False)
     target: str = field(repr=False)
@@ -38,6 +51,12 @@ class Chat:
         inputs: what the template is given beside the messages, by the names in ``TEMPLATE_INPUTS``.
         prompt: number of messages that are the prompt of a completion: all that follows them is learned, and nothing
             of them. 0: what assistants say is learned.
+
+    Example:
+        >>> from dptune.corpus.reading.record import Chat
+        >>> chat = Chat(({"role": "user", "content": "Where is it?"}, {"role": "assistant", "content": "On its way."}))
+        >>> len(chat.messages), chat.options
+        (2, {})
     """
 
     messages: tuple[Mapping[str, Any], ...] = field(repr=False)
@@ -79,6 +98,15 @@ class Record:
         file: name of the file or data set that it was read from, for messages.
         row: number of its row in ``file``, from 1; the header of a table is row 1.
         id: the record's own id, if the source names a column of ids.
+
+    Example:
+        >>> from dptune.corpus.reading.read import read
+        >>> from dptune.corpus.reading.source import RecordSource
+        >>> record = read(RecordSource([{"customer": "c1", "text": "My loan was refused."}], unit="customer"))[0]
+        >>> record.content.text, record.row
+        ('My loan was refused.', 1)
+        >>> record  # shows nothing private
+        Record(content=Text(), file='the records given from Python', row=1)
     """
 
     content: Content

@@ -56,6 +56,16 @@ class ReadReport:
         measure: unit of ``lengths``: "tokens" after cutting, or "characters" where nothing was encoded.
         cut, without_loss: shares of the train records; None where nothing was encoded.
         samples: the beginnings of the first, the middle and the last record.
+
+    Example:
+        >>> from dptune.corpus.reading.read import read_sides
+        >>> from dptune.corpus.reading.report import describe
+        >>> from dptune.corpus.reading.source import RecordSource
+        >>> rows = [{"customer": n % 50, "text": f"Order {n} is late."} for n in range(200)]
+        >>> source = RecordSource(rows, unit="customer")
+        >>> report = describe(source, read_sides(source))
+        >>> report.kind, report.units, report.lengths["most"]
+        ('text', 41, 18.0)
     """
 
     file: str
@@ -87,6 +97,15 @@ def describe(
         delta: delta of the run's guarantee; None leaves the warning about it out.
 
     Raises: ConfigError if there is no train record, or ``delta`` is no probability.
+
+    Example:
+        >>> from dptune.corpus.reading.read import read_sides
+        >>> from dptune.corpus.reading.report import describe
+        >>> from dptune.corpus.reading.source import RecordSource
+        >>> rows = [{"customer": n % 50, "text": f"Order {n} is late."} for n in range(200)]
+        >>> source = RecordSource(rows, unit="customer")
+        >>> [finding.name for finding in describe(source, read_sides(source), delta=0.1).findings]
+        ['large_delta']
     """
     train = sides.train
     if not train:
@@ -113,12 +132,35 @@ def describe(
 
 
 def write_report(path: Path, report: ReadReport) -> None:
-    """Write a report as JSON; whole or not at all, mode 0600."""
+    """Write a report as JSON; whole or not at all, mode 0600.
+
+    Example:
+        >>> import json
+        >>> from pathlib import Path
+        >>> from tempfile import mkdtemp
+        >>> from dptune.corpus.reading.read import read_sides
+        >>> from dptune.corpus.reading.report import describe, write_report
+        >>> from dptune.corpus.reading.source import RecordSource
+        >>> source = RecordSource([{"text": f"Order {n} is late."} for n in range(200)])
+        >>> path = Path(mkdtemp()) / "report.json"
+        >>> write_report(path, describe(source, read_sides(source)))
+        >>> json.loads(path.read_text())["sides"]
+        {'eval': 18, 'public': 0, 'test': 8, 'train': 174}
+    """
     write_json(path, asdict(report))
 
 
 def as_table(report: ReadReport) -> Table:
-    """The report as a rich table, for the owner's terminal."""
+    """The report as a rich table, for the owner's terminal.
+
+    Example:
+        >>> from dptune.corpus.reading.read import read_sides
+        >>> from dptune.corpus.reading.report import as_table, describe
+        >>> from dptune.corpus.reading.source import RecordSource
+        >>> source = RecordSource([{"text": f"Order {n} is late."} for n in range(200)])
+        >>> as_table(describe(source, read_sides(source))).row_count
+        8
+    """
     from rich.table import Table
     from rich.text import Text as Plain
 
@@ -183,7 +225,7 @@ def _unit_findings(sides: Sides, counts: np.ndarray, most: int | None, delta: fl
         found.append(Finding("large_units", text))
     if delta is not None:
         if not 0 <= delta < 1:
-            raise ConfigError("delta", f"{delta} is no probability below 1", fix="use less than 1 over the units")
+            raise ConfigError("delta", f"{delta} is not a probability below 1", fix="use less than 1 over the units")
         if delta * len(counts) >= 1:
             text = (
                 f"delta {delta:g} is 1 over the {len(counts)} units or more: publishing one unit in full would "
@@ -191,7 +233,7 @@ def _unit_findings(sides: Sides, counts: np.ndarray, most: int | None, delta: fl
             )
             found.append(Finding("large_delta", text))
     if shared := sides.shared_units:
-        text = f"{shared} units have records in train and in another side, whose figures are then no held-out ones"
+        text = f"{shared} units have records in train and in another side, so that side is not held out"
         found.append(Finding("shared_units", text))
     return found
 
@@ -199,7 +241,7 @@ def _unit_findings(sides: Sides, counts: np.ndarray, most: int | None, delta: fl
 def _token_findings(encoded: TokenCounts, records: int) -> list[Finding]:
     found = []
     if encoded.cut > _MANY_CUT * records:
-        text = f"{encoded.cut} of {records} records have more than {encoded.limit} tokens and lose what is beyond"
+        text = f"{encoded.cut} of {records} records have more than {encoded.limit} tokens and are cut there"
         found.append(Finding("many_cut", text))
     if encoded.without_loss > _MANY_SILENT * records:
         text = (

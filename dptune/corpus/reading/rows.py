@@ -110,13 +110,15 @@ def read_bytes(path: Path) -> bytes:
     try:
         content = read_input(path)
     except OSError as error:
-        raise DataError(f"cannot be read ({error.strerror or error})", fix="give a file that can", file=path) from None
+        raise DataError(
+            f"cannot be read ({error.strerror or error})", fix="give a file that you can read", file=path
+        ) from None
     if path.suffix.lower() != PACKED:
         return content
     try:
         return gzip.decompress(content)
     except (OSError, EOFError, zlib.error) as error:
-        problem = f"is no whole gzip file ({type(error).__name__})"
+        problem = f"is not a complete gzip file ({type(error).__name__})"
         raise DataError(problem, fix=f"pack it again, or give it unpacked without {PACKED}", file=path) from None
 
 
@@ -130,7 +132,7 @@ def read_text(path: Path) -> str:
         if re.match(begins, content):
             fix = "unpack it" if kind.endswith("archive") else "export its records as text, a table or JSONL"
             fix = f"add {PACKED} to its name, or unpack it" if "gzip" in kind else fix
-            raise DataError(f"is {kind}, and not text", fix=fix, file=path)
+            raise DataError(f"is {kind}, not text", fix=fix, file=path)
     nul = content.find(b"\0")
     if nul >= 0:
         row = 1 + content.count(b"\n", 0, nul)

@@ -109,14 +109,14 @@ def chat_of(row: Mapping[str, Any], columns: Sequence[str], named: Sequence[str 
         if isinstance(given, str):  # a table holds lists as JSON, and so do many data sets, for Arrow's empty names
             value = _parsed(given)
             if value is None and given.strip() not in ("", "null"):
-                raise refuse(name, "is no JSON", "give a list or a mapping, or one as JSON")
+                raise refuse(name, "is not valid JSON", "give a list or a mapping, or one as JSON")
         if value is None or value != value:  # a NaN is how data frames say nothing
             continue
         kind, described = (Mapping, "mapping") if name == "chat_template_kwargs" else (list, "list of mappings")
         if not isinstance(value, kind) or (kind is list and not all(isinstance(one, Mapping) for one in value)):
-            raise refuse(name, f"is no {described}", f"give a {described}, or one as JSON, or leave it out")
+            raise refuse(name, f"is not a {described}", f"give a {described}, or one as JSON, or leave it out")
         if kind is Mapping and (taken := sorted(_RESERVED & {*value})):
-            raise refuse(name, f"sets {taken[0]}, which is not the row's to set", "leave it out there")
+            raise refuse(name, f"sets {taken[0]}, which a row must not set", "leave it out there")
         _check_texts(value, name, refuse)
         inputs[name] = value
     return Chat(tuple(message for part in parts for message in part), inputs, len(parts[0]) if parts[1:] else 0)
@@ -127,13 +127,13 @@ def _messages(value: Any, column: str, refuse: Refuse) -> list[Mapping[str, Any]
     if isinstance(value, str):  # a table holds lists as JSON
         value = _parsed(value)
         if value is None:
-            raise refuse(column, "is no list of messages, nor one as JSON", _SUCH_AS)
+            raise refuse(column, "is neither a list of messages nor JSON of such a list", _SUCH_AS)
     if not isinstance(value, list) or not value:
-        raise refuse(column, "is no list of messages", _SUCH_AS)
+        raise refuse(column, "is not a list of messages", _SUCH_AS)
     found: list[Mapping[str, Any]] = []
     for place, message in enumerate(value, start=1):
         if not isinstance(message, Mapping):
-            raise refuse(column, f"message {place} is no mapping", _SUCH_AS)
+            raise refuse(column, f"message {place} is not a mapping", _SUCH_AS)
         _check_texts(message, column, refuse)
         found.append(_message(present(message), f"message {place}", column, refuse))
     return found
@@ -153,8 +153,8 @@ def _message(message: dict[str, Any], called: str, column: str, refuse: Refuse) 
     if isinstance(message.get("content"), list):
         texts = [one if isinstance(one, str) else _text_of_part(one) for one in message["content"]]
         if None in texts:
-            fix = "give parts such as {'type': 'text', 'text': 'Hello'} alone: images and sounds are not learned"
-            raise refuse(column, f"{called} has a part in its content that is no text", fix)
+            fix = "give only parts such as {'type': 'text', 'text': 'Hello'}: images and sounds are not learned"
+            raise refuse(column, f"{called} has a part in its content that is not text", fix)
         message = message | {"content": "".join(text for text in texts if text is not None)}
     for name in ("role", "content"):
         # a content of null beside tool_calls is gone by ``present``, as transformers itself drops it before it renders
@@ -179,7 +179,7 @@ def _calls(value: Any, called: str, column: str, refuse: Refuse) -> list[dict[st
     for call in calls:
         if not isinstance(call, Mapping) or not isinstance(call.get("name"), str) or "arguments" not in call:
             fix = """write it as {"name": "f", "arguments": {}}, or as a message with role, content and tool_calls"""
-            raise refuse(column, f"{called} is a function_call, and is no JSON of a call with name and arguments", fix)
+            raise refuse(column, f"{called} is a function_call that is not JSON of a call with name and arguments", fix)
     if not calls:
         raise refuse(column, f"{called} is a function_call without a call", "leave it out")
     return [{"type": "function", "function": {name: call[name] for name in ("name", "arguments")}} for call in calls]
@@ -232,7 +232,7 @@ def _check_texts(value: Any, column: str, refuse: Refuse) -> None:
 def checked_text(text: str, refuse: Callable[[str, str], DataError]) -> str:
     """Return ``text`` if a tokenizer can read it. Raises: DataError for NUL characters and lone surrogates."""
     if "\0" in text:
-        raise refuse("holds a NUL character", "remove it; a binary file is no text")
+        raise refuse("holds a NUL character", "remove it; a binary file is not text")
     try:
         text.encode("utf-8")
     except UnicodeEncodeError:

@@ -32,6 +32,11 @@ class Fractions:
     Attributes:
         train, eval, test: shares that add up to 1.
         seed: key of the hash; public.
+
+    Example:
+        >>> from dptune.corpus.reading.source import Fractions
+        >>> Fractions(train=0.9, eval=0.1, test=0)
+        Fractions(train=0.9, eval=0.1, test=0, seed=42)
     """
 
     train: float = 0.8
@@ -79,6 +84,14 @@ class RecordSource:
         part: part of a data set of the ``datasets`` library to read, such as "train".
         public: records of nobody, read in the same way, for validation, controllers and rehearsal.
         split: how the records of ``data`` are dealt to train, eval and test.
+
+    Example:
+        >>> from dptune.corpus.reading.read import read
+        >>> from dptune.corpus.reading.source import RecordSource
+        >>> rows = [{"patient": "p1", "age": 61, "note": "Stable."}, {"patient": "p2", "age": None, "note": "Worse."}]
+        >>> source = RecordSource(rows, template="{age}-year-old. {note}", unit="patient")
+        >>> [record.content.text for record in read(source)]
+        ['61-year-old. Stable.', 'unknown-year-old. Worse.']
     """
 
     data: Data = field(repr=False)
@@ -115,10 +128,10 @@ class RecordSource:
             raise ConfigError("data.label", problem, fix="give data.text or data.template beside it")
         columns = template_columns(self.template) if self.template is not None else ()
         if self.label is not None and self.label in (self.text, *columns):
-            problem = f"column {self.label!r} is part of the text too, which would then tell what is to be learned"
+            problem = f"column {self.label!r} is also part of the text, so the text would reveal the label"
             raise ConfigError("data.label", problem, fix="leave it out of data.text and data.template")
         if self.template is not None and self.text is not None and TEXT not in columns:
-            problem = f"{self.template!r} has no {{{TEXT}}}, so that column {self.text!r} would not be read"
+            problem = f"{self.template!r} has no {{{TEXT}}}, so column {self.text!r} would not be read"
             raise ConfigError("data.template", problem, fix=f"write {{{TEXT}}} in it, or leave data.text out")
         refuse_same(self.data, self.public)
 
@@ -134,7 +147,7 @@ class RecordSource:
         if path.is_dir() and self.format in (None, "datasets"):
             return "datasets"
         if self.format is None and by_ending is None:
-            problem = f"the ending of {path.name} tells no format"
+            problem = f"the ending of {path.name} does not show the format"
             raise ConfigError("data.format", problem, fix=f"give data.format, one of {', '.join(FORMATS)}")
         return self.format or by_ending or "text"
 
@@ -145,8 +158,8 @@ def refuse_same(data: Data | None, public: Data | None) -> None:
         return
     paths = [Path(one) for one in (data, public) if isinstance(one, str | Path)]
     if data is public or (len(paths) == 2 and _are_same(*paths)):
-        problem = "holds the private records themselves, which would then be used and shown at no cost"
-        raise ConfigError("data.public", problem, fix="give records of nobody, or none")
+        problem = "is the file of private records; public records are used and shown without any privacy cost"
+        raise ConfigError("data.public", problem, fix="give other records, which are public, or leave it out")
 
 
 def _are_same(one: Path, other: Path) -> bool:
@@ -169,6 +182,6 @@ def is_hub_name(source: RecordSource, data: Data) -> bool:
     if source.format is None and source.revision is None:
         return False  # more likely a path that does not exist, whose message is the better one
     if not (source.revision and COMMIT.fullmatch(source.revision)):
-        problem = f"{data!r} is no local folder and its revision {source.revision!r} is no commit"
+        problem = f"{data!r} is not a local folder, and its revision {source.revision!r} is not a commit"
         raise ConfigError("data.revision", problem, fix="give the 40-digit commit of the data set")
     return True

@@ -63,7 +63,7 @@ def _delimiter(path: Path, content: str) -> str:
     first = re.search(r".*\S.*", content)  # the first line that is not empty
     header = first[0] if first else ""
     if re.fullmatch(r"\s*\"?sep=.\"?\s*", header, re.IGNORECASE):
-        problem = "begins with Excel's line sep=, which is no header"
+        problem = "begins with Excel's line sep=, which is not a header"
         raise DataError(problem, fix="remove the line", file=path, row=1)
     if header.lstrip().startswith(("{", "[")):
         raise DataError("looks like JSON and is read as a table", fix="use data.format jsonl", file=path, row=1)
@@ -86,7 +86,7 @@ def _with_column_names(
     names = sorted(map(_plain, header))
     for number, cells in lines:
         if sorted(map(_plain, cells)) == names:
-            problem = "the row repeats the header, as where two files are put behind each other"
+            problem = "the row repeats the header, as if two files were joined"
             fix = "remove the row, and bring the rows below it to the order of the first header"
             raise DataError(problem, fix=fix, file=path, row=number)
         if len(cells) != len(header):
@@ -209,7 +209,7 @@ def _parquet(path: Path) -> Rows:
         file = pq.ParquetFile(path if whole else io.BytesIO(read_bytes(path)))
         columns = tuple(file.schema_arrow.names)
     except (OSError, pa.ArrowException) as error:
-        raise DataError(f"is no Parquet file ({type(error).__name__})", fix="write it again", file=path) from None
+        raise DataError(f"is not a Parquet file ({type(error).__name__})", fix="write it again", file=path) from None
     if len(set(columns)) != len(columns):
         raise DataError("a column is repeated", fix="name every column once", file=path)
     if not file.metadata.num_rows:

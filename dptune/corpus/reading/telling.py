@@ -22,7 +22,7 @@ def checked(source: RecordSource, found: Rows) -> Rows:
     columns = [name for name in found.columns if name not in (source.unit, source.id, source.label)]
     if not columns:
         fix = "give a column of texts"
-        raise DataError("has no column to make a text of", fix=fix, file=found.file, row=found.first_row)
+        raise DataError("has no column to make a text from", fix=fix, file=found.file, row=found.first_row)
     return replace(found, rows=_telling(found, columns))
 
 

@@ -70,7 +70,7 @@ class Dosing(gymnasium.Env[NDArray[np.float32], NDArray[np.float32]]):
 
     def __init__(self, random_meals: bool = False, interval: int = 10) -> None:
         if not 1 <= interval < DAY or DAY % interval:
-            raise ConfigError("interval", f"{interval} is no part of a day's {DAY} minutes", fix="use 10")
+            raise ConfigError("interval", f"{interval} does not divide the {DAY} minutes of a day", fix="use 10")
         self.observation_space = Box(0.0, np.inf, (9,), np.float32)
         self.action_space = Box(0.0, LARGEST_DOSE, (1,), np.float32)
         self._random_meals, self._interval = random_meals, interval
