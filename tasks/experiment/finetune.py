@@ -327,7 +327,7 @@ def _finish(one: _TrainingCell, ledger: Ledger, records: str, device: str, toget
     write_crafted(one.canaries, directory)
     seconds = time.monotonic() - one.started
     result = result_of(prepared, contents, one.before, after, one.history, seconds, device)
-    begun = restarts(RunFolder(directory).checkpoint, prepared.spec.mechanism)
+    begun: dict[str, Any] = {**restarts(RunFolder(directory).checkpoint, prepared.spec.mechanism)}
     result = replace(result, together=together, adapter_sha256=adapter_digest(directory), **written, **begun)
     draw_curves([result.to_dict()], directory / "curves.png")
     write_json(RunFolder(directory).result, result.to_dict())

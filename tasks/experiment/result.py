@@ -108,7 +108,7 @@ class CellResult:
     further: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, content: Mapping[str, Any], file: Path | None = None) -> CellResult:
+    def of(cls, content: Mapping[str, Any], file: Path = Path("result.json")) -> CellResult:
         """The result that a file holds. Raises: DataError naming the field that is missing."""
         known = {one.name: one for one in fields(cls) if one.name != "further"}
         for one in known.values():

@@ -564,9 +564,3 @@ def test_no_private_value_shows_in_a_representation() -> None:
     source = RecordSource(secret, unit="who", split=GivenSides(eval=secret), public=[*secret])
     assert "TOPSECRET" not in repr(source) + repr(read(source)) + repr(read_sides(source))
     assert str(unit_key("TOPSECRET")) not in repr(read(source))
-
-
-def test_every_format_has_one_entry_and_one_name() -> None:
-    assert get_args(Format) == tuple(FORMATS)
-    assert len(ENDINGS) == sum(len(form.endings) for form in FORMATS.values())
-    assert all(callable(form.load()) for form in FORMATS.values())
