@@ -12,8 +12,8 @@ from prefect.artifacts import create_markdown_artifact
 from dptune.digits import at_least, at_most
 from tasks import tracking
 from tasks.charts.groups import Result, over_seeds, perplexity_metric, untuned
-from tasks.charts.utility import NAMES
 from tasks.experiment.listed import read_results
+from tasks.metrics import title_of
 from tasks.page_links import remembered, server
 from tasks.paths import AUDITS, DATA, EXPERIMENT, REPORT, RUNS
 from tasks.report.answer import answer_lines, further_lines, rankings
@@ -69,7 +69,7 @@ def results_page(results: Sequence[Result], audits: Sequence[Audit]) -> str:
         parts.append(f"### {section.title[0].upper()}{section.title[1:]}\n\n" + "\n".join(lines))
     for model in dict.fromkeys(str(result["model"]) for result in found):
         if (before := untuned(found, model, metric)) is not None:
-            parts.append(f"Model `{model}`, untuned: {NAMES[metric]} {digits4(before)}. Lower is better.")
+            parts.append(f"Model `{model}`, untuned: {title_of(metric)} {digits4(before)}. Lower is better.")
     parts += [f"{number}. {note}" for number, note in enumerate(rows.notes, start=1)]
     return "\n\n".join(parts)
 

@@ -13,14 +13,14 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from dptune.cli.console import show_progress
 from dptune.corpus.records import form_at, read_about
 from dptune.errors import ConfigError, DataError
-from dptune.files import locked, private_directory, read_json, write_text
+from dptune.files import locked, private_directory, write_text
 from dptune.privacy.ledger_file import read_ledger
 from dptune.privacy.run_folder import RunFolder
 from dptune.training.pinned import name_of
@@ -28,6 +28,7 @@ from dptune.tuning.card import has_guarantee, why_not
 from dptune.tuning.finished import FinishedAdapter, open_adapter
 from dptune.tuning.places import card_beside
 from tasks.experiment.cells import Cell, is_finished, model_digest
+from tasks.experiment.result import CellResult
 from tasks.experiment.weights import adapter_digest
 from tasks.paths import SYNTHETIC, TRAIN
 from tasks.report.page import write_index
@@ -56,7 +57,7 @@ class OpenedCell:
 
     path: Path
     cell: Cell
-    result: dict[str, Any]
+    result: CellResult
     form: str | None
 
 
@@ -126,12 +127,12 @@ def open_cell(run: Path, *, no_guarantee: bool = False) -> OpenedCell:
         )
     if not is_finished(run):
         raise ConfigError("run", f"{run} has not ended", fix="run its study again, which goes on with it; then sample")
-    contents, result = read_ledger(folder.ledger), read_json(folder.result)
+    contents, result = read_ledger(folder.ledger), CellResult.read(folder.result)
     # The price tells apart cells that differ in epsilon alone. A later accountant may price a little lower.
-    priced = math.isclose(contents.epsilons.certified, float(result["epsilon_certified"]), rel_tol=_SAME_PRICE)
+    priced = math.isclose(contents.epsilons.certified, result.epsilon_certified, rel_tol=_SAME_PRICE)
     if (contents.header.mechanism, contents.header.delta) != (cell.mechanism, cell.delta) or not priced:
         raise DataError("is the ledger of another cell", fix="restore the cell's own", file=folder.ledger)
-    if adapter_digest(run) != result.get("adapter_sha256"):
+    if adapter_digest(run) != result.adapter_sha256:
         raise DataError("is not what the run of this ledger wrote", fix="restore it", file=folder.adapter)
     if not has_guarantee(contents.epsilons.certified) and not no_guarantee:
         problem = f"{run} has no certified epsilon ({why_not(contents.epsilons.leaks)})"
@@ -140,7 +141,7 @@ def open_cell(run: Path, *, no_guarantee: bool = False) -> OpenedCell:
     if model_digest(cell.model) != cell.inputs["model"]:
         problem = f"{cell.model.source} is another model than {run} was trained on, or is gone"
         raise ConfigError("model.source", problem, fix="restore that model: for the pipeline's own, by its `pretrain`")
-    form = _form(str(result["data"]))
+    form = _form(result.data)
     if form == "messages":
         fix = "render public messages by its chat template for transformers' generate, which costs nothing either"
         raise ConfigError("run", f"{run} was trained on chats, which are not sampled yet", fix=fix)

@@ -14,7 +14,9 @@ from typing import Any
 from mlflow.exceptions import MlflowException
 
 from dptune.privacy.run_folder import RunFolder
+from tasks.audit.registry import ATTACK_CHARTS
 from tasks.charts.looks import run_colours
+from tasks.metrics import EPSILON_CHARTS, EPSILONS, HELD_OUT, PUBLIC, RANKED, TRAINING, UTILITY, shown_in
 from tasks.page_links import VIEW, PageLinks, links, paths, remember
 from tasks.tracking import LATER, NO_TIME, NOTE, client, optional, timed
 
@@ -25,7 +27,8 @@ _OURS = "*Written by dptune; it stays as you change it if you remove this line.*
 #: Tag of a run that MLflow's charts take its colour from.
 _COLOUR = "mlflow.runColor"
 _MECHANISM = "mechanism"  # a parameter of each cell's run
-_EPSILONS = ("published", "noise_only", "certified", "audited")
+_WIDTHS = (122, 132, 120, 115)  # of the epsilons, in pixels
+_WIDTH = 110
 _OPEN = "The last run's cells are not reported yet: `python -m tasks.report.experiment`."
 _HOW = """## How to read this page
 
@@ -42,9 +45,9 @@ _HOW = """## How to read this page
 
 {ours}"""
 _PERPLEXITY = {
-    "research": "`eval_perplexity` is on held-out private records: lower is better. `public_perplexity` is on public "
+    "research": "`{held_out}` is on held-out private records: {better} is better. `{public}` is on public "
     "ones, and may rise as the model moves to the private ones.",
-    "private": "`public_perplexity` is on public records: lower is better. Nothing is told of held-out private ones.",
+    "private": "`{public}` is on public records: {better} is better. Nothing is told of held-out private ones.",
 }
 _GUARANTEE = {
     "research": "Where ε certified is finite, the guarantee covers the adapters, and **not** this page: curves and "
@@ -132,7 +135,7 @@ def _description(experiment: str, name: str, telemetry: str) -> str:
         table=table,
         charts=charts,
         name=name,
-        perplexity=_PERPLEXITY[telemetry],
+        perplexity=_PERPLEXITY[telemetry].format(held_out=HELD_OUT.name, public=PUBLIC.name, better=PUBLIC.better),
         guarantee=_GUARANTEE[telemetry],
         ours=_OURS,
     )
@@ -140,36 +143,33 @@ def _description(experiment: str, name: str, telemetry: str) -> str:
 
 def _saved_view(telemetry: str) -> str:
     """The saved view as MLflow's user interface writes it; it is the same for all experiments of one telemetry."""
-    state = json.dumps(_state("eval_perplexity" if timed(telemetry) else "public_perplexity"))
+    state = json.dumps(_state(telemetry))
     return json.dumps({"name": "Cells of the last run", "createdAt": NO_TIME, "updatedAt": NO_TIME, "state": state})
 
 
-def _state(perplexity: str) -> dict[str, Any]:
-    held_out = perplexity == "eval_perplexity"
-    audits = ["audit_canaries_calibrated_auc", *(["audit_membership_calibrated_auc"] if held_out else [])]
+def _state(telemetry: str) -> dict[str, Any]:
+    ranked, along = next(pair for pair in RANKED if timed(telemetry) or not pair[0].private)
     # A window of 1,300 pixels shows all up to the four epsilons. A run's name opens with mechanism and budget.
     widths = {
         "attributes.`Run Name`": 215,
-        f"metrics.`{perplexity}`": 125,
-        **dict(zip((f"tags.`epsilon {name}`" for name in _EPSILONS), (122, 132, 120, 115), strict=True)),
-        **dict.fromkeys([f"metrics.`{name}`" for name in ("audit_step_mu_audited", *audits)], 110),
+        f"metrics.`{ranked.name}`": 125,
+        **dict(zip((f"tags.`{one.name.replace('_', ' ', 1)}`" for one in EPSILONS), _WIDTHS, strict=True)),
+        **{f"metrics.`{one.name}`": _WIDTH for one in shown_in("column", telemetry)},
         "attributes.`Dataset`": 300,
     }
-    charts = {
-        "Utility (lower is better)": [_bar(perplexity), _scatter("epsilon_certified", perplexity)],
-        "Four epsilons (no bar: infinite)": [*(_bar(f"epsilon_{name}") for name in _EPSILONS)],
-        "Attacks (AUC 0.5: chance)": [
-            *(_bar(name) for name in (*audits, "audit_step_mu_audited", "audit_exposure_mean"))
-        ],
-        "While training": [
-            *(_line(name) for name in ("eval_sample_perplexity" if held_out else perplexity, "epsilon_certified")),
-            *(_line(name) for name in ("radius", "noise_multiplier")),
-        ],
+    charts: dict[str, list[dict[str, Any]]] = {
+        UTILITY: [_bar(ranked.name), _scatter("epsilon_certified", ranked.name)],
+        EPSILON_CHARTS: [],
+        ATTACK_CHARTS: [],
+        TRAINING: [_line(along.name), _line("epsilon_certified")],
     }
+    for one in shown_in("tracking", telemetry):
+        if one.section:
+            charts.setdefault(one.section, []).append((_line if one.section == TRAINING else _bar)(one.name))
     return {
         "searchFilter": f"tags.`{LAST_RUN}` = 'yes'",
-        "orderByKey": f"metrics.`{perplexity}`",
-        "orderByAsc": True,
+        "orderByKey": f"metrics.`{ranked.name}`",
+        "orderByAsc": ranked.better == "lower",
         "selectedColumns": list(widths),
         "columnOrder": list(widths),
         "columnWidths": widths,

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from dptune.cli.accuracy import no_better, printed_scores
 from dptune.digits import at_most
+from dptune.metric import CHANGES
 from dptune.privacy.run_folder import RunFolder
 
 if TYPE_CHECKING:
@@ -15,8 +16,6 @@ if TYPE_CHECKING:
     from dptune.tuning.run import Tuned
 
 _PRINTED = 6
-#: Scores that are told before and after.
-_CHANGE = ("accuracy", "f1", "calibration_error", "loss")
 
 
 def with_glosses(figures: Mapping[str, Any]) -> dict[str, Any]:
@@ -67,6 +66,7 @@ def what_counts(contents: LedgerContents) -> str:
 def scores_of(tuned: Tuned, prepared: PreparedRun) -> tuple[dict[str, float], list[str]]:
     """A classifier's scores before and after by name, and what is to be said of them."""
     told, said = dict[str, float](), list[str]()
+    changes = {metric.name for metric in CHANGES}
     for name, scores in tuned.scores.items():
         whose = name.split()[0].replace("-", "_")
         records = prepared.counts["public" if whose == "public" else "eval"]
@@ -74,8 +74,8 @@ def scores_of(tuned: Tuned, prepared: PreparedRun) -> tuple[dict[str, float], li
             printed_scores({score: pair[place] for score, pair in scores.items()}, records) for place in (0, 1)
         )
         for score, value in after.items():
-            told |= {f"{score}_before_{whose}": before[score]} if score in _CHANGE else {}
-            told[f"{score}_after_{whose}" if score in _CHANGE else f"{score}_{whose}"] = value
+            told |= {f"{score}_before_{whose}": before[score]} if score in changes else {}
+            told[f"{score}_after_{whose}" if score in changes else f"{score}_{whose}"] = value
         if sentence := no_better({score: pair[1] for score, pair in scores.items()}, records):
             said.append(f"{name[0].upper()}{name[1:]}: {sentence[0].lower()}{sentence[1:]}")
     return told, said

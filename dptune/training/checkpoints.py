@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -23,16 +24,7 @@ from dptune.mechanisms.mechanism import Mechanism
 from dptune.privacy.ledger import Ledger
 from dptune.privacy.ledger_file import chain_after
 from dptune.privacy.set_aside import fresh_start
-from dptune.training.optimizers import AVERAGED, STATE, name_of
-from dptune.update_rule import Optimizer
-
-_MOMENTS = ("exp_avg", "exp_avg_sq", "momentum_buffer")
-#: Numbers in an optimiser's state: type, least value, and whether the steps are the most.
-_NUMBERS: dict[str, tuple[torch.dtype, float, bool]] = {
-    "step": (torch.float32, 1.0, True),
-    "noise_sq": (torch.float64, 0.0, False),
-    "average_count": (torch.int64, 1.0, True),
-}
+from dptune.training.optimizers import AVERAGED, State, kind_of
 
 
 class CheckpointError(DptuneError):
@@ -110,7 +102,7 @@ def load_checkpoint(path: Path, model: torch.nn.Module, optimizer: torch.optim.O
     for name, parameter in parameters.items():
         if tensors[f"weight.{name}"].shape != parameter.shape:
             raise CheckpointError(f"{path}: {name} has another shape here. Fix: use the run's own settings.")
-    _check_tensors(path, progress, tensors, parameters, name_of(optimizer))
+    _check_tensors(path, progress, tensors, parameters, kind_of(optimizer).state)
     with torch.no_grad():
         for name, parameter in parameters.items():
             parameter.copy_(tensors[f"weight.{name}"])
@@ -171,13 +163,13 @@ def _check_tensors(
     progress: Progress,
     tensors: dict[str, torch.Tensor],
     parameters: dict[str, torch.nn.Parameter],
-    optimizer: Optimizer,
+    declared: Sequence[State],
 ) -> None:
-    """Weights and the optimiser's state as a run leaves them: all there, finite, of their parameter's shape."""
-    expected, averaged = {f"weight.{name}" for name in parameters}, f"optimizer.{AVERAGED[0]}."
-    if progress.step:
-        kept = (*STATE[optimizer], *(AVERAGED if any(key.startswith(averaged) for key in tensors) else ()))
-        expected |= {f"optimizer.{key}.{name}" for key in kept for name in parameters}
+    """Weights and the optimiser's state as a run leaves them: all there, finite, and as declared."""
+    expected = {f"weight.{name}" for name in parameters}
+    averaged = any(key.startswith(f"optimizer.{AVERAGED[0].name}.") for key in tensors)
+    kept = (*declared, *(AVERAGED if averaged else ())) if progress.step else ()
+    expected |= {f"optimizer.{one.name}.{name}" for one in kept for name in parameters}
     found = {key for key in tensors if not key.startswith("controller.")}
     if found != expected:
         raise _damage_error(path, f"{sorted(found ^ expected)[0]} is missing or does not belong there")
@@ -185,29 +177,11 @@ def _check_tensors(
         if not torch.isfinite(tensors[key]).all():
             raise _damage_error(path, f"{key} holds a value that is not finite")
     for name, parameter in parameters.items():
-        names = (key for key in expected if key.startswith("optimizer.") and key.split(".", 2)[2] == name)
-        state = {key.split(".", 2)[1]: tensors[key] for key in names}
         if tensors[f"weight.{name}"].dtype != parameter.dtype:
             raise _damage_error(path, f"{name} has another type")
-        if problem := _state_problem(state, parameter, progress.step):
-            raise _damage_error(path, f"the optimiser's state of {name} {problem}")
-
-
-def _state_problem(state: dict[str, torch.Tensor], parameter: torch.nn.Parameter, step: int) -> str | None:
-    """What no optimiser leaves for a weight after ``step`` steps, as a clause; None if there is nothing."""
-    for key, (dtype, least, most) in _NUMBERS.items():
-        if key in state:
-            value = state[key]
-            if value.numel() != 1 or value.dtype != dtype or not least <= float(value) <= (step if most else math.inf):
-                return f"is that of another step than {step} ({key})"
-    if "step" in state and float(state["step"]) != step:
-        return f"is that of another step than {step}"
-    for key in (*_MOMENTS, "average"):
-        if key in state:
-            wanted = torch.float64 if key == "average" else parameter.dtype
-            if state[key].shape != parameter.shape or state[key].dtype != wanted:
-                return f"has another type or shape ({key})"
-    return "is negative where it cannot be" if "exp_avg_sq" in state and bool((state["exp_avg_sq"] < 0).any()) else None
+        for one in kept:
+            if problem := one.problem(tensors[f"optimizer.{one.name}.{name}"], parameter, progress.step):
+                raise _damage_error(path, f"the optimiser's state of {name} {problem}")
 
 
 def _trainable(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:

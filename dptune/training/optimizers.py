@@ -1,14 +1,20 @@
-"""Optimisers of a run, and the running mean of its weights; ``dptune.update_rule`` says which there are.
+"""Optimisers of a run, each with the state that it keeps; and the running mean of a run's weights.
 
-The state of both is kept for each weight in ``optimizer.state``, so that one checkpoint holds it all.
+An optimiser is declared once, in ``OPTIMIZERS``: how it is made, the state that it keeps for each weight, and whether
+it needs the noise of each gradient. Checkpoints save, check and restore what is declared; controllers read the moments
+that are declared. The mean of the weights is kept in ``optimizer.state`` too, so that one checkpoint holds all of it. A
+run keeps its own optimiser: other ranks have none, and runs that are stacked on one base model share no state.
+
+A new optimiser takes two files: an entry here, and its name in ``dptune.update_rule.Optimizer``.
 """
 
 from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import torch
 
@@ -23,49 +29,57 @@ _log = logging.getLogger(__name__)
 _BETAS = (0.9, 0.999)
 #: The least number under the root of ``adam_bc``: without noise it is Adam.
 _LEAST = 1e-20
-#: Names of the state of each weight after a step, by optimiser.
-STATE: dict[Optimizer, tuple[str, ...]] = {
-    "adamw": ("step", "exp_avg", "exp_avg_sq"),
-    "adam_bc": ("step", "exp_avg", "exp_avg_sq", "noise_sq"),
-    "sgd": ("momentum_buffer",),
-}
-#: Names of the state of the mean of each weight, from its first step on.
-AVERAGED = ("average", "average_count")
 
 
-def make_optimizer(rule: UpdateRule, weights: list[torch.Tensor], learning_rate: float) -> torch.optim.Optimizer:
-    """The optimiser of these weights."""
-    if rule.optimizer == "sgd":
-        return torch.optim.SGD(weights, lr=learning_rate, momentum=rule.momentum, foreach=True)
-    if rule.optimizer == "adam_bc":
-        return AdamBC(weights, learning_rate, rule.noise_floor)
-    return torch.optim.AdamW(weights, lr=learning_rate, betas=_BETAS, weight_decay=0.0, foreach=True)
+@dataclass(frozen=True)
+class State:
+    """A tensor that an optimiser keeps for each weight.
+
+    Attributes:
+        name: key in ``optimizer.state``.
+        number: whether it is one number; else it has the weight's shape.
+        dtype: its type; None: the weight's.
+        least: least value that a run leaves.
+        counts: "steps" for the number of steps, "part of steps" for a count of at most as many.
+        moment: "momentum" or "second_moment" if controllers may read it as such; empty if not.
+    """
+
+    name: str
+    number: bool = False
+    dtype: torch.dtype | None = None
+    least: float = -math.inf
+    counts: Literal["", "steps", "part of steps"] = ""
+    moment: Literal["", "momentum", "second_moment"] = ""
+
+    def problem(self, value: torch.Tensor, weight: torch.Tensor, step: int) -> str | None:
+        """A clause on a value that no run leaves after ``step`` steps; None if it is as declared."""
+        if value.shape.numel() != 1 if self.number else value.shape != weight.shape:
+            return f"has another type or shape ({self.name})"
+        if value.dtype != (self.dtype or weight.dtype):
+            return f"has another type or shape ({self.name})"
+        if self.counts and (float(value) > step or (self.counts == "steps" and float(value) != step)):
+            return f"is that of another step than {step} ({self.name})"
+        return f"is less than it can be ({self.name})" if bool((value < self.least).any()) else None
 
 
-def name_of(optimizer: torch.optim.Optimizer) -> Optimizer:
-    """The name of an optimiser that ``make_optimizer`` made."""
-    if isinstance(optimizer, AdamBC):
-        return "adam_bc"
-    return "sgd" if isinstance(optimizer, torch.optim.SGD) else "adamw"
+@dataclass(frozen=True)
+class OptimizerKind:
+    """An optimiser: how it is made, and what it keeps.
 
+    Attributes:
+        make: function from weights, learning rate and update rule to the optimiser.
+        made: class of what ``make`` returns; no two optimisers share it.
+        state: what it keeps for each weight after a step.
+        needs_noise: whether it needs the noise of each gradient: ``tell_noise`` then sets ``variance`` in its parameter
+            groups, of which it must have one for each weight.
+        check: warns of settings that work badly, or raises ConfigError, before anything is charged.
+    """
 
-def check_rule(rule: UpdateRule, mechanism: Mechanism, steps: int) -> None:
-    """Warn of a low floor of ``adam_bc``. Raises: ConfigError where it cannot know the noise of a pair's gradient."""
-    if rule.optimizer != "adam_bc":
-        return
-    if not isinstance(mechanism.clipper, PairBlocks) or mechanism.controller.raw_inputs:
-        problem = f"adam_bc needs the noise of each LoRA pair, which {mechanism.name} does not state"
-        raise ConfigError("optimizer", problem, fix="use adamw or sgd")
-    spread = 3 * math.sqrt(3 / min(steps, 2 / (1 - _BETAS[1])))
-    if rule.noise_floor < spread:
-        _log.warning(
-            "noise_floor %g is below %.2g, three deviations of the noise in Adam's second moment over %d steps: "
-            "single coordinates may take steps of up to %.3g times Adam's",
-            rule.noise_floor,
-            spread,
-            steps,
-            rule.noise_floor**-0.5,
-        )
+    make: Callable[[list[torch.Tensor], float, UpdateRule], torch.optim.Optimizer]
+    made: type[torch.optim.Optimizer]
+    state: tuple[State, ...]
+    needs_noise: bool = False
+    check: Callable[[UpdateRule, int], None] = lambda rule, steps: None
 
 
 class AdamBC(torch.optim.Optimizer):
@@ -104,15 +118,85 @@ class AdamBC(torch.optim.Optimizer):
         weight.addcdiv_(state["exp_avg"], root, value=-group["lr"] / first)
 
 
+def _check_noise_floor(rule: UpdateRule, steps: int) -> None:
+    spread = 3 * math.sqrt(3 / min(steps, 2 / (1 - _BETAS[1])))
+    if rule.noise_floor < spread:
+        _log.warning(
+            "noise_floor %g is below %.2g, three deviations of the noise in Adam's second moment over %d steps: "
+            "single coordinates may take steps of up to %.3g times Adam's",
+            rule.noise_floor,
+            spread,
+            steps,
+            rule.noise_floor**-0.5,
+        )
+
+
+def _adamw(weights: list[torch.Tensor], learning_rate: float, rule: UpdateRule) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(weights, lr=learning_rate, betas=_BETAS, weight_decay=0.0, foreach=True)
+
+
+def _adam_bc(weights: list[torch.Tensor], learning_rate: float, rule: UpdateRule) -> torch.optim.Optimizer:
+    return AdamBC(weights, learning_rate, rule.noise_floor)
+
+
+def _sgd(weights: list[torch.Tensor], learning_rate: float, rule: UpdateRule) -> torch.optim.Optimizer:
+    return torch.optim.SGD(weights, lr=learning_rate, momentum=rule.momentum, foreach=True)
+
+
+_STEP = State("step", number=True, dtype=torch.float32, least=1.0, counts="steps")
+_ADAM = (_STEP, State("exp_avg", moment="momentum"), State("exp_avg_sq", least=0.0, moment="second_moment"))
+_NOISE = State("noise_sq", number=True, dtype=torch.float64, least=0.0)
+OPTIMIZERS: dict[Optimizer, OptimizerKind] = {
+    "adamw": OptimizerKind(_adamw, torch.optim.AdamW, _ADAM),
+    "adam_bc": OptimizerKind(_adam_bc, AdamBC, (*_ADAM, _NOISE), needs_noise=True, check=_check_noise_floor),
+    "sgd": OptimizerKind(_sgd, torch.optim.SGD, (State("momentum_buffer", moment="momentum"),)),
+}
+#: State of the mean of each weight, from its first step on.
+AVERAGED = (
+    State("average", dtype=torch.float64),
+    State("average_count", number=True, dtype=torch.int64, least=1.0, counts="part of steps"),
+)
+
+
+def make_optimizer(rule: UpdateRule, weights: list[torch.Tensor], learning_rate: float) -> torch.optim.Optimizer:
+    """The optimiser of these weights."""
+    return OPTIMIZERS[rule.optimizer].make(weights, learning_rate, rule)
+
+
+def kind_of(optimizer: torch.optim.Optimizer) -> OptimizerKind:
+    """The declaration of an optimiser that ``make_optimizer`` made."""
+    return next(kind for kind in OPTIMIZERS.values() if type(optimizer) is kind.made)
+
+
+def moments(optimizer: torch.optim.Optimizer, weights: Iterable[torch.Tensor], moment: str) -> list[torch.Tensor]:
+    """The state of these weights that is declared as "momentum" or "second_moment"; empty before a first step."""
+    names = [one.name for one in kind_of(optimizer).state if one.moment == moment]
+    states = [optimizer.state[weight] for weight in weights]
+    return [state[name] for state in states for name in names if name in state]
+
+
+def check_rule(rule: UpdateRule, mechanism: Mechanism, steps: int) -> None:
+    """Warn of settings that work badly.
+
+    Raises: ConfigError if the optimiser needs the noise of each gradient, and ``mechanism`` does not state it.
+    """
+    kind = OPTIMIZERS[rule.optimizer]
+    if kind.needs_noise and (not isinstance(mechanism.clipper, PairBlocks) or mechanism.controller.raw_inputs):
+        problem = f"{rule.optimizer} needs the noise of each LoRA pair, which {mechanism.name} does not state"
+        others = " or ".join(name for name, one in OPTIMIZERS.items() if not one.needs_noise)
+        raise ConfigError("optimizer", problem, fix=f"use {others}")
+    kind.check(rule, steps)
+
+
 def tell_noise(
     optimizer: torch.optim.Optimizer, released: Released, weights_each: Sequence[int], expected_batch_size: float
 ) -> None:
-    """Tell ``adam_bc`` the variance of the noise in the gradient of each weight; other optimisers do not ask.
+    """Set the variance of the noise in the gradient of each weight, for an optimiser that needs it.
 
     Args:
         weights_each: number of weights of each pair, in the order of the optimiser's.
     """
-    if isinstance(optimizer, AdamBC):
+    if kind_of(optimizer).needs_noise:
         pairs = zip(released.deviations, weights_each, strict=True)
         variances = [(deviation / expected_batch_size) ** 2 for deviation, weights in pairs for _ in range(weights)]
         for group, variance in zip(optimizer.param_groups, variances, strict=True):

@@ -40,7 +40,7 @@ from dptune.training.data import PrivacyUnits, split_batch
 from dptune.training.evaluation import mean_loss
 from dptune.training.groups import Turn
 from dptune.training.model import assert_trained
-from dptune.training.optimizers import apply_average, average_weights, tell_noise
+from dptune.training.optimizers import apply_average, average_weights, moments, tell_noise
 from dptune.training.per_sample import Block, PairModules
 from dptune.training.ranks import Order, Ranks
 from dptune.training.spec import RunSpec, TrainingPlan, mark_used
@@ -319,10 +319,9 @@ def _adapter_figures(run: Run) -> dict[str, list[float]]:
             figures["product"].append(float(((down @ down.T) * (up.T @ up)).sum().clamp(min=0).sqrt()))
         else:
             figures["product"].append(float(torch.stack([weight.norm() for weight in pair.parameters]).norm()))
-        for name, keys in (("momentum", ("exp_avg", "momentum_buffer")), ("second_moment", ("exp_avg_sq",))):
-            states = [run.optimizer.state[parameter] for parameter in pair.parameters]
-            moments = [state[key].norm() for state in states for key in keys if key in state] or [torch.zeros(())]
-            figures[name].append(float(torch.stack(moments).norm()))
+        for name in ("momentum", "second_moment"):
+            norms = [one.norm() for one in moments(run.optimizer, pair.parameters, name)] or [torch.zeros(())]
+            figures[name].append(float(torch.stack(norms).norm()))
     return figures
 
 

@@ -15,6 +15,7 @@ from typing import Any
 
 from dptune.corpus.reading.template import template_columns
 from dptune.digits import at_most
+from dptune.metric import CHANGES
 from dptune.privacy.certificate import SearchCertificate
 from dptune.privacy.ledger_file import LedgerContents
 from dptune.tuning.named_base import NamedBase
@@ -49,7 +50,6 @@ NO_GUARANTEE = "NO GUARANTEE"
 EVERYTHING = "Everything, for: "
 _DIGITS, _DIGITS_OF_DELTA, _DIGITS_OF_NOISE = 4, 6, 6
 _NEIGHBOURS = "data sets of which one lacks a unit of the other (add or remove)"
-_SCORES = {"accuracy": "accuracy", "f1": "F1", "calibration_error": "calibration error", "loss": "loss"}
 
 
 def has_guarantee(epsilon: float) -> bool:
@@ -328,11 +328,9 @@ def _perplexity(pair: Sequence[float | str]) -> str:
 
 
 def _scores(scores: Mapping[str, Sequence[float | str]]) -> str:
-    parts = [f"{shown} {_perplexity(scores[score])}" for score, shown in _SCORES.items()]
-    return (
-        f"{'; '.join(parts)}; a constant answer has accuracy {float(scores['largest_class'][1]):.4g}\n\n"
-        "F1 is the mean over labels; the calibration error is the expected one over 15 bins."
-    )
+    parts = [f"{metric.title} {_perplexity(scores[metric.name])}" for metric in CHANGES if metric.name in scores]
+    explained = "; ".join(metric.explanation for metric in CHANGES if metric.explanation)
+    return f"{'; '.join(parts)}; a constant answer has accuracy {float(scores['largest_class'][1]):.4g}\n\n{explained}."
 
 
 def _loader(result: Mapping[str, Any]) -> str:

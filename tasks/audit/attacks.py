@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -16,8 +17,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from dptune.audit.contrast import shown_above
-from dptune.audit.crafted import CraftedCanaries
 from dptune.audit.draw import audit_draw
 from dptune.audit.exposure import chance, exposures
 from dptune.audit.extraction import before_secret, compare, recites, sample_endings
@@ -34,7 +33,6 @@ from dptune.corpus.canaries import SECRET_LENGTH
 from dptune.corpus.carriers import public_texts
 from dptune.corpus.reading.record import Record
 from dptune.corpus.records import Records, decode_content, read_records
-from dptune.digits import at_least
 from dptune.errors import DataError
 from dptune.files import jsonable, sha256, write_json
 from dptune.mechanisms.planning import Schedule, price
@@ -47,6 +45,7 @@ from dptune.training.labelled import labelled_tokens
 from dptune.training.per_sample import trained_blocks
 from dptune.training.scores import label_probabilities
 from dptune.units import RECORD
+from tasks.audit.registry import comparisons, parts, violations
 from tasks.audit.shadows import shadow_scores
 from tasks.audit.target import Target, load_target
 from tasks.experiment.crafted import crafted_file, read_crafted
@@ -55,9 +54,6 @@ from tasks.identity import code_digest
 from tasks.paths import AUDITS, EVAL, SPLITS, TRAIN, planted_secrets
 from tasks.settings.audit import Audit
 
-#: Number of comparisons with the ledger in every cell: epsilon by two kinds of canaries, the sample rate by planted
-#: gradients and by new draws, and a step's mu and epsilon.
-_CHECKS = 6
 _log = logging.getLogger(__name__)
 _NO_SECRET = "0" * SECRET_LENGTH
 _CONTEXTS, _GENERATED_ROWS = 8, 512
@@ -73,8 +69,8 @@ def audit_cell(directory: Path, settings: Audit, device: str, cells: int = 1) ->
     Raises: DataError if the run is not finished, its ledger missing or damaged, or data, secrets or model are not
     those that it was trained with.
     """
-    checks = cells * _CHECKS
-    target = load_target(directory, settings, torch.device(device), 1 - settings.false_alarms / checks)
+    checks = cells * comparisons()
+    target = load_target(directory, settings, torch.device(device), checks)
     audit: dict[str, Any] = {
         "label": target.cell.label,
         "telemetry": target.cell.telemetry,
@@ -83,14 +79,11 @@ def audit_cell(directory: Path, settings: Audit, device: str, cells: int = 1) ->
         "delta": target.cell.delta,
         **jsonable(target.contents.epsilons.to_dict()),
     }
-    audit |= _canary_attacks(target, device)
-    if target.cell.telemetry == "research" and settings.records and len(read_records(non_members(target)).record):
-        audit["membership"] = _record_membership(target)
-    if (canaries := read_crafted(directory)) is not None:
-        audit |= _crafted_attack(canaries, target)
-    audit["sampling"] = _sampling(target)
-    if settings.step_trials and not any(release.coefficients for release in target.contents.composition):
-        audit["step"] = _step(target, directory, checks)
+    wanted = parts(target.cell.telemetry)
+    for name, attack in ATTACKS.items():
+        if mine := [part.key for part in wanted if part.attack == name]:
+            found = attack(target)
+            audit |= {key: found[key] for key in mine if key in found}
     audit["violations"] = violations(audit)
     write_json(audit_file(directory), audit)
     return audit
@@ -99,38 +92,6 @@ def audit_cell(directory: Path, settings: Audit, device: str, cells: int = 1) ->
 def audit_file(directory: Path) -> Path:
     """The file of the audit of the cell in ``directory``."""
     return AUDITS / directory.name / "audit.json"
-
-
-def violations(audit: dict[str, Any]) -> list[str]:
-    """A sentence for every bound that exceeds what the ledger certifies: mechanism, accountant or sampling is wrong.
-
-    Each bound holds with ``alarm_confidence``, chosen so that all checks of all cells together raise a false alarm with
-    at most the chance ``audit.false_alarms``.
-    """
-    found = []
-    for name in ("epsilon", "mu"):
-        if "step" in audit:
-            checked = audit["step"][f"{name}_alarm"], float(audit["step"][f"{name}_certified"])
-            found.append(("a white-box attack on one of its steps", name, *checked, "certified"))
-    if "alarm" in audit.get("draw", {}):
-        checked = audit["draw"]["alarm"], audit["draw"]["sample_rate"]
-        found.append(("the entries of its planted gradients", "a sample rate", *checked, "charged"))
-    draw = audit.get("sampling", {}).get("accusation")
-    accused = [f"{audit['label']}: {draw}"] if draw else []
-    accused += [
-        f"{audit['label']}: an attack on its canaries ({part}) {said}: the mechanism, its accountant or its data "
-        "handling is wrong"
-        for part in ("one_run", "crafted")
-        if (said := audit.get(part, {}).get("accusation"))
-    ]
-    confidence = at_least(audit["alarm_confidence"], 6)
-    return accused + [
-        f"{audit['label']}: {attack} shows {name} >= {lower} at confidence {confidence}, "
-        f"but {upper} is {known}: the mechanism, its accountant or its data handling is wrong"
-        for attack, name, shown, certified, known in found
-        if shown > certified
-        for lower, upper in [shown_above(shown, certified)]
-    ]
 
 
 def audit_key(directory: Path, settings: Audit) -> str:
@@ -142,7 +103,7 @@ def audit_key(directory: Path, settings: Audit) -> str:
     return hashlib.sha256("".join(content).encode()).hexdigest()[:16]
 
 
-def _canary_attacks(target: Target, device: str) -> dict[str, Any]:
+def canary_attacks(target: Target) -> dict[str, Any]:
     """Attacks on the planted secrets. They read the released adapter, public texts and the auditor's own secrets, so
     their figures reveal no more about anybody's records than the adapter does.
     """
@@ -174,7 +135,7 @@ def _canary_attacks(target: Target, device: str) -> dict[str, Any]:
         found = {secret for passage, secret in passages if recites(target.adapted, target.tokenizer, passage, secret)}
         results["extraction"]["recited"] = len(found)
     if secrets.audit:
-        results |= _coin_attacks(target, device)
+        results |= _coin_attacks(target)
     return results
 
 
@@ -196,7 +157,7 @@ def _samples(target: Target) -> list[str]:
     return samples
 
 
-def _coin_attacks(target: Target, device: str) -> dict[str, Any]:
+def _coin_attacks(target: Target) -> dict[str, Any]:
     """Attacks that guess which audit canaries are in the data: members and non-members differ by a coin alone."""
     settings = target.settings
     pairs = {(one.carrier, one.secret): one for one in target.secrets.audit}
@@ -212,7 +173,7 @@ def _coin_attacks(target: Target, device: str) -> dict[str, Any]:
     if settings.shadows and target.cell.telemetry == "private":
         _log.warning("no shadow models: what they find tells of the attack split's records, which telemetry forbids")
     elif settings.shadows:
-        scores["shadows"] = shadow_scores(target, canaries, passages, scores["calibrated"], public, device)
+        scores["shadows"] = shadow_scores(target, canaries, passages, scores["calibrated"], public)
     best = "shadows" if "shadows" in scores else "calibrated"
     # A client has many records: one of them in or out is no statement about a client.
     bound = {} if target.contents.header.unit == "client" else {"one_run": _one_run(target, scores[best], included)}
@@ -245,14 +206,16 @@ def _one_run(target: Target, scores: NDArray[np.float64], included: NDArray[np.b
     return {**reported.to_dict(), **against.to_dict()}
 
 
-def _record_membership(target: Target) -> dict[str, Any]:
+def record_membership(target: Target) -> dict[str, Any]:
     """Training records against held-out ones: by what is answered given the prompt, or the second half of a text given
     the first; and by perplexity.
 
     Perplexity is of the whole text: on the same tokens it ranks records as their mean log probability does.
     """
+    if not target.settings.records or not len(read_records(non_members(target)).record):
+        return {}
     if target.cell.task.classifies:
-        return _label_membership(target)
+        return {"membership": _label_membership(target)}
     members, others = (_sample(read_records(path), target) for path in (SPLITS / "train.parquet", non_members(target)))
     passages = [*members, *others]
     likelihood = -_losses(target, target.adapted, passages, mean=True)
@@ -263,7 +226,8 @@ def _record_membership(target: Target) -> dict[str, Any]:
     scores = {"likelihood": likelihood, "calibrated": calibrated, "perplexity": -perplexity}
     scores |= own_scores(-likelihood, public)
     count = len(members)
-    return {name: _membership_figures(values[:count], values[count:]) for name, values in scores.items()}
+    found = {name: _membership_figures(values[:count], values[count:]) for name, values in scores.items()}
+    return {"membership": found}
 
 
 def non_members(target: Target) -> Path:
@@ -321,8 +285,11 @@ def _losses(target: Target, model: Any, passages: list[Passage], *, mean: bool =
     return losses.mean if mean else losses.total
 
 
-def _crafted_attack(canaries: CraftedCanaries, target: Target) -> dict[str, Any]:
+def crafted_attack(target: Target) -> dict[str, Any]:
     """Bounds from planted gradients: on epsilon, and on the sample rate with which they entered batches."""
+    canaries = read_crafted(target.directory)
+    if canaries is None:
+        return {}
     found = _one_run(target, canaries.scores, canaries.included)
     members, others = canaries.scores[canaries.included], canaries.scores[~canaries.included]
     shown = {**found, "auc": auc(members, others), "watched": canaries.watched, "releases": target.contents.releases}
@@ -339,7 +306,7 @@ def _crafted_attack(canaries: CraftedCanaries, target: Target) -> dict[str, Any]
     return {"crafted": shown, "draw": draw.to_dict()}
 
 
-def _sampling(target: Target) -> dict[str, Any]:
+def sampling_audit(target: Target) -> dict[str, Any]:
     """Compare new draws from the run's own units and plan with the sample rate in its ledger.
 
     Allowed under private telemetry: if sampling is right, the p-values have the same law whatever the data is.
@@ -352,7 +319,7 @@ def _sampling(target: Target) -> dict[str, Any]:
     charged = min(target.contents.composition, key=lambda release: release.sample_rate)
     bands, run_id = len(charged.coefficients) or 1, target.contents.header.run_id
     rate = plan_of(cell.training, len(units), expected_batch_size).sample_rate
-    return audit_draw(
+    found = audit_draw(
         units.with_slots(np.ones(cell.crafted, dtype=bool)),
         np.zeros(records, dtype=bool) if corpus.absent is None else corpus.absent,
         min(1.0, bands * rate),
@@ -360,22 +327,25 @@ def _sampling(target: Target) -> dict[str, Any]:
         1 - target.alarm_confidence,
         OsEntropy(),
         [Turn.of(run_id, bands, row, charged.dealt_by) for row in range(bands)],
-    ).to_dict()
+    )
+    return {"sampling": found.to_dict()}
 
 
-def _step(target: Target, directory: Path, checks: int) -> dict[str, Any]:
+def step_attack(target: Target) -> dict[str, Any]:
     """Attack one private step of the cell's mechanism, with the noise in the ledger and made-up gradients.
 
     Raises: DataError if the step that was attacked is none that the ledger was charged for.
     """
-    charged = min(target.contents.composition, key=lambda release: release.noise_multiplier)
+    composition, settings = target.contents.composition, target.settings
+    if not settings.step_trials or any(release.coefficients for release in composition):
+        return {}
+    charged = min(composition, key=lambda release: release.noise_multiplier)
     dimension = int(dict(charged.claims).get("dimension", 0))
     options = of_model(target.cell.mechanism, target.cell.options, len(trained_blocks(target.adapted)), dimension)
     if takes_noise(target.cell.mechanism, options):
         options["noise_multiplier"] = charged.noise_multiplier
     inherits = options.pop("init_from", None)  # a hyper-policy moves the radii, which the attack scales away
     mechanism = build(target.cell.mechanism, options)
-    settings = target.settings
     found = audit_step(
         mechanism,
         trials=settings.step_trials,
@@ -385,10 +355,10 @@ def _step(target: Target, directory: Path, checks: int) -> dict[str, Any]:
     )
     # The ledger names what a hyper-policy leaked; that is no part of this step.
     attacked = replace(found.release, raw_inputs=charged.raw_inputs) if inherits else found.release
-    check_audited(attacked, charged, RunFolder(directory).ledger)
+    check_audited(attacked, charged, RunFolder(target.directory).ledger)
     # The certified figures are those of the ledger, whatever was attacked; the attacked sample is in every batch.
     certified = certificate(Counter({replace(charged, sample_rate=1.0): 1}), target.cell.delta)
-    verdict = judged(found, certified, settings.false_alarms, checks)
+    verdict = judged(found, certified, settings.false_alarms, target.checks)
     figures: dict[str, Any] = {
         "scene": found.scene,
         "trials": found.trials,
@@ -397,7 +367,7 @@ def _step(target: Target, directory: Path, checks: int) -> dict[str, Any]:
         **price(mechanism, Schedule(1.0, 1, target.cell.delta)).to_dict(),
         **verdict.to_dict(),
     }
-    return figures | jsonable({key: value for key, value in figures.items() if isinstance(value, float)})
+    return {"step": figures | jsonable({key: value for key, value in figures.items() if isinstance(value, float)})}
 
 
 def check_audited(audited_release: Release, charged_release: Release, ledger: Path) -> None:
@@ -415,3 +385,14 @@ def check_audited(audited_release: Release, charged_release: Release, ledger: Pa
 
 def _shortly(value: Any) -> str:
     return f"{value:.6g}" if isinstance(value, float) else str(value)[:80]
+
+
+#: The attacks on a cell, in the order in which they are made: functions from ``Target`` to figures by the keys of their
+#: parts (``tasks.audit.registry``); those that do not apply to the cell are left out.
+ATTACKS: dict[str, Callable[[Target], dict[str, Any]]] = {
+    "canaries": canary_attacks,
+    "membership": record_membership,
+    "crafted": crafted_attack,
+    "sampling": sampling_audit,
+    "step": step_attack,
+}

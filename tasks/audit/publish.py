@@ -8,8 +8,11 @@ from typing import Any
 from dptune.digits import at_least
 from dptune.files import read_json, sha256, write_text
 from dptune.privacy.run_folder import RunFolder
+from tasks.audit.registry import bounds, parts
 from tasks.experiment.cell_run import main_metrics
 from tasks.experiment.cells import PUBLISHED
+from tasks.experiment.result import CellResult
+from tasks.metrics import allowed
 from tasks.report.numbers import could_refute
 from tasks.tracking import add_to_run, timed
 
@@ -21,30 +24,30 @@ def publish_audit(directory: Path, audit: Path) -> None:
         return
     made = read_json(audit)
     metrics = audit_metrics(made)
-    telemetry = read_json(RunFolder(directory).result)["telemetry"]
+    telemetry = CellResult.read(RunFolder(directory).result).telemetry
     shown = metrics.get("epsilon_audited", metrics.get("audit_crafted_epsilon_audited"))
     tags = {} if shown is None else {"epsilon audited": f"≥ {at_least(shown)}{_refutable(made)}"}
-    if add_to_run(run.read_text().strip(), main_metrics(metrics), audit, tags, timed=timed(telemetry)):
+    if add_to_run(
+        run.read_text().strip(), main_metrics(allowed(metrics, telemetry)), audit, tags, timed=timed(telemetry)
+    ):
         write_text(marker, digest)
 
 
 def _refutable(audit: dict[str, Any]) -> str:
-    found = [
-        audit[part]["epsilon_refutable"]
-        for part in ("one_run", "crafted")
-        if "epsilon_refutable" in audit.get(part, {})
-    ]
+    found = [audit[part]["epsilon_refutable"] for part in bounds() if "epsilon_refutable" in audit.get(part, {})]
     return f" (could refute: {could_refute(max(found))})" if found else ""
 
 
 def audit_metrics(audit: dict[str, Any]) -> dict[str, float]:
     """The figures of an audit that runs are compared by, under flat names."""
     metrics = {"epsilon_audited": audit["one_run"]["epsilon_audited"]} if "one_run" in audit else {}
-    attacks = ("one_run", "crafted", "draw", "sampling", "step", "extraction", "exposure")
-    parts = {name: audit.get(name, {}) for name in attacks}
-    for name in ("canaries", "membership"):
-        parts |= {f"{name}_{score}": figures for score, figures in audit.get(name, {}).items()}
-    for name, figures in parts.items():
+    found: dict[str, dict[str, Any]] = {}
+    for part in (part for part in parts() if part.key in audit):
+        tables = (
+            {f"_{score}": table for score, table in audit[part.key].items()} if part.by_score else {"": audit[part.key]}
+        )
+        found |= {f"{part.key}{score}": table for score, table in tables.items()}
+    for name, figures in found.items():
         numbers = {key: value for key, value in figures.items() if isinstance(value, int | float)}
         metrics |= {f"audit_{name}_{key}": float(value) for key, value in numbers.items()}
     return metrics

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from dptune.audit.likelihood import Passage, ending_losses
@@ -35,7 +34,6 @@ def shadow_scores(
     passages: Sequence[Passage],
     scores: NDArray[np.float64],
     public: NDArray[np.float64],
-    device: str,
 ) -> NDArray[np.float64]:
     """(canaries,) likelihood ratios of the target's calibrated ``scores``, by ``audit.shadows`` shadow models.
 
@@ -51,16 +49,14 @@ def shadow_scores(
     coins = balanced_coins(settings.shadows, len(passages), np.random.default_rng(settings.seed))
     rows = []
     for index in progress(range(settings.shadows), "shadow models", total=settings.shadows):
-        model = _train_shadow(target, canaries, coins[index], index, device)
+        model = _train_shadow(target, canaries, coins[index], index)
         limit = target.cell.training.max_length
         losses = ending_losses(model, target.tokenizer, passages, max_length=limit, rows=target.rows)
         rows.append(public - losses.total)
     return lira_scores(scores, np.stack(rows), coins)
 
 
-def _train_shadow(
-    target: Target, canaries: Sequence[Canary], included: NDArray[np.bool_], seed: int, device: str
-) -> Any:
+def _train_shadow(target: Target, canaries: Sequence[Canary], included: NDArray[np.bool_], seed: int) -> Any:
     """Train one shadow model; it is returned in evaluation mode."""
     cell = target.cell
     records = read_records(SPLITS / "attack.parquet")
@@ -69,7 +65,7 @@ def _train_shadow(
     texts += [encode_content(content_with(one.carrier, one.secret, target.form)) for one in chosen]
     label, length = str(records.about["label"]), cell.training.max_length
     tokens = stored_tokens(texts, target.tokenizer, form=target.form, file=label, max_length=length)
-    model = attach_lora(load_base(cell.model.weights, torch.device(device)), cell.lora, cell.seed)
+    model = attach_lora(load_base(cell.model.weights, next(target.public.parameters()).device), cell.lora, cell.seed)
     units = PrivacyUnits.records(len(texts))
     plan = plan_of(cell.training, len(units), min(cell.training.expected_batch_size, len(units)))
     mechanism, entropy = build("nonprivate", {}), FixedSeed(seed)

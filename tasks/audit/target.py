@@ -21,6 +21,7 @@ from dptune.privacy.set_aside import fresh_start
 from dptune.training.weight_files import read_tensors
 from tasks.experiment.base_model import base_model
 from tasks.experiment.cells import Cell, digests, plugin_digest
+from tasks.experiment.result import CellResult
 from tasks.experiment.weights import adapter_digest
 from tasks.paths import MANIFEST, TRAIN, planted_secrets
 from tasks.settings.audit import Audit
@@ -31,7 +32,8 @@ class Target:
     """A finished cell under attack.
 
     Attributes:
-        alarm_confidence: confidence of the bounds that may call the ledger wrong.
+        directory: the cell's folder.
+        checks: number of comparisons of all cells, which share the chance of a false alarm.
         contents: content of the ledger.
         adapted: the model with the cell's adapter.
         public: the base model, which the attacker has too.
@@ -43,8 +45,9 @@ class Target:
     """
 
     cell: Cell
+    directory: Path
     settings: Audit
-    alarm_confidence: float
+    checks: int
     contents: LedgerContents
     adapted: Any
     public: Any
@@ -53,6 +56,11 @@ class Target:
     source: str
     form: str
     fixed: bool = False
+
+    @property
+    def alarm_confidence(self) -> float:
+        """Confidence of the bounds that may call the ledger wrong."""
+        return 1 - self.settings.false_alarms / self.checks
 
     @property
     def rows(self) -> int:
@@ -64,7 +72,7 @@ class Target:
         return canary_passage(carrier, secret, self.form, self.tokenizer)
 
 
-def load_target(directory: Path, settings: Audit, device: torch.device, alarm_confidence: float) -> Target:
+def load_target(directory: Path, settings: Audit, device: torch.device, checks: int) -> Target:
     """Load the cell in ``directory``.
 
     Raises: DataError if anything is missing, unfinished, damaged, or does not belong together.
@@ -88,8 +96,9 @@ def load_target(directory: Path, settings: Audit, device: torch.device, alarm_co
     about, public = read_about(TRAIN), base_model(cell.model, cell.task, device)
     return Target(
         cell=cell,
+        directory=directory,
         settings=settings,
-        alarm_confidence=alarm_confidence,
+        checks=checks,
         contents=contents,
         adapted=adapted,
         public=public.model.eval(),
@@ -106,8 +115,8 @@ def _check_adapter(adapted: Any, directory: Path) -> None:
     file, fix = RunFolder(directory).adapter / "adapter_model.safetensors", f"restore it; or {fresh_start(directory)}"
     if set(read_tensors(file, fix=fix)) != set(get_peft_model_state_dict(adapted)):
         raise DataError("its weights are those of another model", fix=fix, file=file)
-    result = read_json(RunFolder(directory).result)
-    if adapter_digest(directory) != result.get("adapter_sha256"):
+    result = CellResult.read(RunFolder(directory).result)
+    if adapter_digest(directory) != result.adapter_sha256:
         raise DataError("is not what the run of this ledger wrote", fix=fix, file=file)
 
 

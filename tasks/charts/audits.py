@@ -10,25 +10,24 @@ import altair as alt
 import numpy as np
 
 from dptune.digits import at_least, at_most
+from tasks.audit.registry import bounds, parts
 from tasks.charts.canvas import BAD, BAR, SHADE, Figure, Panel, faded, marks, titled, values
 from tasks.charts.curves import dashed
 from tasks.charts.groups import CERTIFIED, PUBLISHED, Result, budget_of
 from tasks.charts.looks import GREY, INK, Look
 
 Audit = dict[str, Any]
-ATTACKS = {"one_run": "planted texts", "crafted": "planted gradients"}
 _LARGEST_SHOWN = 1.25  # infinity is drawn at this multiple of the largest finite epsilon
 _MOST_CURVES = 20
 _MOST_POINTS = 80  # of a curve: dense where the axis is wide
 _ROW = 24  # pixels
-_SIDES = {"canaries": "audit canaries", "membership": "training records"}
 
 
 def ledger_versus_audit(audits: Sequence[Audit], *, synthetic: bool) -> Figure:
     """Published, certified and audited epsilon of every cell; a cross right of the certified bar is a bug."""
     rows = audits
     numbers = [float(audit[key]) for audit in rows for key in (PUBLISHED, CERTIFIED)]
-    numbers += [float(audit[part]["epsilon_audited"]) for audit in rows for part in ATTACKS if part in audit]
+    numbers += [float(audit[part]["epsilon_audited"]) for audit in rows for part in bounds() if part in audit]
     end = _LARGEST_SHOWN * max([1.0, *filter(math.isfinite, numbers)])
     labels = [audit["label"] for audit in rows]
     x = alt.X("value:Q", scale=alt.Scale(domain=[0, end], nice=False), axis=alt.Axis(title="epsilon", tickCount=6))
@@ -51,7 +50,10 @@ def ledger_versus_audit(audits: Sequence[Audit], *, synthetic: bool) -> Figure:
         _layer(_shown(rows), x, y)
         .mark_point(size=70, strokeWidth=2.2, color=BAD[0], filled=False)
         .encode(
-            shape=alt.Shape("what:N", legend=None, scale=alt.Scale(range=["cross", "triangle-down"])), tooltip=tooltip
+            shape=alt.Shape(
+                "what:N", legend=None, scale=alt.Scale(range=["cross", "triangle-down", "triangle-up", "square"])
+            ),
+            tooltip=tooltip,
         ),
     )
     title = titled(f"Ledger versus audit, confidence {audits[0]['confidence']:g}", synthetic=synthetic)
@@ -72,7 +74,7 @@ def _claim(audit: Audit, end: float) -> dict[str, Any]:
 
 
 def _shown(audits: Sequence[Audit]) -> list[dict[str, Any]]:
-    found = [(audit, part, what) for audit in audits for part, what in ATTACKS.items() if part in audit]
+    found = [(audit, part, what) for audit in audits for part, what in bounds().items() if part in audit]
     return [
         _mark(one["label"], f"shown by {what}", float(one[part]["epsilon_audited"]), math.inf, at_least)
         for one, part, what in found
@@ -99,10 +101,10 @@ def rocs(
     Returns: None if no audit attacked either.
     """
     panels = []
-    for side, title in _SIDES.items():
-        attacked = [audit for audit in audits if side in audit][:_MOST_CURVES]
+    for part in (part for part in parts() if part.by_score):
+        attacked = [audit for audit in audits if part.key in audit][:_MOST_CURVES]
         if attacked:
-            panels.append(Panel(_roc(attacked, side, results, looks), title, 300))
+            panels.append(Panel(_roc(attacked, part.key, results, looks), part.title, 300))
     title = titled("Membership attacks, calibrated by the public model", synthetic=synthetic)
     return Figure("roc", title, tuple(panels), columns=2, note="Dotted: chance.") if panels else None
 

@@ -11,11 +11,8 @@ import altair as alt
 from tasks.charts.canvas import Figure, Panel, faded, marks, titled, values
 from tasks.charts.groups import CERTIFIED, EPSILONS, NO_BUDGET, PUBLISHED, Result, budget_of
 from tasks.charts.looks import Look
+from tasks.metrics import shown_in
 
-_CURVES = {
-    "eval_sample_perplexity": "held-out perplexity (sample)",
-    "public_perplexity": "public-set perplexity",
-}
 _DASHES = ([1, 0], [6, 3], [2, 2], [8, 3, 2, 3], [10, 4], [4, 4], [1, 3])
 _RELEASES = alt.Axis(title="releases", grid=False, tickCount=6)
 _MOST_CURVES = 200  # in one figure: no eye follows more, and a page holds every point
@@ -25,7 +22,8 @@ def curves(results: Sequence[Result], looks: dict[str, Look]) -> Figure | None:
     """A panel for each curve that telemetry lets exist; a line for each seed, dashed by budget. None without any."""
     several = len({result["model"] for result in results}) > 1
     panels = []
-    for key, title in _CURVES.items():
+    drawn = sorted(shown_in("curves"), key=lambda metric: not metric.private)  # held-out records first
+    for key, title in ((metric.name, metric.title) for metric in drawn):
         for model in dict.fromkeys(str(result["model"]) for result in results):
             rows = [row for one in results[:_MOST_CURVES] if one["model"] == model for row in _curve(one, key)]
             if rows:

@@ -8,12 +8,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from tasks import metrics
+
 Result = dict[str, Any]
-EPSILONS = {
-    "epsilon_published": "published (claimed)",
-    "epsilon_noise_only": "noise only",
-    "epsilon_certified": "certified (proved)",
-}
+#: Titles of the three epsilons that each cell has, by name.
+EPSILONS = {one.name: one.title for one in metrics.EPSILONS if one.source == "releases"}
 PUBLISHED, CERTIFIED = "epsilon_published", "epsilon_certified"
 #: Budgets whose certified epsilons differ by less are the same epsilon: calibration leaves some of each.
 SAME_EPSILON = 0.01
@@ -79,8 +78,7 @@ def budget_of(result: Result) -> str:
 
 def perplexity_metric(results: Sequence[Result]) -> str:
     """Held-out perplexity where telemetry allows it for every cell, else the public set's."""
-    held_out = all("eval_perplexity" in result["after"] for result in results)
-    return "eval_perplexity" if held_out else "public_perplexity"
+    return metrics.ranked_by(results)[0].name
 
 
 def distinct_epsilons(values: Sequence[float]) -> list[float]:

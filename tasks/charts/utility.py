@@ -28,11 +28,11 @@ from tasks.charts.groups import (
     untuned,
 )
 from tasks.charts.looks import GREY, INK, Look
+from tasks.metrics import title_of
 
 _COLUMN = 0.6  # share of the room between two epsilons that a column of points takes
 _MOST_LABELS = 7
 _FAR = 2.0  # times the height that everything else takes
-NAMES = {"eval_perplexity": "held-out perplexity", "public_perplexity": "public-set perplexity"}
 
 
 def utility(
@@ -51,7 +51,7 @@ def utility(
         for key in keys:
             panel = _panel(mine, reference, untuned(results, model, metric), key, metric, looks)
             panels.append(Panel(panel, ", ".join(filter(None, titles)), 320))
-    title = f"{NAMES[metric].capitalize()} against epsilon (lower is better)"
+    title = f"{title_of(metric).capitalize()} against epsilon (lower is better)"
     synthetic = any(result["synthetic"] for result in results)
     return (
         Figure(name, titled(title, synthetic=synthetic), tuple(panels), note=_note(groups, looks)) if panels else None
@@ -168,7 +168,7 @@ def _row(group: SeedGroup, columns: _Columns, beside: tuple[int, int], key: str)
 
 def _tooltip(metric: str) -> list[alt.Tooltip]:
     named = [alt.Tooltip(f"{key}:N", title=f"ε {title}") for key, title in EPSILONS.items()]
-    found = alt.Tooltip("perplexity:Q", title=NAMES[metric], format=".4~f")
+    found = alt.Tooltip("perplexity:Q", title=title_of(metric), format=".4~f")
     budget = alt.Tooltip("budget:N", title="budget ε")
     return [alt.Tooltip("mechanism:N"), found, alt.Tooltip("seeds:Q"), budget, *named]
 

@@ -27,11 +27,12 @@ from dptune.tuning.card import PUBLIC
 from dptune.tuning.deliverable import write_card
 from dptune.tuning.named_base import BASE, NamedBase
 from tasks.experiment.cells import Cell, model_digest
+from tasks.experiment.result import CellResult
+from tasks.metrics import PUBLIC as PUBLIC_PERPLEXITY
 from tasks.tracking_entities import MODEL
 
 _CODE = Path(__file__).with_name("adapter_code.py")
 _PACKAGES = ("mlflow", "pandas", "peft", "safetensors", "torch", "transformers")
-_PERPLEXITY = "public_perplexity"
 #: What stands for the time at which a model was made: with that of the run's start, it tells how long the run took.
 _NO_TIME = "1970-01-01 00:00:00"
 
@@ -53,7 +54,7 @@ def write_deliverable(cell: Cell, directory: Path, target: Path) -> str:
     """Write adapter, ledger and card of the finished cell in ``directory`` to the folder ``target``. Returns the card,
     which also names what lies there already, such as a tokenizer."""
     folder = RunFolder(directory)
-    result = read_json(folder.result)
+    result = CellResult.read(folder.result)
     shutil.copytree(folder.adapter, target, dirs_exist_ok=True)
     shutil.copyfile(folder.ledger, target / folder.ledger.name)
     base, same = cell.model, model_digest(cell.model) == cell.inputs["model"]  # else another lies there by now
@@ -62,9 +63,9 @@ def write_deliverable(cell: Cell, directory: Path, target: Path) -> str:
     return write_card(target, _told(cell, result))
 
 
-def _told(cell: Cell, result: dict[str, Any]) -> dict[str, Any]:
+def _told(cell: Cell, result: CellResult) -> dict[str, Any]:
     """What the card tells besides the ledger: settings, and perplexity of public records."""
-    public = [float(result[when][_PERPLEXITY]) for when in ("before", "after")]
+    public = [figures[PUBLIC_PERPLEXITY.name] for figures in (result.before, result.after)]
     training = asdict(cell.training)
     shown = ("expected_batch_size", "epochs", "learning_rate", "max_length", "records_per_unit")
     return {
@@ -76,7 +77,7 @@ def _told(cell: Cell, result: dict[str, Any]) -> dict[str, Any]:
             "mechanism": cell.mechanism,
             **{name: value for name, value in cell.options.items() if name != "init_from"},  # a path; ledgers name it
             **{name.replace("_", " "): training[name] for name in shown},
-            "steps": result["planned_releases"],
+            "steps": result.planned_releases,
             **{f"LoRA {name.replace('_', ' ')}": value for name, value in _chosen(cell.lora).items()},
             "base weights": f"{cell.model.dtype}{', 4 bits' if cell.model.load_in_4bit else ''}",
             "seed of the start": cell.seed,

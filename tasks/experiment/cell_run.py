@@ -13,57 +13,37 @@ from pathlib import Path
 from typing import Any
 
 from dptune.files import PRIVATE_FILE, jsonable, replacing
+from tasks.metrics import allowed, shown_in
 from tasks.tracking import ChildRun
 
-#: Figures of a cell that MLflow shows, at most 25. DPTUNE_MLFLOW_METRICS=all sends every figure.
-MAIN_METRICS = (
-    "eval_perplexity",
-    "public_perplexity",
-    "eval_sample_perplexity",
-    "epsilon_published",
-    "epsilon_noise_only",
-    "epsilon_certified",
-    "epsilon_audited",
-    "learning_rate",
-    "noise_multiplier",
-    "radius",
-    "gradient_norm",
-    "batch_units",
-    "batch_loss",
-    "clipped_fraction",
-    "steps_share_to_best_baseline",
-    "audit_step_epsilon_audited",
-    "audit_step_mu_audited",
-    "audit_step_mu_certified",
-    "audit_canaries_calibrated_auc",
-    "audit_canaries_shadows_auc",
-    "audit_membership_calibrated_auc",
-    "audit_exposure_mean",
-    "audit_extraction_verbatim",
-    "audit_one_run_epsilon_refutable",
-    "audit_sampling_p_value",
-)
 _STEPS, _TABLE = "steps.jsonl", "steps.csv"
 _RADIUS = "radius_"
 
 
-def main_metrics(metrics: Mapping[str, float]) -> dict[str, float]:
-    """Those of the figures that MLflow shows. Radii become their mean; infinities are left out, for no chart shows any.
+def main_names() -> list[str]:
+    """Names of the figures of a cell that MLflow shows."""
+    return [metric.name for metric in shown_in("tracking")]
 
+
+def main_metrics(metrics: Mapping[str, float]) -> dict[str, float]:
+    """Those of the figures that MLflow shows (DPTUNE_MLFLOW_METRICS=all: every one).
+
+    Radii become their mean; infinities are left out, for no chart shows any.
     Whether an epsilon is infinite is said by the run's tags.
     """
     if os.environ.get("DPTUNE_MLFLOW_METRICS") == "all":
         return dict(metrics)
     radii = [value for name, value in metrics.items() if name.startswith(_RADIUS)]
     shown = {**metrics, **({"radius": statistics.fmean(radii)} if radii else {})}
-    return {name: shown[name] for name in MAIN_METRICS if name in shown and math.isfinite(shown[name])}
+    return {name: shown[name] for name in main_names() if name in shown and math.isfinite(shown[name])}
 
 
 class CellRun(ChildRun):
     """A ``ChildRun`` that sends the main figures of a step, and keeps all of them beside its marker."""
 
     def log(self, step: int, metrics: dict[str, float]) -> None:
-        """Keep all figures of a step, and send the main ones."""
+        """Keep all figures of a step that telemetry allows, and send the main ones."""
+        metrics = allowed(metrics, "research" if self._timed else "private")
         with suppress(OSError):  # on a full disk, the run ends with an error of its own
             _append(self._marker.parent / _STEPS, {"step": step, **jsonable(metrics)})
         super().log(step, main_metrics(metrics))

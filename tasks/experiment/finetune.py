@@ -30,7 +30,6 @@ from dptune.privacy.ledger_file import LedgerContents
 from dptune.privacy.run_folder import RunFolder
 from dptune.progress import Meter
 from dptune.training.checkpoints import restarts
-from dptune.training.evaluation import perplexity
 from dptune.training.loop import follow, train
 from dptune.training.model import DIVERGED, check_device
 from dptune.training.opening import open_run, rehearse_run
@@ -50,10 +49,11 @@ from tasks.experiment.cell_errors import (
 from tasks.experiment.cells import Cell, is_finished
 from tasks.experiment.crafted import crafted_canaries, write_crafted
 from tasks.experiment.prepare import PreparedCell, SharedInputs, prepare, shared_inputs
-from tasks.experiment.quality import first, label_scores, spread, text_scores
+from tasks.experiment.quality import MEASURES, first, label_scores, spread, text_scores
 from tasks.experiment.results import History, child_run, publish, result_of
 from tasks.experiment.spent import note_records, register_cell
 from tasks.experiment.weights import adapter_digest, write_adapter, write_policy
+from tasks.metrics import measured
 from tasks.split_records import records_digest
 from tasks.stage import run_command
 from tasks.tracking import ChildRun
@@ -327,10 +327,10 @@ def _finish(one: _TrainingCell, ledger: Ledger, records: str, device: str, toget
     write_crafted(one.canaries, directory)
     seconds = time.monotonic() - one.started
     result = result_of(prepared, contents, one.before, after, one.history, seconds, device)
-    result |= {"together": together} | written | restarts(RunFolder(directory).checkpoint, prepared.spec.mechanism)
-    result["adapter_sha256"] = adapter_digest(directory)
-    draw_curves([result], directory / "curves.png")
-    write_json(RunFolder(directory).result, result)
+    begun: dict[str, Any] = {**restarts(RunFolder(directory).checkpoint, prepared.spec.mechanism)}
+    result = replace(result, together=together, adapter_sha256=adapter_digest(directory), **written, **begun)
+    draw_curves([result.to_dict()], directory / "curves.png")
+    write_json(RunFolder(directory).result, result.to_dict())
     if one.child:
         one.child.flush()
     ledger.finish()
@@ -344,8 +344,9 @@ def check_converged(label: str, figures: Mapping[str, float]) -> None:
 
     Raises: DivergedError naming the figure of public records that is not finite.
     """
+    public = {metric.name for metric in measured("private", "end")}
     for name, value in figures.items():
-        if name.startswith("public_") and not math.isfinite(value):
+        if name in public and not math.isfinite(value):
             raise DivergedError(f"{label}: the run diverged: {name} is {value} at its end. Fix: {DIVERGED}.")
 
 
@@ -395,16 +396,16 @@ def _add_point(one: _TrainingCell, report: StepReport) -> dict[str, float]:
 
 
 def _evaluate(prepared: PreparedCell, *, final: bool) -> dict[str, float]:
-    """Perplexities that telemetry allows: public always, held-out records only under research telemetry."""
+    """The metrics that telemetry allows: of public records always, of held-out ones only under research telemetry."""
     cell, spec = prepared.cell, prepared.spec
     assert spec.public is not None  # every prepared cell has validation records
     rows, dtype = 2 * spec.plan.physical_batch_size, spec.plan.autocast_dtype
     chosen = spread if final else first
     most = cell.training.final_records if final else cell.training.evaluate_records
-    name = "eval_perplexity" if final else "eval_sample_perplexity"
-    figures = {"public_perplexity": perplexity(spec.model, chosen(spec.public, most), rows, autocast=dtype)}
-    if cell.telemetry == "research":
-        figures[name] = perplexity(spec.model, chosen(prepared.evaluation, most), rows, autocast=dtype)
+    figures = {}
+    for metric in measured(cell.telemetry, "end" if final else "points"):
+        records = prepared.evaluation if metric.private else spec.public
+        figures[metric.name] = MEASURES[metric.measure](spec.model, chosen(records, most), rows, autocast=dtype)
     return figures | (label_scores(prepared, rows) if final else {})
 
 

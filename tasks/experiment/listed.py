@@ -9,6 +9,7 @@ from typing import Any
 from dptune.errors import DataError
 from dptune.files import read_json, sha256, write_json
 from dptune.privacy.run_folder import RunFolder
+from tasks.experiment.result import CellResult
 
 Result = dict[str, Any]
 #: The mechanism that is plain DP-SGD: one fixed radius, Gaussian noise.
@@ -26,13 +27,13 @@ def write_list(experiment: Path, name: str, directories: Sequence[Path]) -> None
 def read_results(experiment: Path, runs: Path) -> list[Result]:
     """The results of the cells that an experiment file lists.
 
-    Raises: DataError if the file or a cell's result is missing.
+    Raises: DataError if the file or a cell's result is missing, or lacks a field of ``CellResult``.
     """
     results = []
     for name in listed_cells(experiment):
         path = RunFolder(runs / name).result
         try:
-            results.append(read_json(path) | _settings_of(RunFolder(runs / name).cell))
+            results.append(CellResult.read(path).to_dict() | _settings_of(RunFolder(runs / name).cell))
         except (OSError, ValueError):
             raise DataError("is missing or unreadable", fix=_AGAIN, file=path) from None
     return results

@@ -1,12 +1,13 @@
-"""Scores of a finished cell on held-out records: a classifier's accuracy, or metrics of what a model writes.
+"""Measures of a cell's model on records, and scores on held-out ones: a classifier's, or of what a model writes.
 
-Both are aggregates of held-out records, and are computed under research telemetry alone.
+Scores are aggregates of held-out records, and are computed only under research telemetry.
 """
 
 from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,12 +19,16 @@ from dptune.files import write_text
 from dptune.generation.decoding import Decoding, decode
 from dptune.generation.metrics import score
 from dptune.training.data import Tokens
+from dptune.training.evaluation import perplexity
 from dptune.training.losses import is_classifier
 from dptune.training.scores import score_classifier
 from tasks.experiment.prepare import PreparedCell
+from tasks.metrics import HELD_OUT_SCORES
 from tasks.paths import EVAL
 from tasks.settings.task import Task
 
+#: Functions from model, tokens, rows of a batch and autocast dtype to a figure, by the ``measure`` of metrics.
+MEASURES: dict[str, Callable[..., float]] = {"perplexity": perplexity}
 #: What a model wrote for held-out prompts, in a cell's folder; mode 0600.
 OUTPUTS = "outputs.jsonl"
 
@@ -34,8 +39,7 @@ def label_scores(prepared: PreparedCell, rows: int) -> dict[str, float]:
     if not is_classifier(spec.model) or prepared.cell.telemetry != "research":
         return {}
     found = score_classifier(spec.model, prepared.evaluation, rows, autocast=spec.plan.autocast_dtype)
-    names = ("accuracy", "f1", "calibration_error", "largest_class")
-    return {f"eval_{name}": float(getattr(found, name)) for name in names}
+    return {one.name: float(getattr(found, one.name.removeprefix("eval_"))) for one in HELD_OUT_SCORES}
 
 
 def text_scores(prepared: PreparedCell, directory: Path) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from typing import Any
 
 from dptune.corpus.records import read_about
 from dptune.digits import at_most
-from dptune.files import jsonable, naming, read_json, write_text
+from dptune.files import jsonable, naming, write_text
 from dptune.mechanisms.idle_agent import learning_of
 from dptune.mechanisms.rl import LearnedControl
 from dptune.privacy.ledger_file import LedgerContents, read_ledger
@@ -22,6 +22,8 @@ from tasks.experiment.cells import PUBLISHED
 from tasks.experiment.guarantee import guarantee
 from tasks.experiment.input_data import input_data
 from tasks.experiment.prepare import PreparedCell
+from tasks.experiment.result import CellResult
+from tasks.metrics import allowed
 from tasks.paths import PUBLIC_VALIDATION
 from tasks.tracking import LATER, NOTE, ChildRun, flow_tag, git_commit, optional, timed, training_hash
 
@@ -90,46 +92,48 @@ def result_of(
     history: History,
     seconds: float,
     device: str,
-) -> dict[str, Any]:
-    """The result of a finished cell for reports, in plain JSON types."""
+) -> CellResult:
+    """The result of a finished cell, before its scores and its adapter are there."""
     cell, spec, prices = prepared.cell, prepared.spec, contents.epsilons
     aside = set_aside_of(cell.directory)
     epsilon = prices.certified + sum(one.epsilon for one in aside)
     together = (epsilon, cell.delta + sum(one.delta for one in aside)) if aside else None
-    return {
-        "label": cell.label,
-        "model": cell.model_name,
-        "mechanism": cell.mechanism,
-        "budget_epsilon": cell.epsilon,
-        "seed": cell.seed,
-        "agent": isinstance(spec.mechanism.controller, LearnedControl),
-        "learning": learning_of(spec.mechanism, spec.plan.steps),
-        "task": cell.task.kind,
-        "unit": spec.units.kind,
-        "units": len(spec.units),
-        "delta": cell.delta,
-        "accounting": cell.accounting,
-        "telemetry": cell.telemetry,
-        "guarantee": guarantee(cell.telemetry, prices, bool(spec.header.inherited), together, spec.header.plugins),
-        "set_aside": [jsonable({"epsilon_certified": one.epsilon}) | {"folder": one.folder} for one in aside],
-        "data": prepared.about["label"],
-        "public_data": read_about(PUBLIC_VALIDATION)["label"],
-        "synthetic": bool(prepared.about["synthetic"]),
-        "noise_multiplier": spec.mechanism.noise.noise_multiplier,
-        "sample_rate": spec.plan.sample_rate,
-        "releases": contents.releases,
-        "planned_releases": spec.plan.steps,
-        **jsonable(prices.to_dict()),
-        "leaks": list(prices.leaks),
-        "before": jsonable(before),
-        "after": jsonable(after),
-        "history": history.points(),
-        "pairs": list(prepared.pairs),
-        "crafted": cell.crafted,
-        "knobs": history.knobs(),
-        "seconds": round(seconds, 1) if timed(cell.telemetry) else None,
-        "device": device,
-    }
+    return CellResult(
+        label=cell.label,
+        model=cell.model_name,
+        mechanism=cell.mechanism,
+        budget_epsilon=cell.epsilon,
+        seed=cell.seed,
+        agent=isinstance(spec.mechanism.controller, LearnedControl),
+        learning=learning_of(spec.mechanism, spec.plan.steps),
+        task=cell.task.kind,
+        unit=spec.units.kind,
+        units=len(spec.units),
+        delta=cell.delta,
+        accounting=cell.accounting,
+        telemetry=cell.telemetry,
+        guarantee=guarantee(cell.telemetry, prices, bool(spec.header.inherited), together, spec.header.plugins),
+        set_aside=[jsonable({"epsilon_certified": one.epsilon}) | {"folder": one.folder} for one in aside],
+        data=prepared.about["label"],
+        public_data=read_about(PUBLIC_VALIDATION)["label"],
+        synthetic=bool(prepared.about["synthetic"]),
+        noise_multiplier=spec.mechanism.noise.noise_multiplier,
+        sample_rate=spec.plan.sample_rate,
+        releases=contents.releases,
+        planned_releases=spec.plan.steps,
+        epsilon_published=prices.published,
+        epsilon_noise_only=prices.noise_only,
+        epsilon_certified=prices.certified,
+        leaks=list(prices.leaks),
+        before=before,
+        after=after,
+        history=history.points(),
+        pairs=list(prepared.pairs),
+        crafted=cell.crafted,
+        knobs=history.knobs(),
+        seconds=round(seconds, 1) if timed(cell.telemetry) else None,
+        device=device,
+    )
 
 
 def run_name(model: str, mechanism: str, epsilon: float | None, seed: int) -> str:
@@ -186,30 +190,30 @@ def publish(directory: Path, parent: str | None) -> None:
     marker = directory / PUBLISHED
     if parent in (None, LATER) or marker.exists():
         return
-    result = read_json(RunFolder(directory).result)
-    with optional(f"the results of {result['label']}"):
+    result = CellResult.read(RunFolder(directory).result)
+    with optional(f"the results of {result.label}"):
         if run_id := _send_results(directory, str(parent), result):
             write_text(marker, run_id)
 
 
-def _send_results(directory: Path, parent: str, result: dict[str, Any]) -> str | None:
+def _send_results(directory: Path, parent: str, result: CellResult) -> str | None:
     """Send all results of a cell. Returns the id of its run, or None if MLflow does not have all of them."""
     folder = RunFolder(directory)
     contents = read_ledger(folder.ledger)
-    when = {"timed": timed(result["telemetry"]), "kept": False}  # all of this can be made again
-    name = run_name(result["model"], result["mechanism"], result["budget_epsilon"], result["seed"])
+    when = {"timed": timed(result.telemetry), "kept": False}  # all of this can be made again
+    name = run_name(result.model, result.mechanism, result.budget_epsilon, result.seed)
     child = ChildRun(parent, name, folder.mlflow_run, {}, {}, **when)
     epsilons = contents.epsilons.to_dict()
-    child.log(contents.releases, main_metrics({key: float(value) for key, value in result["after"].items()} | epsilons))
+    child.log(contents.releases, main_metrics(allowed(result.after, result.telemetry) | epsilons))
     shown = {key.replace("_", " ", 1): at_most(value) for key, value in epsilons.items()}
-    described = {"guarantee": result["guarantee"], NOTE: f"{result['guarantee']}\n\n{_LOAD.format(run=child.run_id)}"}
+    described = {"guarantee": result.guarantee, NOTE: f"{result.guarantee}\n\n{_LOAD.format(run=child.run_id)}"}
     child.tag({"ledger_run_id": contents.header.run_id, **described, **shown})
     files = [folder.ledger, folder.result, directory / "curves.png", steps_table(directory)]
     # A hyper-policy that leaks holds statistics of raw gradient norms; it stays in the run's private folder.
-    files += [folder.controller] if folder.controller.exists() and not result["leaks"] else []
+    files += [folder.controller] if folder.controller.exists() and not result.leaks else []
     for made in filter(None, files):
         child.artifact(made)
-    if result.get("task") == "classify":  # MLflow's model of a cell scores texts
+    if result.task == "classify":  # MLflow's model of a cell scores texts
         return child.run_id if child.end() else None
     model = directory / _MODEL
     shutil.rmtree(model, ignore_errors=True)

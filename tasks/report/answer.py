@@ -26,8 +26,8 @@ from tasks.charts.groups import (
     untuned,
 )
 from tasks.charts.looks import looks
-from tasks.charts.utility import NAMES
 from tasks.experiment.listed import PLAIN
+from tasks.metrics import title_of
 from tasks.report.numbers import digits4
 
 _LEVEL = 0.05
@@ -133,7 +133,7 @@ def sentence(ranking: Ranking, where: str = "", *, several_models: bool = False)
 
 
 def _verdict(ranking: Ranking) -> str:
-    best, name = ranking.best, NAMES[ranking.metric]
+    best, name = ranking.best, title_of(ranking.metric)
     if ranking.seeds < 2 or len(ranking.candidates) == 1:
         alone = "reaches" if len(ranking.candidates) == 1 else "has the lowest"
         return f"{_named(best)} {alone} {name}{' of' if alone == 'reaches' else ':'} {digits4(best.mean)}"

@@ -9,7 +9,7 @@ from typing import Any
 
 from dptune.privacy.ledger_file import read_ledger
 from dptune.privacy.mixture_figures import has_limit, limit_epsilon
-from tasks.charts.audits import ATTACKS
+from tasks.audit.registry import bounds
 from tasks.charts.groups import SeedGroup
 
 
@@ -49,7 +49,7 @@ def claims(
 
 def shown_epsilon(audit: Mapping[str, Any]) -> float | None:
     """The largest lower bound on a run's epsilon that its planted canaries prove; None without such an attack."""
-    found = [float(audit[attack]["epsilon_audited"]) for attack in ATTACKS if attack in audit]
+    found = [float(audit[attack]["epsilon_audited"]) for attack in bounds() if attack in audit]
     return max(found, default=None)
 
 
@@ -58,7 +58,7 @@ def refutable_epsilon(audit: Mapping[str, Any]) -> float | None:
     the audit does not say.
     """
     name = "epsilon_refutable"
-    return max((float(audit[attack][name]) for attack in ATTACKS if name in audit.get(attack, {})), default=None)
+    return max((float(audit[attack][name]) for attack in bounds() if name in audit.get(attack, {})), default=None)
 
 
 def limit_of(ledger: Path) -> float | None:

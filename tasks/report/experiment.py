@@ -15,15 +15,17 @@ from dptune.privacy.run_folder import RunFolder
 from dptune.privacy.set_aside import Spending
 from tasks import tracking
 from tasks.audit.publish import audit_metrics
+from tasks.audit.registry import parts
 from tasks.charts.audits import Audit, ledger_versus_audit, rocs
 from tasks.charts.canvas import Figure, save
 from tasks.charts.controllers import controller, moves_knobs
 from tasks.charts.curves import curves, spent
 from tasks.charts.groups import EPSILONS, Result, over_seeds, perplexity_metric, untuned
 from tasks.charts.looks import Look, looks
-from tasks.charts.utility import NAMES, utility
+from tasks.charts.utility import utility
 from tasks.experiment.guarantee import shared_guarantees
 from tasks.experiment.listed import listed_cells, read_results
+from tasks.metrics import ranked_by, title_of
 from tasks.paths import AUDITS, DATA, EXPERIMENT, REPORT, RUNS
 from tasks.report.answer import answer_lines, caveats, further_lines, rankings
 from tasks.report.claims import claims, limit_of
@@ -151,7 +153,7 @@ def _write_page(
         results=sorted(results, key=lambda result: float(result["after"][metric])),
         before={result["model"]: result["before"] for result in results if metric in result["before"]},
         untuned={one: value for one in models if (value := untuned(results, one, metric)) is not None},
-        metric=NAMES[metric],
+        metric=title_of(metric),
         metric_key=metric,
         table=table(groups, audits, rankings(results)),
         scores=score_table(groups),
@@ -161,11 +163,13 @@ def _write_page(
         private=any(result["telemetry"] == "private" for result in results),
         telemetries=sorted({str(result["telemetry"]) for result in results}),
         audits=audits,
+        attack_parts=parts(),
+        attack_columns=lambda part: [metric for metric in part.metrics if "scores" in metric.shown],
         mechanism_of={str(result["label"]): str(result["mechanism"]) for result in results},
         controllers=[figure.name for figure in moved],
         guarantees=shared_guarantees(results),
         sources=sorted({result["data"] for result in results}),
-        public_sources=sorted({result["public_data"] for result in results if "public_data" in result}),
+        public_sources=sorted({result["public_data"] for result in results if result.get("public_data")}),
         synthetic=any(result["synthetic"] for result in results),
         first=results[0],
         privacy_units=sorted(
@@ -192,7 +196,7 @@ def _controllers(results: Sequence[Result], shown: dict[str, Look]) -> list[Figu
 
 
 def _metrics(result: Result) -> dict[str, Any]:
-    keys = ("epsilon_published", "epsilon_noise_only", "epsilon_certified", "noise_multiplier", "releases")
+    keys = (*EPSILONS, "noise_multiplier", "releases")
     return {**{key: result[key] for key in keys}, **result["after"], **scores_of(result)}
 
 
@@ -212,7 +216,7 @@ def _perplexity_points(results: list[Result]) -> list[dict[str, Any]]:
 
 
 def _curve_rows(results: list[Result]) -> list[dict[str, Any]]:
-    metric = "eval_sample_perplexity" if perplexity_metric(results) == "eval_perplexity" else "public_perplexity"
+    metric = ranked_by(results)[1].name
     return [
         {"cell": result["label"], "releases": point["releases"], "perplexity": point[metric]}
         for result in results

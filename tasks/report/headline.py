@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Any
 
 from tasks.charts.groups import EPSILONS, Result, SeedGroup, over_seeds, perplexity_metric, untuned
+from tasks.metrics import shown_in
 from tasks.report.answer import answer_lines, headlines, rankings
 
 
@@ -59,6 +61,8 @@ def best_cell(results: Sequence[Result], audited: Mapping[str, float]) -> dict[s
     best = opened[0].best
     shown = [audited[label] for one in best.results if (label := str(one["label"])) in audited]
     figures = {"perplexity": best.mean} | {key: _largest(best, key) for key in EPSILONS}
+    more = [one.name for one in shown_in("comparison") if all(one.name in cell["after"] for cell in best.results)]
+    figures |= {name: fmean(float(cell["after"][name]) for cell in best.results) for name in more}
     return {"mechanism": best.mechanism} | _finite(figures | {"epsilon_audited": max(shown, default=None)})
 
 

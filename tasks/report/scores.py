@@ -7,14 +7,10 @@ from dataclasses import dataclass
 from statistics import fmean, stdev
 from typing import Any
 
+from dptune.metric import Metric
 from tasks.charts.groups import Result, SeedGroup
+from tasks.metrics import shown_in
 
-#: Scores of classifiers by their keys in a result, with what the page calls them.
-_LABELS = {
-    "eval_accuracy": "accuracy",
-    "eval_f1": "F1 (macro)",
-    "eval_calibration_error": "calibration error",
-}
 _CONSTANT = "eval_largest_class"
 
 
@@ -32,10 +28,12 @@ class ScoreTable:
 
     Attributes:
         names: the columns.
+        explained: what each column is, for those that need a word; by name.
         notes: sentences on implementations, and on what needs no training.
     """
 
     names: tuple[str, ...]
+    explained: Mapping[str, str]
     rows: tuple[ScoreRow, ...]
     notes: tuple[str, ...]
 
@@ -48,12 +46,20 @@ def score_table(groups: Sequence[SeedGroup]) -> ScoreTable | None:
     if not names:
         return None
     rows = tuple(ScoreRow(group, tuple(_over_seeds(group.results, name) for name in names)) for group in groups)
-    return ScoreTable(names, rows, tuple(_notes(results[0])))
+    explained = {one.title: _explained(one) for one in shown_in("scores") if one.title in names}
+    return ScoreTable(names, explained, rows, tuple(_notes(results[0])))
+
+
+def _explained(metric: Metric) -> str:
+    better = f"{metric.better} is better" if metric.better else ""
+    return "; ".join(filter(None, (metric.explanation, better)))
 
 
 def scores_of(result: Result) -> dict[str, float]:
     """The scores of a cell by the names of the page."""
-    of_labels = {said: float(result["after"][key]) for key, said in _LABELS.items() if key in result["after"]}
+    of_labels = {
+        one.title: float(result["after"][one.name]) for one in shown_in("scores") if one.name in result["after"]
+    }
     written: Mapping[str, Any] = result.get("scores", {})
     return of_labels | {name: float(value) for name, value in written.items()}
 

@@ -15,10 +15,11 @@ from typing import Any
 
 from dptune.files import jsonable, write_json
 from tasks import tracking
+from tasks.metrics import SAMPLE, STEPS_SHARE
 
 #: Perplexity of the same held-out records at every point of every curve. They are private: private telemetry has none.
-METRIC = "eval_sample_perplexity"
-NAME = "steps_share_to_best_baseline"
+METRIC = SAMPLE.name
+NAME = STEPS_SHARE.name
 STEPS_FILE = "steps.json"
 _SHARED = ("label", "model", "mechanism", "accounting", "budget_epsilon", "seed")
 Result = dict[str, Any]

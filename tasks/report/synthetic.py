@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from dptune.digits import at_most
 from dptune.files import read_json
@@ -13,6 +12,7 @@ from dptune.tuning.sampling import Sampled
 from tasks.charts.canvas import save
 from tasks.charts.looks import looks
 from tasks.charts.synthetic import lengths
+from tasks.experiment.result import CellResult
 from tasks.paths import AUDITS
 from tasks.report.claims import shown_epsilon
 from tasks.report.numbers import digits4
@@ -30,7 +30,7 @@ _FIGURES = {
 }
 
 
-def write_page(found: Sampled, result: Mapping[str, Any], file: Path) -> str:
+def write_page(found: Sampled, result: CellResult, file: Path) -> str:
     """Write the page and the picture beside ``file``, which holds the texts. Returns the sentence that answers first.
 
     Args:
@@ -39,12 +39,12 @@ def write_page(found: Sampled, result: Mapping[str, Any], file: Path) -> str:
     name, header = file.stem, found.adapter.contents.header
     figure = lengths(name, [list(row.values())[-1] for row in found.rows])
     save(figure, file.with_suffix(".png"))
-    opening = answer(found, str(result["mechanism"]))
+    opening = answer(found, result.mechanism)
     write(
         "synthetic.html.j2",
         file.with_suffix(".html"),
         [figure],
-        looks([str(result["mechanism"])]),
+        looks([result.mechanism]),
         opening=[opening],
         name=name,
         result=result,

@@ -248,7 +248,7 @@ def secret_figures() -> list[float]:
     """What research telemetry would tell, computed here: perplexities of held-out records, likelihoods of members."""
     found: list[float] = []
     for name in read_json(EXPERIMENT)["cells"]:
-        target = load_target(RUNS / name, load_settings().audit, torch.device("cpu"), 0.999)
+        target = load_target(RUNS / name, load_settings().audit, torch.device("cpu"), 1)
         tokens = corpus_of(target.cell, EVAL, target.tokenizer).tokens
         most = target.cell.training.evaluate_records
         for model in (target.adapted, target.public):

@@ -31,11 +31,13 @@ from tiny_pipeline import (
 )
 
 from dptune.audit.refutation import Refutation
+from dptune.audit.verdict import CHECKS
 from dptune.corpus.canaries import read_secrets
 from dptune.corpus.records import read_records
 from dptune.errors import ConfigError, DataError
 from dptune.files import write_json, write_text
 from dptune.mechanisms.noise import Gaussian
+from dptune.metric import Metric
 from dptune.privacy.ledger import Ledger
 from dptune.privacy.ledger_file import LedgerError, read_ledger
 from dptune.privacy.release import Release
@@ -43,13 +45,17 @@ from dptune.training.data import PrivacyUnits, Tokens
 from dptune.training.evaluation import perplexity
 from dptune.training.groups import Turn
 from tasks.audit import attacks as audit_task
-from tasks.audit.attacks import audit_cell, audit_file, audit_key, violations
+from tasks.audit import registry
+from tasks.audit.attacks import audit_cell, audit_file, audit_key
 from tasks.audit.publish import audit_metrics
+from tasks.audit.registry import Part, exceeded, violations
 from tasks.audit.target import Target, load_target
 from tasks.experiment import finetune
+from tasks.experiment.cell_run import main_names
 from tasks.experiment.cells import Cell
 from tasks.experiment.crafted import KeptCanaries, crafted_file
 from tasks.experiment.finetune import run_cell
+from tasks.experiment.listed import write_list
 from tasks.paths import EVAL, EXPERIMENT, MANIFEST, PUBLIC_MODEL, REPORT, SECRETS, SPLITS, TRAIN, planted_secrets
 from tasks.report.experiment import report, write_report
 from tasks.settings.audit import Audit
@@ -132,7 +138,7 @@ def test_membership_is_told_by_mean_log_probability_and_by_perplexity(finished: 
     """The second ranks whole records by what ``dptune.training.evaluation`` calls perplexity."""
     found = audit_cell(finished, settings(step_trials=0, generations=1), "cpu")["membership"]
     assert set(found) == {"likelihood", "calibrated", "perplexity"}
-    target = load_target(finished, settings(), torch.device("cpu"), 0.999)
+    target = load_target(finished, settings(), torch.device("cpu"), 1)
     scores = []
     for path in (SPLITS / "train.parquet", EVAL):
         texts = [one.prompt + one.ending for one in audit_task._sample(read_records(path), target)]
@@ -509,3 +515,57 @@ def test_bad_settings_are_named(pipeline: Path) -> None:
     for field, value in (("confidence", 1), ("generations", 0), ("shadows", 3), ("step_trials", 10)):
         with pytest.raises(ConfigError, match=rf"audit\.{field}"):
             load_settings(overrides=merge({}, {"audit": {field: value}}))
+
+
+NEW = Part(
+    "louder",
+    "canaries_louder",
+    "canaries that became likelier",
+    comparisons=1,
+    accused=lambda figures, confidence: exceeded("it", "a share", figures["share"], 0.5, "certified", confidence),
+    power=True,
+    metrics=(
+        Metric("audit_louder_share", "share that became likelier", source="auditor", shown=("tracking", "scores")),
+    ),
+)
+
+
+@pytest.mark.parametrize("private", [False, True])
+def test_a_new_attack_is_in_every_place_that_lists_attacks(
+    finished: Path, private: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It shares the false alarms, may accuse, and is in the audit, the cells' figures, MLflow's and on the page."""
+    monkeypatch.setattr(registry, "PARTS", (*registry.PARTS, replace(NEW, private=private)))
+    found = {"louder": {"share": 0.75, "power": "a share above 0.5 is refuted"}}
+    monkeypatch.setitem(audit_task.ATTACKS, "canaries_louder", lambda target: found)
+    audit = audit_cell(finished, settings(step_trials=0, records=0), "cpu")
+    assert audit["louder"] == found["louder"]
+    assert 1 - audit["alarm_confidence"] == pytest.approx(0.001 / 7, rel=1e-6)
+    (said,) = audit["violations"]
+    assert "it shows a share >= 0.75" in said
+    assert audit_metrics(audit)["audit_louder_share"] == 0.75
+    assert "audit_louder_share" in main_names()
+    write_list(EXPERIMENT, "tiny", [finished])
+    report("tiny")
+    page = (REPORT / "report.html").read_text(encoding="utf-8")
+    assert "<h2>Canaries that became likelier</h2>" in page
+    assert "share that became likelier</th>" in page
+    assert "canaries that became likelier: a share above 0.5 is refuted" in page
+
+
+def test_a_new_attack_on_persons_records_is_not_made_under_private_telemetry(
+    pipeline: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(registry, "PARTS", (*registry.PARTS, replace(NEW, private=True)))
+    made: list[Target] = []
+    monkeypatch.setitem(audit_task.ATTACKS, "canaries_louder", lambda target: made.append(target) or {"louder": {}})
+    directory = run(static(WHOLE, {"experiment": {"telemetry": "private"}}))
+    audit = audit_cell(directory, settings(step_trials=0), "cpu")
+    assert not made
+    assert "louder" not in audit
+
+
+def test_every_part_of_an_audit_is_made_by_an_attack() -> None:
+    assert {part.attack for part in registry.PARTS} == set(audit_task.ATTACKS)
+    assert len({part.key for part in registry.PARTS}) == len(registry.PARTS)
+    assert sum(part.comparisons for part in registry.PARTS if part.key == "step") == CHECKS

@@ -345,7 +345,7 @@ def test_private_telemetry_writes_nothing_computed_from_private_records(
 ) -> None:
     measured: list[int] = []
     raw: list[float] = []
-    real_perplexity, real_train = finetune.perplexity, finetune.train
+    real_perplexity, real_train = quality.MEASURES["perplexity"], finetune.train
 
     def spy(model: Any, tokens: Any, *args: Any, **kwargs: Any) -> float:
         measured.append(len(tokens.rows))
@@ -359,7 +359,7 @@ def test_private_telemetry_writes_nothing_computed_from_private_records(
 
         return real_train(spec, directory, entropy, observe, ranks)
 
-    monkeypatch.setattr(finetune, "perplexity", spy)
+    monkeypatch.setitem(quality.MEASURES, "perplexity", spy)
     monkeypatch.setattr(finetune, "train", train)
     cell = static({"experiment": {"telemetry": "private"}, "training": {"max_length": 32, "evaluate_records": 1000}})
     result = run_cell(cell, "cpu")

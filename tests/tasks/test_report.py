@@ -19,6 +19,7 @@ from tasks.charts.canvas import blank, save
 from tasks.charts.groups import over_seeds
 from tasks.experiment.guarantee import GUARANTEE
 from tasks.experiment.listed import read_results
+from tasks.experiment.result import CellResult
 from tasks.report import experiment as module
 from tasks.report.experiment import write_report
 
@@ -33,6 +34,7 @@ def result(mechanism: str = "static", certified: float | str = 2.0, **changes: A
         for n in (1, 2)
     ]
     made = {
+        "planned_releases": 2,
         "label": f"small.{mechanism}.seed0",
         "model": "small",
         "mechanism": mechanism,
@@ -368,7 +370,7 @@ def test_only_listed_results_are_read(tmp_path: Path) -> None:
     experiment = place(tmp_path, *RESULTS)
     (tmp_path / "old").mkdir()
     (tmp_path / "old" / "result.json").write_text("{}")
-    assert read_results(experiment, tmp_path) == RESULTS
+    assert read_results(experiment, tmp_path) == [CellResult.of(one).to_dict() for one in RESULTS]
 
 
 @pytest.mark.parametrize("content", [None, "", "{"])

@@ -7,12 +7,15 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import pytest
 import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
 from tiny_models import adapted, each_record, make_header, make_plan, records, trainable, weights
 
+from dptune import update_rule
 from dptune.errors import ConfigError
 from dptune.mechanisms.interfaces import Knobs, Released
 from dptune.mechanisms.mechanism import Mechanism
@@ -26,12 +29,15 @@ from dptune.training.data import PrivacyUnits
 from dptune.training.loop import train
 from dptune.training.optimizers import (
     AVERAGED,
-    STATE,
+    OPTIMIZERS,
     AdamBC,
+    OptimizerKind,
+    State,
     apply_average,
     average_weights,
+    kind_of,
     make_optimizer,
-    name_of,
+    moments,
     tell_noise,
 )
 from dptune.training.per_sample import lora_pairs
@@ -209,8 +215,8 @@ def test_a_stopped_run_goes_on_with_all_that_the_rule_remembers(
     model, rest = run(tmp_path, rule)
     assert len(rest) == 2  # one release of six was charged and lost
     found = {name for name, _ in state_of(tmp_path, rule)}
-    wanted = {*STATE[rule.optimizer], *(AVERAGED if rule.average != "none" else ())}
-    assert found == wanted
+    wanted = (*OPTIMIZERS[rule.optimizer].state, *(AVERAGED if rule.average != "none" else ()))
+    assert found == {one.name for one in wanted}
     assert all(bool(torch.isfinite(weight).all()) for weight in trainable(model).values())
 
 
@@ -368,6 +374,92 @@ def test_a_rule_out_of_range_is_refused_by_name(field: str, value: Any) -> None:
     assert caught.value.field == field
 
 
-def test_optimisers_know_their_names() -> None:
+def test_optimisers_know_their_declaration() -> None:
     for rule in RULES:
-        assert name_of(make_optimizer(rule, [torch.zeros(1)], 0.1)) == rule.optimizer
+        assert kind_of(make_optimizer(rule, [torch.zeros(1)], 0.1)) is OPTIMIZERS[rule.optimizer]
+
+
+@pytest.mark.parametrize(
+    ("state", "value", "problem"),
+    [
+        (State("a"), torch.zeros(2), None),
+        (State("a"), torch.zeros(3), "type or shape"),
+        (State("a"), torch.zeros(2, dtype=torch.float64), "type or shape"),
+        (State("a", least=0.0), torch.tensor([1.0, -1.0]), "less than it can be"),
+        (State("a", number=True), torch.tensor(1.0), None),
+        (State("a", number=True), torch.zeros(2), "type or shape"),
+        (State("a", number=True, counts="steps"), torch.tensor(4.0), "another step"),
+        (State("a", number=True, counts="part of steps"), torch.tensor(4.0), None),
+        (State("a", number=True, counts="part of steps"), torch.tensor(6.0), "another step"),
+    ],
+)
+def test_a_value_that_no_run_leaves_is_found(state: State, value: torch.Tensor, problem: str | None) -> None:
+    found = state.problem(value, torch.zeros(2), 5)
+    assert found is None if problem is None else problem in str(found)
+
+
+class Turned(torch.optim.Optimizer):
+    """A planted optimiser: momentum whose sign turns with each step, and a count that the checkpoint must keep."""
+
+    def __init__(self, weights: list[torch.Tensor], lr: float) -> None:
+        super().__init__(weights, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for weight in group["params"]:
+                state = self.state[weight]
+                if not state:
+                    state["turns"], state["pull"] = torch.zeros((), dtype=torch.int64), torch.zeros_like(weight)
+                state["turns"] += 1
+                state["pull"].mul_(-0.5).add_(weight.grad)
+                weight.add_(state["pull"], alpha=-group["lr"])
+
+
+PLANTED = OptimizerKind(
+    make=lambda weights, rate, rule: Turned(weights, rate),
+    made=Turned,
+    state=(State("turns", number=True, dtype=torch.int64, counts="steps"), State("pull", moment="momentum")),
+)
+
+
+@pytest.fixture
+def planted(monkeypatch: pytest.MonkeyPatch) -> UpdateRule:
+    """A rule with an optimiser that is declared as a new one is: an entry, and a name."""
+    monkeypatch.setitem(OPTIMIZERS, "turned", PLANTED)  # type: ignore[arg-type]
+    monkeypatch.setattr(update_rule, "Optimizer", Literal["adamw", "adam_bc", "sgd", "turned"])
+    return UpdateRule(optimizer="turned")  # type: ignore[arg-type]
+
+
+def test_a_new_optimiser_is_resumed_to_the_bit(
+    tmp_path: Path, planted: UpdateRule, monkeypatch: pytest.MonkeyPatch, opened: list[Ledger]
+) -> None:
+    test_a_run_stopped_three_times_ends_with_the_weights_of_an_unbroken_one(tmp_path, planted, monkeypatch, opened)
+    kept = state_of(tmp_path / "whole", planted)
+    assert {name for name, _ in kept} == {"turns", "pull"}
+
+
+def test_a_checkpoint_of_a_new_optimiser_is_checked_by_its_declaration(
+    tmp_path: Path, planted: UpdateRule, opened: list[Ledger]
+) -> None:
+    with pytest.raises(ProcessGoneError):
+        run(tmp_path, planted, stop=4)
+    for ledger in opened:
+        ledger.close()
+    file = tmp_path / "checkpoint.safetensors"
+    with safe_open(file, framework="pt") as opened_file:
+        about, tensors = opened_file.metadata(), {key: opened_file.get_tensor(key) for key in opened_file.keys()}  # noqa: SIM118
+    key = next(key for key in tensors if key.startswith("optimizer.turns."))
+    save_file(tensors | {key: tensors[key] + 1}, file, metadata=about)
+    with pytest.raises(CheckpointError, match=r"another step than 3 \(turns\)"):
+        run(tmp_path, planted)
+
+
+def test_controllers_read_the_moment_that_a_new_optimiser_declares(planted: UpdateRule) -> None:
+    weight = torch.zeros(2)
+    optimizer = make_optimizer(planted, [weight], 0.1)
+    assert moments(optimizer, [weight], "momentum") == []
+    weight.grad = torch.ones(2)
+    optimizer.step()
+    assert [one.tolist() for one in moments(optimizer, [weight], "momentum")] == [[1.0, 1.0]]
+    assert moments(optimizer, [weight], "second_moment") == []

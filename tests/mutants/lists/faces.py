@@ -80,9 +80,9 @@ MUTANTS = (
     Mutant(
         "accused_coins_are_no_violation",
         "a run that memorises its canaries would pass its audit",
-        "tasks/audit/attacks.py",
-        'for part in ("one_run", "crafted")\n        if (said',
-        'for part in ("crafted",)\n        if (said',
+        "tasks/audit/registry.py",
+        'accused=_coins_accused("one_run"),',
+        "accused=_none,",
         ("tests/tasks/test_audit.py::test_more_than_is_certified_is_a_violation",),
     ),
     Mutant(

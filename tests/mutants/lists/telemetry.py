@@ -10,6 +10,14 @@ MODEL_TESTS, PAGE_TESTS = "tests/tasks/test_logged_model.py", "tests/tasks/test_
 
 MUTANTS = (
     Mutant(
+        "a_private_metric_is_allowed",
+        "a figure of held-out records would reach MLflow under private telemetry",
+        "tasks/metrics.py",
+        'if telemetry == "research" or name not in private}',
+        "if telemetry or name not in private}",
+        ("tests/tasks/test_metrics.py::test_no_private_metric_is_sent_or_kept_under_private_telemetry",),
+    ),
+    Mutant(
         "private_digest_of_rows",
         "under private telemetry MLflow would hold a number that follows from the records",
         DATA,

@@ -1,0 +1,121 @@
+"""Metrics of a cell: every figure that runs are compared by, declared once.
+
+A new metric takes two files: its entry here, and its function in ``tasks.experiment.quality``. The learning curves,
+result.json, the report's tables and charts, MLflow with its saved view, and DVC's table of experiments read this list.
+Under private telemetry, what is computed from private records is neither measured nor sent (``allowed``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Literal
+
+from dptune.metric import LABEL_SCORES, Metric, Place
+from tasks.audit.registry import parts
+
+_PERPLEXITY = "perplexity"
+UTILITY, EPSILON_CHARTS, TRAINING = "Utility (lower is better)", "Four epsilons (no bar: infinite)", "While training"
+
+HELD_OUT = Metric(
+    "eval_perplexity",
+    "held-out perplexity",
+    "perplexity of held-out private records",
+    better="lower",
+    shown=("tracking",),
+    measure=_PERPLEXITY,
+    measured_at=("end",),
+)
+PUBLIC = Metric(
+    "public_perplexity",
+    "public-set perplexity",
+    "perplexity of public records",
+    better="lower",
+    source="public records",
+    shown=("tracking", "curves"),
+    measure=_PERPLEXITY,
+    measured_at=("points", "end"),
+)
+SAMPLE = Metric(
+    "eval_sample_perplexity",
+    "held-out perplexity (sample)",
+    "perplexity of the first held-out private records",
+    better="lower",
+    shown=("tracking", "curves"),
+    measure=_PERPLEXITY,
+    measured_at=("points",),
+)
+#: Metrics that mechanisms are ranked by: the first that every cell has. Beside each, the same along a run.
+RANKED: tuple[tuple[Metric, Metric], ...] = ((HELD_OUT, SAMPLE), (PUBLIC, PUBLIC))
+EPSILONS = (
+    Metric("epsilon_published", "published (claimed)", source="releases", shown=("tracking",), section=EPSILON_CHARTS),
+    Metric("epsilon_noise_only", "noise only", source="releases", shown=("tracking",), section=EPSILON_CHARTS),
+    Metric("epsilon_certified", "certified (proved)", source="releases", shown=("tracking",), section=EPSILON_CHARTS),
+    Metric("epsilon_audited", "audited (shown)", source="auditor", shown=("tracking",), section=EPSILON_CHARTS),
+)
+#: A classifier's scores on held-out records. Its loss is left out: perplexity here is exp of it.
+HELD_OUT_SCORES = tuple(
+    replace(
+        score,
+        name=f"eval_{score.name}",
+        title="F1 (macro)" if score.name == "f1" else score.title,
+        source="private records",
+        shown=("scores",) if score.better else (),
+    )
+    for score in LABEL_SCORES
+    if score.name != "loss"
+)
+STEPS_SHARE = Metric(
+    "steps_share_to_best_baseline",
+    "share of steps to the best baseline",
+    "share of its steps after which an agent is as good as the best baseline at its end, on held-out private records",
+    better="lower",
+    unit="share",
+    shown=("tracking",),
+)
+_STEP = (
+    Metric("learning_rate", "learning rate", source="releases", shown=("tracking",)),
+    Metric("noise_multiplier", "noise multiplier", source="releases", shown=("tracking",), section=TRAINING),
+    Metric("radius", "radius, mean over layers", source="releases", shown=("tracking",), section=TRAINING),
+    # Of what is released; without noise, ``StepReport`` counts it among what is private.
+    Metric("gradient_norm", "norm of the released gradient", source="releases", shown=("tracking",)),
+    Metric("batch_units", "units in the batch", shown=("tracking",)),
+    Metric("batch_loss", "mean loss of the batch", unit="nats", shown=("tracking",)),
+    Metric("clipped_fraction", "share of clipped gradients", unit="share", shown=("tracking",)),
+)
+METRICS: tuple[Metric, ...] = (HELD_OUT, PUBLIC, SAMPLE, *EPSILONS, *HELD_OUT_SCORES, *_STEP, STEPS_SHARE)
+
+
+def metrics() -> tuple[Metric, ...]:
+    """Every metric: those of cells, then those that attacks declare."""
+    return (*METRICS, *(metric for part in parts() for metric in part.metrics))
+
+
+def shown_in(place: Place, telemetry: str = "research") -> list[Metric]:
+    """The metrics that a place shows under this telemetry."""
+    return [one for one in metrics() if place in one.shown and (telemetry == "research" or not one.private)]
+
+
+def allowed(figures: Mapping[str, float], telemetry: str) -> dict[str, float]:
+    """The figures that telemetry allows: under "private" none of a metric that is computed from private records."""
+    private = {one.name for one in metrics() if one.private}
+    return {name: value for name, value in figures.items() if telemetry == "research" or name not in private}
+
+
+def measured(telemetry: str, at: Literal["end", "points"]) -> list[Metric]:
+    """The metrics that are measured on records at a run's end, or at the points of its learning curve."""
+    return [
+        one for one in METRICS if one.measure and at in one.measured_at and (telemetry == "research" or not one.private)
+    ]
+
+
+def title_of(name: str) -> str:
+    """What pages call a metric."""
+    return next(one.title for one in metrics() if one.name == name)
+
+
+def ranked_by(results: Sequence[Mapping[str, Any]]) -> tuple[Metric, Metric]:
+    """The metric that these results are ranked by, and the same along a run: held-out where telemetry allows it for
+    every cell, else the public set's.
+    """
+    return next((pair for pair in RANKED if all(pair[0].name in one["after"] for one in results)), RANKED[-1])
