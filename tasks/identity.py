@@ -1,22 +1,29 @@
-"""What decides a result: the code that an entry point can run, found by reading the imports of its sources.
+"""The identity of a result: the settings, inputs and versions that its folder is named by; and the code that made it.
 
-Imports inside functions count, and so do modules that are named in a string, because a process of its own runs them.
-Imports for type checkers alone do not count. Of a module counts its syntax: comments, docstrings and layout decide
-nothing, and a mended sentence must not make users pay for their runs again.
+A name is made of settings that differ from their defaults (``differing``), of digests of data and model, and of the
+versions of the parts that a result uses, which are raised by hand. tests/golden fails where a number moves, or a
+default changes, and no version was raised. So a new setting at its default, a new mechanism or an unused function
+renames nothing, and no finished run is paid for again.
 
-Versions of Python and of libraries are not part of it: an upgrade would repeat, and charge, every finished run. So the
-digest is made of those parts of the syntax that every supported Python parses alike.
+``code_digest`` is kept beside results as information. It is found by reading the imports of sources: imports inside
+functions count, and so do modules that are named in a string, because a process of its own runs them. Imports for type
+checkers alone do not count. Comments, docstrings and layout do not either.
 """
 
 from __future__ import annotations
 
 import ast
 import hashlib
+import json
+import os
 from collections.abc import Collection, Iterator, Mapping
+from dataclasses import MISSING, fields, is_dataclass
 from functools import cache
 from pathlib import Path
 from threading import Lock
 from typing import Any
+
+from pydantic import BaseModel
 
 ROOT = Path(__file__).parents[1]
 _PACKAGES = ("dptune", "tasks", "flows")
@@ -28,7 +35,6 @@ _SECTIONS = [
     )
 ]
 #: Modules that change no result, each with the reason. Modules that they import count only if others import them too.
-#: If these counted, a change of one would repeat finished runs, which costs privacy and changes nothing.
 NO_RESULT = {
     "dptune": "a version and the package's description",
     "dptune.bounds": "which settings are taken",
@@ -66,8 +72,62 @@ NO_RESULT = {
 }
 
 
+#: Stands for the default of a setting that has none.
+REQUIRED = object()
+
+
+def name_digest(content: Any) -> str:
+    """Eight hex digits for a folder's name. Two contents that are equal as JSON have the same, in any order of keys."""
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:8]
+
+
+def differing(section: Any) -> dict[str, Any]:
+    """The settings of a section that differ from their defaults, as ``plain`` values; all that have no default.
+
+    Args:
+        section: a pydantic model, or a dataclass; sections within it are treated alike.
+    """
+    found = {}
+    for name, default in defaults_of(type(section)).items():
+        value = plain(getattr(section, name))
+        if default is REQUIRED or json.dumps(value, sort_keys=True) != json.dumps(plain(default), sort_keys=True):
+            found[name] = value
+    return found
+
+
+def defaults_of(kind: Any) -> dict[str, Any]:
+    """The default of each setting of a pydantic model or a dataclass; ``REQUIRED`` for one that has none."""
+    if issubclass(kind, BaseModel):
+        models = kind.model_fields
+        return {name: REQUIRED if one.is_required() else one.get_default(call_default_factory=True)
+                for name, one in models.items()}  # fmt: skip
+    found = {}
+    for one in fields(kind):
+        default = one.default if one.default_factory is MISSING else one.default_factory()
+        found[one.name] = REQUIRED if default is MISSING else default
+    return found
+
+
+def plain(value: Any) -> Any:
+    """A setting as JSON types, in which 3.0 is 3, a tuple is a list, and a section is what differs in it.
+
+    >>> plain({"rate": 3.0, "names": ("a",), "none": None})
+    {'rate': 3, 'names': ['a'], 'none': None}
+    """
+    if isinstance(value, BaseModel) or (is_dataclass(value) and not isinstance(value, type)):
+        return differing(value)
+    if isinstance(value, Mapping):
+        return {str(key): plain(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(one) for one in value]
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
 def code_digest(entry: str, passed_over: Collection[str] = ()) -> str:
-    """A digest of the code that decides what ``entry`` results in: the name and syntax of each of its modules.
+    """A digest of the code that ``entry`` reaches: the name and syntax of each module. Results keep it, to tell which
+    code made them; it names nothing, and refuses nothing.
 
     Args:
         entry: the module of ``tasks`` that does the work, such as "experiment.finetune".

@@ -22,6 +22,7 @@ from tasks.experiment.cells import PUBLISHED
 from tasks.experiment.guarantee import guarantee
 from tasks.experiment.input_data import input_data
 from tasks.experiment.prepare import PreparedCell
+from tasks.identity import code_digest
 from tasks.paths import PUBLIC_VALIDATION
 from tasks.tracking import LATER, NOTE, ChildRun, flow_tag, git_commit, optional, timed, training_hash
 
@@ -127,6 +128,7 @@ def result_of(
         "pairs": list(prepared.pairs),
         "crafted": cell.crafted,
         "knobs": history.knobs(),
+        "code": code_digest("experiment.finetune"),
         "seconds": round(seconds, 1) if timed(cell.telemetry) else None,
         "device": device,
     }
