@@ -7,7 +7,7 @@ renames nothing, and no finished run is paid for again.
 
 ``code_digest`` is kept beside results as information. It is found by reading the imports of sources: imports inside
 functions count, and so do modules that are named in a string, because a process of its own runs them. Imports for type
-checkers alone do not count. Comments, docstrings and layout do not either.
+checkers alone do not count.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _SECTIONS = [
         *("prediction", "pretrain", "rlhf", "search", "task", "tenants", "training"),
     )
 ]
-#: Modules that change no result, each with the reason. Modules that they import count only if others import them too.
+#: Modules that change no output of a stage, each with the reason: stages of DVC do not depend on them.
 NO_RESULT = {
     "dptune": "a version and the package's description",
     "dptune.bounds": "which settings are taken",
@@ -49,12 +49,7 @@ NO_RESULT = {
     "flows.names": "what a run is called",
     "flows.progress_page": "how far a run came",
     "tasks": "which Python has dptune",
-    "tasks.drawing": "pictures of a finished run",
-    "tasks.experiment.cell_errors": "how a cell that failed is reported; a finished one has none of it",
     "tasks.experiment.checks": "what is refused before any work",
-    "tasks.experiment.cells": "it spells a run out, and what it spells out is part of the name",
-    "tasks.experiment.results": "what is told of a finished run",
-    "tasks.experiment.spent": "what a register is told of a finished run",
     "tasks.experiment.standing": "how far a run came that was stopped",
     "tasks.identity": "it names what decides",
     "tasks.paths": "where files lie",
@@ -64,10 +59,7 @@ NO_RESULT = {
     "tasks.settings.strict": "which settings are taken",
     "tasks.settings.strict_yaml": "which files of settings are taken",
     "tasks.settings.sweeps": "which runs a list of values makes; each is named by its own",
-    "tasks.split_records": "by which records a register counts, and what a search reads, which no run is named by",
     "tasks.stage": "how a failed command ends",
-    "tasks.tracking": "what MLflow is sent",
-    "tasks.unsent": "what MLflow is sent later",
     "tasks.workspace": "where a copy of the checkout finds what is kept",
 }
 
@@ -125,46 +117,18 @@ def plain(value: Any) -> Any:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-def code_digest(entry: str, passed_over: Collection[str] = ()) -> str:
-    """A digest of the code that ``entry`` reaches: the name and syntax of each module. Results keep it, to tell which
-    code made them; it names nothing, and refuses nothing.
+@cache
+def code_digest(entry: str) -> str:
+    """A digest of the sources that an entry point reaches. Results keep it, to tell which code made them; it names
+    nothing, and refuses nothing.
 
     Args:
         entry: the module of ``tasks`` that does the work, such as "experiment.finetune".
-        passed_over: modules besides ``NO_RESULT`` that decide nothing here.
     """
-    return _digest(f"tasks.{entry}", frozenset(passed_over))
-
-
-@cache
-def _digest(entry: str, passed_over: frozenset[str]) -> str:
-    names = sorted(closure([entry], {*NO_RESULT, *passed_over} - {entry}))
-    lines = [f"{name} {syntax_digest(_source(name))}\n" for name in names]
+    names = sorted(closure([f"tasks.{entry}"]))
+    digests = (hashlib.sha256(file_of(name).read_bytes()).hexdigest() for name in names)
+    lines = (f"{name} {digest}\n" for name, digest in zip(names, digests, strict=True))
     return hashlib.sha256("".join(lines).encode()).hexdigest()
-
-
-def syntax_digest(module: ast.Module) -> str:
-    """A digest of what a module does: its syntax tree without docstrings and positions."""
-    return hashlib.sha256(_written_out(module).encode()).hexdigest()
-
-
-def _written_out(part: Any) -> str:
-    """Write out a syntax tree like ``ast.dump``, but without docstrings, and without fields that are absent or empty.
-
-    Empty fields differ between versions of Python: 3.12 added some that code for 3.11 leaves empty.
-    """
-    if isinstance(part, list):
-        return "[" + ",".join(_written_out(item) for item in part if not _is_docstring(item)) + "]"
-    if not isinstance(part, ast.AST):
-        return repr(part)
-    fields = {name: value for name, value in ast.iter_fields(part) if value is not None and value != []}
-    if isinstance(part, ast.Constant):
-        fields["value"] = part.value  # None too
-    return type(part).__name__ + "(" + ",".join(f"{name}={_written_out(value)}" for name, value in fields.items()) + ")"
-
-
-def _is_docstring(item: Any) -> bool:
-    return isinstance(item, ast.Expr) and isinstance(item.value, ast.Constant) and isinstance(item.value.value, str)
 
 
 def closure(entries: Collection[str], passed_over: Collection[str] | Mapping[str, str] = ()) -> set[str]:

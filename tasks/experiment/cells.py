@@ -19,7 +19,7 @@ from pydantic import Field, field_validator
 from dptune import plugins
 from dptune.corpus.records import read_about
 from dptune.errors import ConfigError
-from dptune.files import sha256, sha256_once
+from dptune.files import sha256, sha256_once, write_text
 from dptune.mechanisms.interfaces import Federation
 from dptune.mechanisms.registry import (
     build,
@@ -30,6 +30,7 @@ from dptune.mechanisms.registry import (
     takes_noise,
 )
 from dptune.privacy.run_folder import RunFolder
+from dptune.privacy.set_aside import fresh_start
 from dptune.training.lora import Lora
 from tasks.experiment.versions import versions_of
 from tasks.identity import differing, name_digest, plain
@@ -99,6 +100,28 @@ class Cell(StrictModel):
         options = plain(differing_options(self.mechanism, self.options))
         inputs = {name: digest for name, digest in self.inputs.items() if name != "code"}
         return differing(self) | {"parts": parts, "options": options, "inputs": inputs, "versions": {}}
+
+
+def write_cell(cell: Cell, home: Path = Path()) -> None:
+    """Write cell.json in the cell's folder under ``home``.
+
+    Raises: ConfigError where a run has begun there with other settings: the folder must not show it with these.
+    """
+    folder = RunFolder(home / cell.directory)
+    held = _settings_in(folder.cell) if folder.has_begun else {}
+    if changed := [name for name in sorted(held | cell.settings) if held and held.get(name) != cell.settings.get(name)]:
+        problem = f"holds a run of other settings ({', '.join(changed)}) under the same name: a default was changed"
+        fix = f"restore the default, or raise a VERSION (tests/golden); or {fresh_start(cell.directory)}"
+        raise ConfigError(str(cell.directory), problem, fix=fix)
+    write_text(folder.cell, cell.model_dump_json(indent=2))
+
+
+def _settings_in(file: Path) -> dict[str, Any]:
+    """``Cell.settings`` of a cell.json; empty for none, or a damaged one."""
+    try:
+        return Cell.model_validate_json(file.read_text(encoding="utf-8")).settings
+    except (OSError, ValueError):
+        return {}
 
 
 def of_a_pass(cell: Cell) -> dict[str, Any]:
