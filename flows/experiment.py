@@ -38,9 +38,8 @@ from tasks.experiment.cells import Cell, grid, is_finished, is_published, write_
 from tasks.experiment.checks import check_inputs, check_models
 from tasks.experiment.groups import CellGroup, group_cells
 from tasks.experiment.listed import write_list
-from tasks.experiment.renamed import renamed_runs
 from tasks.experiment.spent import paid_so_far
-from tasks.experiment.standing import standing
+from tasks.experiment.standing import renamed_runs, standing
 from tasks.paths import DATA, EXPERIMENT, RUNS
 from tasks.settings.experiment import Experiment
 from tasks.settings.mechanisms import own_epsilons

@@ -22,8 +22,7 @@ from dptune.privacy.ledger_file import LedgerError, read_ledger
 from dptune.privacy.run_folder import RunFolder
 from dptune.units import RECORD
 from tasks.experiment.cells import Cell, federation, grid, is_finished
-from tasks.experiment.renamed import renamed_runs
-from tasks.experiment.standing import steps
+from tasks.experiment.standing import renamed_runs, steps
 from tasks.paths import EVAL, PUBLIC_MODEL, PUBLIC_VALIDATION, TRAIN
 from tasks.profile import PARAMS, merged_profile, read_profile
 from tasks.settings.params import Settings, settings_of

@@ -32,8 +32,7 @@ from dptune.mechanisms.registry import (
 from dptune.privacy.run_folder import RunFolder
 from dptune.privacy.set_aside import fresh_start
 from dptune.training.lora import Lora
-from tasks.experiment.versions import versions_of
-from tasks.identity import differing, name_digest, plain
+from tasks.identity import differing, name_digest, plain, versions_of
 from tasks.paths import EVAL, PUBLIC_VALIDATION, RUNS, TRAIN
 from tasks.settings.experiment import Model
 from tasks.settings.mechanisms import epsilons_of, learning_rate_of, options_on, rule_of
@@ -52,7 +51,7 @@ class Cell(StrictModel):
     Attributes:
         inputs: digests of the data and of the base model; of a hyper-policy and of plug-ins where there are some. Cells
             of before parts had versions also have one of the code here, and no ``versions``.
-        versions: the versions of the parts that the run uses (``tasks.experiment.versions``).
+        versions: the versions of the parts that the run uses (``tasks.identity.versions_of``).
     """
 
     experiment: str

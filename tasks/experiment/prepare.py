@@ -30,7 +30,7 @@ from dptune.training.together import shared_copy
 from dptune.training.token_file import FORMAT, Corpus, open_or_tokenize
 from tasks.experiment.base_model import StartingModel, base_model
 from tasks.experiment.cells import Cell, federation, of_a_pass, plugin_digest, policy_digest, shared_digests
-from tasks.experiment.versions import changes, versions_of
+from tasks.identity import changes, versions_of
 from tasks.paths import EVAL, PUBLIC_VALIDATION, TOKENS, TRAIN
 from tasks.settings.library_section import part_of
 from tasks.settings.training import TrainingSettings

@@ -17,13 +17,32 @@ from typing import Any
 import numpy as np
 import torch
 
+from dptune.audit.membership import membership_report
+from dptune.audit.one_run import one_run
+from dptune.audit.step import audit_step
+from dptune.audit.updates import audit_updates
 from dptune.mechanisms.interfaces import Observation, RunFacts
+from dptune.mechanisms.linear_agent import PARAMETERS
 from dptune.mechanisms.planning import Schedule, calibrated, fitted, price
 from dptune.mechanisms.registry import MECHANISMS, build, takes_noise
+from dptune.policy.aggregate import noisy_means
+from dptune.policy.environments.environment import Environment
+from dptune.policy.environments.schedule import PolicyTraining
+from dptune.policy.environments.training import train as train_policy
+from dptune.policy.environments.ucb_vi import UcbVi, run_ucb_vi
+from dptune.policy.method import NAME, Dppg
+from dptune.policy.tenants.experience import Experience
+from dptune.policy.tenants.training import meta_updates
+from dptune.prediction.ensemble import _fit as fit_shard
+from dptune.prediction.mixture import law
+from dptune.prediction.mollify import renyi_weights
+from dptune.prediction.protocols import FixedMixture
+from dptune.prediction.shard_tuning import ShardTuning
 from dptune.privacy.accountants import PUBLISHED_ACCOUNTANTS, epsilons, published_epsilon
 from dptune.privacy.entropy import FixedSeed
 from dptune.privacy.laplace_mixtures import InverseScale
 from dptune.privacy.release import Composition, Release
+from dptune.privacy.run_header import RunHeader
 from dptune.training.data import PrivacyUnits, Tokens
 from dptune.training.evaluation import mean_loss
 from dptune.training.groups import Turn
@@ -236,6 +255,90 @@ def calibration_figures(mechanism: str, accounting: str, **options: Any) -> Figu
     }
 
 
+def policy_figures() -> Figures:
+    """Three updates of DP policy gradient on a pole, with a private critic, and four episodes of private UCB-VI."""
+    training = PolicyTraining(users=3, steps=12, updates=3, hidden=4, critic_hidden=4, epochs=2, evaluate_every=3)
+    method = Dppg(noise_multiplier=0.8)
+    header = RunHeader(NAME, "dppg", "certified", None, 1e-5, "user", 9, leaks=FixedSeed(2).leaks)
+    with TemporaryDirectory() as folder:
+        state, points = train_policy(Environment("CartPole-v1"), method, training, header, Path(folder), FixedSeed(2))
+    values = run_ucb_vi(UcbVi(4, horizon=6, noise_multiplier=0.5, bonus=0.1), FixedSeed(3))
+    return {
+        "norm of the policy": float(state.policy.double().norm()),
+        "norm of the critic": float(state.critic.double().norm()),
+        "return": points[-1].mean_return,
+        "values of UCB-VI": float(np.sum(values)),
+        "certified": method.price(1e-5).certified,
+    }
+
+
+def aggregate_figures() -> Figures:
+    """The noisy means that language and tenants' policies release, and the tenants' clipped gradients."""
+    rng = np.random.default_rng(11)
+    updates = torch.from_numpy(rng.standard_normal((6, 20)))
+    (mean,) = noisy_means([updates], (0.7,), (1.1,), 6, FixedSeed(4))
+    rows = {"features": (5, 8), "actions": (5, 2), "gains": (5,)}
+    own = [Experience(**{name: torch.from_numpy(rng.standard_normal(shape)) for name, shape in rows.items()}), None]
+    gradients = meta_updates(torch.full((PARAMETERS,), 0.1, dtype=torch.float64), own, 40.0)
+    return {
+        "norm of the mean": float(mean.norm()),
+        "norm of gradients": float(gradients.norm()),
+        "certified": Dppg(noise_multiplier=1.1, critic="none").price(1e-5).certified,
+    }
+
+
+def policy_audit_figures() -> Figures:
+    """A white-box audit of one update of DP policy gradient."""
+    found = audit_updates(
+        Dppg(noise_multiplier=1.0, critic="none"), trials=600, confidence=0.95, delta=1e-5, entropy=FixedSeed(5)
+    )
+    return {"mu": found.mu_audited, "epsilon": found.epsilon_audited}
+
+
+def attack_figures() -> Figures:
+    """Attacks on scores that are made by hand, and a white-box audit of a step of static."""
+    rng = np.random.default_rng(12)
+    coins = rng.random(80) < 0.5
+    scores = rng.standard_normal(80) + 1.5 * coins
+    run = one_run(scores, coins, 1e-5, 0.95)
+    report = membership_report(scores[coins], scores[~coins])
+    step = audit_step(
+        build("static", {"noise_multiplier": 1.0}), trials=600, confidence=0.95, delta=1e-5, entropy=FixedSeed(6)
+    )
+    return {
+        "mu of one run": run.mu_gaussian,
+        "epsilon of one run": run.epsilon_audited,
+        "area under the curve": report["auc"],
+        "mu of a step": step.mu_audited,
+        "epsilon of a step": step.epsilon_audited,
+    }
+
+
+def ensemble_figures() -> Figures:
+    """The tuning of one shard."""
+    (tokens, _), model = _records(), _tiny_gpt2()
+    torch.manual_seed(3)
+    fit_shard(model, tokens, ShardTuning(epochs=2, batch_size=4, learning_rate=0.01), 0)
+    tuned = [weight.detach().flatten() for weight in model.parameters() if weight.requires_grad]
+    return {"norm of the weights": float(torch.cat(tuned).norm()), "loss at the end": mean_loss(model, tokens, 8)}
+
+
+def answer_figures() -> Figures:
+    """The law of a token of the fixed mixture, and what its tokens cost."""
+    protocol = FixedMixture(models=3, tokens=50, epsilon=8.0, unit="shard")
+    rng = np.random.default_rng(13)
+    logs = torch.log_softmax(torch.from_numpy(2 * rng.standard_normal((4, 9))), -1)
+    weights = renyi_weights(logs[0], logs[1:], protocol.alpha, protocol.excess, protocol.slots.share)
+    answer = law(logs[0], logs[1:], weights, protocol.slots)
+    return {
+        "entropy of the answer": float(-(answer * answer.log()).sum()),
+        "largest probability": float(answer.max()),
+        "sum of weights": float(weights.sum()),
+        "renyi of a token": protocol.rdp_per_token,
+        "radius": protocol.figures["radius"],
+    }
+
+
 def _trained(**rule: Any) -> GoldenRun:
     """A run of the whole loop with this update rule."""
     named = UpdateRule(**rule)
@@ -276,4 +379,10 @@ RUNS: dict[str, GoldenRun] = {
     "budget of laplace": _calibrated("laplace", "certified"),
     "budget of plrvo": _calibrated("plrvo", "certified"),
     "budget of lmo_dp": _calibrated("lmo_dp", "certified"),
+    "policy gradient": GoldenRun(("policy gradient",), policy_figures),
+    "means of language and tenants": GoldenRun(("rlhf", "tenants"), aggregate_figures),
+    "policy audit": GoldenRun(("policy audit",), policy_audit_figures),
+    "attacks": GoldenRun(("attacks",), attack_figures),
+    "ensembles": GoldenRun(("ensembles",), ensemble_figures),
+    "scores": GoldenRun(("scores",), answer_figures),
 }

@@ -26,8 +26,7 @@ from dptune.policy.method import Dppg
 from dptune.prediction.shard_tuning import ShardTuning
 from dptune.training.lora import Lora
 from tasks.experiment.cells import Cell
-from tasks.experiment.versions import SHARED
-from tasks.identity import REQUIRED, ROOT, defaults_of, plain
+from tasks.identity import REQUIRED, ROOT, SHARED, defaults_of, plain
 from tasks.settings.audit import Audit
 from tasks.settings.experiment import Model
 from tasks.settings.prediction import Prediction

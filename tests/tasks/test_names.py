@@ -7,7 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
-from dataclasses import replace
+from dataclasses import MISSING, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +17,15 @@ from tiny_pipeline import ROOT, STEPS, UNITS, cells, static, write_params
 from dptune import step_settings, update_rule
 from dptune.errors import ConfigError, DptuneError
 from dptune.mechanisms.clipping import Flat
+from dptune.mechanisms.options import option_defaults
 from dptune.mechanisms.quantile import Quantile
+from dptune.mechanisms.registry import MECHANISMS, NOISES, differing_options
 from dptune.privacy import accountants, entropy
 from tasks import grid
 from tasks.experiment.cells import Cell, write_cell
 from tasks.experiment.finetune import run_cell
-from tasks.experiment.renamed import renamed_runs
-from tasks.experiment.versions import changes
+from tasks.experiment.standing import renamed_runs
+from tasks.identity import changes
 from tasks.paths import EVAL, PUBLIC_MODEL, RUNS, TRAIN
 from tasks.settings.task import Task
 
@@ -170,6 +172,26 @@ def test_how_a_section_is_written_changes_no_folder(pipeline: Path, change: dict
 def test_another_option_part_or_rule_is_another_folder(pipeline: Path, entry: dict[str, Any]) -> None:
     """A noise of one's own is not what calibration would find, even where it is a default."""
     assert named(entry) != named({"like": "static"})
+
+
+def test_noise_that_is_fixed_at_its_default_is_a_setting() -> None:
+    """``takes_noise`` and calibration ask whether an entry has the option, and not for its value."""
+    kept = {name: {"noise_multiplier", *NOISES[MECHANISMS[name].parts["noise"]].fixed_by} for name in MECHANISMS}
+    some = {(name, option) for name in MECHANISMS for option in kept[name]}
+    given = 0
+    for name, option in sorted(some):
+        default = option_defaults(NOISES[MECHANISMS[name].parts["noise"]]).get(option, MISSING)
+        if default is not MISSING:
+            assert option in differing_options(name, {option: default}), (name, option)
+            given += 1
+    assert given > 0
+
+
+def test_versions_at_1_are_no_part_of_a_name(pipeline: Path) -> None:
+    cell = static()
+    more = cell.model_copy(update={"versions": cell.versions | {"a new part": 1}})
+    assert more.directory == cell.directory
+    assert cell.model_copy(update={"versions": cell.versions | {"a new part": 2}}).directory != cell.directory
 
 
 def test_what_a_registered_mechanism_sets_is_part_of_its_cells_names(pipeline: Path) -> None:
