@@ -7,6 +7,10 @@ from typing import Literal
 
 from dptune.bounds import Count, CountOrZero, LearningRate, Rows
 
+#: Version of the training loop (``dptune.training``, tokens and adapters included). Raise it when a change moves a
+#: released number of every run: tests/golden says when.
+VERSION = 1
+
 
 @dataclass(frozen=True, kw_only=True)
 class StepSettings:

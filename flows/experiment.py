@@ -22,7 +22,6 @@ from prefect.futures import PrefectFuture
 from prefect.runtime import flow_run
 
 from dptune.errors import DptuneError
-from dptune.files import write_text
 from dptune.privacy.run_folder import RunFolder
 from dptune.progress import Meter
 from flows.child import child
@@ -35,12 +34,12 @@ from flows.runners import THREADS, open_runner
 from flows.server import flow
 from flows.shared_folder import SharedFolder, shared_folder
 from tasks import tracking
-from tasks.experiment.cells import Cell, grid, is_finished, is_published
+from tasks.experiment.cells import Cell, grid, is_finished, is_published, write_cell
 from tasks.experiment.checks import check_inputs, check_models
 from tasks.experiment.groups import CellGroup, group_cells
 from tasks.experiment.listed import write_list
 from tasks.experiment.spent import paid_so_far
-from tasks.experiment.standing import standing
+from tasks.experiment.standing import renamed_runs, standing
 from tasks.paths import DATA, EXPERIMENT, RUNS
 from tasks.settings.experiment import Experiment
 from tasks.settings.mechanisms import own_epsilons
@@ -110,7 +109,7 @@ def fine_tune(group: CellGroup, context: DispatchContext) -> list[str]:
     context.place.check()
     home = context.place.path
     for cell in group.cells:
-        write_text(RunFolder(home / cell.directory).cell, cell.model_dump_json(indent=2))
+        write_cell(cell, home)
     is_done = is_finished if context.parent == tracking.LATER else is_published
     if not all(is_done(home / cell.directory) for cell in group.cells):
         devices, places = available_devices(context.settings), context.settings.cells_per_device
@@ -169,6 +168,8 @@ def experiment(
     private = settings.experiment.telemetry == "private"  # whether records are those of before
     if not all(is_finished(cell.directory) for cell in cells) and (paid := paid_so_far(private=private)):
         get_run_logger().info("%s", paid)
+    for renamed in renamed_runs(cells):
+        get_run_logger().warning("%s", renamed)
     if own := own_epsilons(settings.mechanisms, settings.experiment):
         get_run_logger().info("%s", kept_epsilons(own, settings.experiment))
     _UNDER_WAY[:] = cells

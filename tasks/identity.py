@@ -1,22 +1,34 @@
-"""What decides a result: the code that an entry point can run, found by reading the imports of its sources.
+"""The identity of a result: the settings, inputs and versions that its folder is named by; and the code that made it.
 
-Imports inside functions count, and so do modules that are named in a string, because a process of its own runs them.
-Imports for type checkers alone do not count. Of a module counts its syntax: comments, docstrings and layout decide
-nothing, and a mended sentence must not make users pay for their runs again.
+A name is made of settings that differ from their defaults (``differing``), of digests of data and model, and of the
+versions of the parts that a result uses, which are raised by hand. tests/golden fails where a number moves, or a
+default changes, and no version was raised. So a new setting at its default, a new mechanism or an unused function
+renames nothing, and no finished run is paid for again.
 
-Versions of Python and of libraries are not part of it: an upgrade would repeat, and charge, every finished run. So the
-digest is made of those parts of the syntax that every supported Python parses alike.
+``code_digest`` is kept beside results as information. It is found by reading the imports of sources: imports inside
+functions count, and so do modules that are named in a string, because a process of its own runs them. Imports for type
+checkers alone do not count.
 """
 
 from __future__ import annotations
 
 import ast
 import hashlib
+import json
+import os
 from collections.abc import Collection, Iterator, Mapping
+from dataclasses import MISSING, fields, is_dataclass
 from functools import cache
 from pathlib import Path
 from threading import Lock
 from typing import Any
+
+from pydantic import BaseModel
+
+from dptune import step_settings, update_rule
+from dptune.mechanisms.registry import part_names, part_version
+from dptune.privacy import accountants, entropy
+from dptune.update_rule import UpdateRule
 
 ROOT = Path(__file__).parents[1]
 _PACKAGES = ("dptune", "tasks", "flows")
@@ -27,8 +39,7 @@ _SECTIONS = [
         *("prediction", "pretrain", "rlhf", "search", "task", "tenants", "training"),
     )
 ]
-#: Modules that change no result, each with the reason. Modules that they import count only if others import them too.
-#: If these counted, a change of one would repeat finished runs, which costs privacy and changes nothing.
+#: Modules that change no output of a stage, each with the reason: stages of DVC do not depend on them.
 NO_RESULT = {
     "dptune": "a version and the package's description",
     "dptune.bounds": "which settings are taken",
@@ -43,12 +54,7 @@ NO_RESULT = {
     "flows.names": "what a run is called",
     "flows.progress_page": "how far a run came",
     "tasks": "which Python has dptune",
-    "tasks.drawing": "pictures of a finished run",
-    "tasks.experiment.cell_errors": "how a cell that failed is reported; a finished one has none of it",
     "tasks.experiment.checks": "what is refused before any work",
-    "tasks.experiment.cells": "it spells a run out, and what it spells out is part of the name",
-    "tasks.experiment.results": "what is told of a finished run",
-    "tasks.experiment.spent": "what a register is told of a finished run",
     "tasks.experiment.standing": "how far a run came that was stopped",
     "tasks.identity": "it names what decides",
     "tasks.paths": "where files lie",
@@ -58,53 +64,104 @@ NO_RESULT = {
     "tasks.settings.strict": "which settings are taken",
     "tasks.settings.strict_yaml": "which files of settings are taken",
     "tasks.settings.sweeps": "which runs a list of values makes; each is named by its own",
-    "tasks.split_records": "by which records a register counts, and what a search reads, which no run is named by",
     "tasks.stage": "how a failed command ends",
-    "tasks.tracking": "what MLflow is sent",
-    "tasks.unsent": "what MLflow is sent later",
     "tasks.workspace": "where a copy of the checkout finds what is kept",
 }
 
 
-def code_digest(entry: str, passed_over: Collection[str] = ()) -> str:
-    """A digest of the code that decides what ``entry`` results in: the name and syntax of each of its modules.
+#: Parts that are one for all cells, and the modules whose ``VERSION`` is theirs.
+SHARED = {"loop": step_settings, "sampler": entropy, "accountant": accountants}
+
+
+def versions_of(mechanism: str, options: Mapping[str, Any], rule: UpdateRule) -> dict[str, int]:
+    """The version of each part that a cell uses, by names such as "loop" and "clipper flat".
+
+    >>> versions_of("nonprivate", {}, UpdateRule(average="ema"))["average ema"]
+    1
+    """
+    parts = part_names(mechanism, options)
+    unused = {"accountant"} if parts["noise"] == "none" else set()
+    rules = (f"optimizer {rule.optimizer}", f"average {rule.average}")
+    return (
+        {part: int(module.VERSION) for part, module in SHARED.items() if part not in unused}
+        | {f"{kind} {name}": part_version(kind, name) for kind, name in parts.items()}
+        | {part: update_rule.VERSIONS[part] for part in rules if part in update_rule.VERSIONS}  # not "average none"
+    )
+
+
+def changes(earlier: Mapping[str, int], now: Mapping[str, int]) -> str:
+    """What changed between the versions of two cells, such as "clipper quantile 1 -> 2"; empty if nothing did."""
+    if not earlier and now:
+        return "it was named by a digest of the code, before parts had versions"
+    moved = sorted(part for part in earlier.keys() | now.keys() if earlier.get(part, 1) != now.get(part, 1))
+    return ", ".join(f"{part} {earlier.get(part, 1)} -> {now.get(part, 1)}" for part in moved)
+
+
+#: Stands for the default of a setting that has none.
+REQUIRED = object()
+
+
+def name_digest(content: Any) -> str:
+    """Eight hex digits for a folder's name. Two contents that are equal as JSON have the same, in any order of keys."""
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:8]
+
+
+def differing(section: Any) -> dict[str, Any]:
+    """The settings of a section that differ from their defaults, as ``plain`` values; all that have no default.
 
     Args:
-        entry: the module of ``tasks`` that does the work, such as "experiment.finetune".
-        passed_over: modules besides ``NO_RESULT`` that decide nothing here.
+        section: a pydantic model, or a dataclass; sections within it are treated alike.
     """
-    return _digest(f"tasks.{entry}", frozenset(passed_over))
+    found = {}
+    for name, default in defaults_of(type(section)).items():
+        value = plain(getattr(section, name))
+        if default is REQUIRED or json.dumps(value, sort_keys=True) != json.dumps(plain(default), sort_keys=True):
+            found[name] = value
+    return found
+
+
+def defaults_of(kind: Any) -> dict[str, Any]:
+    """The default of each setting of a pydantic model or a dataclass; ``REQUIRED`` for one that has none."""
+    if issubclass(kind, BaseModel):
+        models = kind.model_fields
+        return {name: REQUIRED if one.is_required() else one.get_default(call_default_factory=True)
+                for name, one in models.items()}  # fmt: skip
+    found = {}
+    for one in fields(kind):
+        default = one.default if one.default_factory is MISSING else one.default_factory()
+        found[one.name] = REQUIRED if default is MISSING else default
+    return found
+
+
+def plain(value: Any) -> Any:
+    """A setting as JSON types, in which 3.0 is 3, a tuple is a list, and a section is what differs in it.
+
+    >>> plain({"rate": 3.0, "names": ("a",), "none": None})
+    {'rate': 3, 'names': ['a'], 'none': None}
+    """
+    if isinstance(value, BaseModel) or (is_dataclass(value) and not isinstance(value, type)):
+        return differing(value)
+    if isinstance(value, Mapping):
+        return {str(key): plain(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(one) for one in value]
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 @cache
-def _digest(entry: str, passed_over: frozenset[str]) -> str:
-    names = sorted(closure([entry], {*NO_RESULT, *passed_over} - {entry}))
-    lines = [f"{name} {syntax_digest(_source(name))}\n" for name in names]
-    return hashlib.sha256("".join(lines).encode()).hexdigest()
+def code_digest(entry: str) -> str:
+    """A digest of the sources that an entry point reaches. Results keep it, to tell which code made them; it names
+    nothing, and refuses nothing.
 
-
-def syntax_digest(module: ast.Module) -> str:
-    """A digest of what a module does: its syntax tree without docstrings and positions."""
-    return hashlib.sha256(_written_out(module).encode()).hexdigest()
-
-
-def _written_out(part: Any) -> str:
-    """Write out a syntax tree like ``ast.dump``, but without docstrings, and without fields that are absent or empty.
-
-    Empty fields differ between versions of Python: 3.12 added some that code for 3.11 leaves empty.
+    Args:
+        entry: the module of ``tasks`` that does the work, such as "experiment.finetune".
     """
-    if isinstance(part, list):
-        return "[" + ",".join(_written_out(item) for item in part if not _is_docstring(item)) + "]"
-    if not isinstance(part, ast.AST):
-        return repr(part)
-    fields = {name: value for name, value in ast.iter_fields(part) if value is not None and value != []}
-    if isinstance(part, ast.Constant):
-        fields["value"] = part.value  # None too
-    return type(part).__name__ + "(" + ",".join(f"{name}={_written_out(value)}" for name, value in fields.items()) + ")"
-
-
-def _is_docstring(item: Any) -> bool:
-    return isinstance(item, ast.Expr) and isinstance(item.value, ast.Constant) and isinstance(item.value.value, str)
+    names = sorted(closure([f"tasks.{entry}"]))
+    digests = (hashlib.sha256(file_of(name).read_bytes()).hexdigest() for name in names)
+    lines = (f"{name} {digest}\n" for name, digest in zip(names, digests, strict=True))
+    return hashlib.sha256("".join(lines).encode()).hexdigest()
 
 
 def closure(entries: Collection[str], passed_over: Collection[str] | Mapping[str, str] = ()) -> set[str]:

@@ -41,6 +41,16 @@ def overrides(profile: Path, params: Path = PARAMS) -> list[str]:
     return list(_set(base, over))
 
 
+def merged_profile(profile: Path, params: Path = PARAMS) -> dict[str, Any]:
+    """The parameters that an experiment of ``profile`` has: ``params`` with the values of ``overrides``.
+
+    Raises: ConfigError as ``overrides``, and for a file that names several profiles.
+    """
+    if members(profile) != (profile,):
+        raise ConfigError(str(profile), "names several profiles", fix="give one of those that it names")
+    return _merged(read_profile(params), read_profile(profile), "")
+
+
 def members(profile: Path) -> tuple[Path, ...]:
     """The profiles that a file names under ``profiles``, which lie beside it; the file itself if it names none.
 

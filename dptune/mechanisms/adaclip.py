@@ -57,6 +57,8 @@ class AdaClip(Constant):
         ceiling: h_2, largest variance, as a multiple of the starting one.
     """
 
+    VERSION = 1  # raise it when a change moves a released number: tests/golden
+
     mean_decay: float = 0.99
     variance_decay: float = 0.999
     start_norm: float = 1.0

@@ -21,6 +21,8 @@ class AutoS(ByNorm):
         stabiliser: gamma; tiny gradients are amplified by at most R / gamma.
     """
 
+    VERSION = 1  # raise it when a change moves a released number: tests/golden
+
     stabiliser: float = 0.01
 
     def __post_init__(self) -> None:

@@ -79,6 +79,8 @@ class ByNorm(PairBlocks):
 class Flat(ByNorm):
     """Clips g to g * min(1, C / ||g||) (Abadi et al. 2016)."""
 
+    VERSION = 1  # raise it when a change moves a released number: tests/golden
+
     def factors(self, norms: torch.Tensor, radius: float) -> torch.Tensor:
         """Shrinks only what exceeds the radius."""
         return (radius / norms.clamp(min=1e-300)).clamp(max=1.0)
@@ -101,6 +103,8 @@ class L1(Flat):
         max_grad_norm: C, l1 radius of a unit's whole gradient.
     """
 
+    VERSION = 1  # raise it when a change moves a released number: tests/golden
+
     norm: ClassVar[str] = "l1"
 
     def clipped_sum(self, gradients: Gradients, knobs: Knobs) -> list[torch.Tensor]:
@@ -114,6 +118,8 @@ class L1(Flat):
 @dataclass(frozen=True)
 class Unclipped(PairBlocks):
     """Leaves gradients as they are: for the non-private mechanism only, which adds no noise."""
+
+    VERSION = 1  # raise it when a change moves a released number: tests/golden
 
     def initial_radii(self, pairs: int) -> tuple[float, ...]:
         """Returns no radii: nothing is clipped."""

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 class Constant:
     """Keeps the knobs where they start and reads nothing. Subclasses override what they need."""
 
+    VERSION = 1  # raise it when a change moves a released number: tests/golden
+
     @property
     def adaptive(self) -> bool:
         """Returns False: the noise never moves."""

@@ -40,6 +40,8 @@ class DcSgd(Constant):
         highest_radius: public upper bound of the radius.
     """
 
+    VERSION = 1  # raise it when a change moves a released number: tests/golden
+
     rule: Literal["percentile", "expected_error"] = "percentile"
     target: float = 0.5
     bins: int = 20

@@ -95,6 +95,8 @@ class GeoClip(Constant):
         outer_radius: clip radius of what lies outside the subspace.
     """
 
+    VERSION = 1  # raise it when a change moves a released number: tests/golden
+
     rank: int = 32
     directions: Literal["axes", "random"] = "random"
     explore: float = 0.2

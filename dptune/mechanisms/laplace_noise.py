@@ -73,6 +73,8 @@ class Laplace(_LaplaceMixture):
         noise_multiplier: scale of the noise over the clip radius.
     """
 
+    VERSION = 1  # raise it when a change moves a released number: tests/golden
+
     published_accountant: ClassVar[str] = "pure"
     noise_multiplier: float
     family: str = field(default="laplace_mixture", init=False)
@@ -114,6 +116,8 @@ class Plrvo(_LaplaceMixture):
             bound is proven.
         infinite_variance: allow k <= 2, whose noise has none.
     """
+
+    VERSION = 1  # raise it when a change moves a released number: tests/golden
 
     published_accountant: ClassVar[str] = "plrvo"
     fixed_by: ClassVar[tuple[str, ...]] = ("theta",)
@@ -197,6 +201,8 @@ class LmoDp(_LaplaceMixture):
         noise_multiplier: noise multiplier to which the weights are rescaled; 0 leaves them.
         infinite_variance: allow parameters whose noise has none.
     """
+
+    VERSION = 1  # raise it when a change moves a released number: tests/golden
 
     published_accountant: ClassVar[str] = "lmo_dp"
     own_scale: ClassVar[bool] = True

@@ -30,6 +30,8 @@ class LocalUpdates(Flat):
         local_learning_rate: learning rate of those steps.
     """
 
+    VERSION = 1  # raise it when a change moves a released number: tests/golden
+
     clients: int = 100
     clients_per_round: float = 20.0
     local_steps: int = 4

@@ -5,7 +5,7 @@ The help of an option is written once, in the docstring of the class; its type a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from functools import cache
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -41,6 +41,23 @@ def make_part(cls: Callable[..., Any], options: dict[str, Any]) -> Any:
         name = sorted(missing)[0]
         raise ConfigError(name, "is required", fix=f"give {name}=VALUE, or let it be calibrated")
     return cls(**mine)
+
+
+def differing(cls: Callable[..., Any], options: Mapping[str, Any], kept: Collection[str] = ()) -> dict[str, Any]:
+    """Those of a part's own options that differ from its defaults, or are ``kept``, each converted to its type."""
+    found: dict[str, Any] = {}
+    for name, default in option_defaults(cls).items():
+        if name in options:
+            value = convert(name, options[name], _kinds(cls)[name])
+            if name in kept or value != default:
+                found[name] = value
+    return found
+
+
+def option_defaults(cls: Any) -> dict[str, Any]:
+    """The default of each option; ``dataclasses.MISSING`` for one that is required."""
+    factories = {item.name: item.default_factory for item in _options(cls) if item.default_factory is not MISSING}
+    return {item.name: factories[item.name]() if item.name in factories else item.default for item in _options(cls)}
 
 
 @cache

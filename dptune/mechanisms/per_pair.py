@@ -39,6 +39,8 @@ class PerPair(PairBlocks):
         freeze_down: train only the B factors (FFA-LoRA), so that B A has no product of two noises.
     """
 
+    VERSION = 1  # raise it when a change moves a released number: tests/golden
+
     max_grad_norm: float = 1.0
     pair_radius: float = 0.0
     allocation: Literal["equal", "global"] = "equal"

@@ -24,6 +24,8 @@ class Psac(ByNorm):
         r: constant in (0, 1) of the weight; tiny gradients pass nearly unscaled, unlike with AUTO-S.
     """
 
+    VERSION = 1  # raise it when a change moves a released number: tests/golden
+
     r: float = 0.1
 
     def __post_init__(self) -> None:

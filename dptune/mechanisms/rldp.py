@@ -66,6 +66,8 @@ class Rldp(LearnedControl):
         centre: "initial" moves the radii around where they start, "one" around 1 as equation 10 does.
     """
 
+    VERSION = 1  # raise it when a change moves a released number: tests/golden
+
     interval: int = 16
     warmup: int = 16
     agent: Literal["sac", "linear"] = "sac"

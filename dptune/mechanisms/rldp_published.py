@@ -42,6 +42,8 @@ class RldpPublished(LearnedControl):
     open is in ``dptune.mechanisms.sac``.
     """
 
+    VERSION = 1  # raise it when a change moves a released number: tests/golden
+
     _warm: list[Any] = field(default_factory=list, init=False, repr=False)  # norms of the batches so far
     _raw: Any = field(default=None, init=False, repr=False)  # norms and mean loss of the last batch with units
 

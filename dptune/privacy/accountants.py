@@ -36,6 +36,9 @@ from dptune.privacy.sampled_gaussian import Kind
 # about it. Such an order costs infinity: a looser bound or more noise, never too small an epsilon.
 logging.getLogger("absl").addFilter(lambda record: "_compute_log_a_frac failed" not in str(record.msg))
 
+#: Version of the accountants, and of the calibration that asks them for noise. Raise it when a change moves an epsilon
+#: or a calibrated multiplier: tests/golden says when.
+VERSION = 1
 #: Releases of different parts that are priced one by one where a price is a sum.
 _SUMS = 20_000
 #: Fractional orders matter: at epsilon 8 and small sampling rates the best order lies near 2.5.

@@ -6,6 +6,7 @@ Nothing of the cell is changed; the only file that is written is the audit itsel
 from __future__ import annotations
 
 import hashlib
+import json
 import logging
 from collections import Counter
 from collections.abc import Callable
@@ -50,10 +51,12 @@ from tasks.audit.shadows import shadow_scores
 from tasks.audit.target import Target, load_target
 from tasks.experiment.crafted import crafted_file, read_crafted
 from tasks.experiment.prepare import corpus_of, plan_of, units_of
-from tasks.identity import code_digest
+from tasks.identity import code_digest, differing
 from tasks.paths import AUDITS, EVAL, SPLITS, TRAIN, planted_secrets
 from tasks.settings.audit import Audit
 
+#: Version of these results, part of their names. Raise it when a change moves their figures: tests/golden says when.
+VERSION = 1
 _log = logging.getLogger(__name__)
 _NO_SECRET = "0" * SECRET_LENGTH
 _CONTEXTS, _GENERATED_ROWS = 8, 512
@@ -73,6 +76,7 @@ def audit_cell(directory: Path, settings: Audit, device: str, cells: int = 1) ->
     target = load_target(directory, settings, torch.device(device), checks)
     audit: dict[str, Any] = {
         "label": target.cell.label,
+        "code": code_digest("audit.attacks"),
         "telemetry": target.cell.telemetry,
         "confidence": settings.confidence,
         "alarm_confidence": target.alarm_confidence,
@@ -95,8 +99,8 @@ def audit_file(directory: Path) -> Path:
 
 
 def audit_key(directory: Path, settings: Audit) -> str:
-    """A digest of all that decides an audit: the run, the settings, the secrets and the code."""
-    content = [settings.model_dump_json(), code_digest("audit.attacks")]
+    """A digest of all that decides an audit: the run, the settings, the secrets and the version of attacks."""
+    content = [json.dumps(differing(settings), sort_keys=True), str(VERSION)]
     content += map(str, score_plugins())
     read = (RunFolder(directory).ledger, crafted_file(directory), planted_secrets(), TRAIN, EVAL)
     content += [sha256(path) for path in read if path.exists()]

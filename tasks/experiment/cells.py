@@ -1,30 +1,38 @@
 """The grid as data: one cell is one (model, mechanism, epsilon, seed), fully spelled out.
 
-A cell's folder name carries a digest of everything that decides its result: its settings, its data, its model
-and the code that runs it. A cell whose digest is unchanged need not run again.
+A cell's folder name carries a digest of everything that decides its result: the settings that differ from their
+defaults, its data, its model, and the versions of the parts that it uses. A cell whose name is unchanged need not run
+again. A change of code renames no cell, unless it raises a version.
 """
 
 from __future__ import annotations
 
 import hashlib
 import hmac
-import json
 from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from pydantic import field_validator
+from pydantic import Field, field_validator
 
 from dptune import plugins
 from dptune.corpus.records import read_about
 from dptune.errors import ConfigError
-from dptune.files import sha256, sha256_once
+from dptune.files import sha256, sha256_once, write_text
 from dptune.mechanisms.interfaces import Federation
-from dptune.mechanisms.registry import build, lacks_noise, plugin_modules, takes_noise
+from dptune.mechanisms.registry import (
+    build,
+    differing_options,
+    lacks_noise,
+    part_names,
+    plugin_modules,
+    takes_noise,
+)
 from dptune.privacy.run_folder import RunFolder
+from dptune.privacy.set_aside import fresh_start
 from dptune.training.lora import Lora
-from tasks.identity import code_digest
+from tasks.identity import differing, name_digest, plain, versions_of
 from tasks.paths import EVAL, PUBLIC_VALIDATION, RUNS, TRAIN
 from tasks.settings.experiment import Model
 from tasks.settings.mechanisms import epsilons_of, learning_rate_of, options_on, rule_of
@@ -38,7 +46,13 @@ PUBLISHED = "published"
 
 
 class Cell(StrictModel):
-    """Everything that decides one fine-tuning run. Public."""
+    """Everything that decides one fine-tuning run. Public.
+
+    Attributes:
+        inputs: digests of the data and of the base model; of a hyper-policy and of plug-ins where there are some. Cells
+            of before parts had versions also have one of the code here, and no ``versions``.
+        versions: the versions of the parts that the run uses (``tasks.identity.versions_of``).
+    """
 
     experiment: str
     model_name: str
@@ -56,6 +70,7 @@ class Cell(StrictModel):
     lora: Lora
     training: TrainingSettings
     inputs: dict[str, str]
+    versions: dict[str, int] = Field(default_factory=dict)
     plugins: tuple[str, ...] = ()
 
     @field_validator("plugins")
@@ -74,8 +89,38 @@ class Cell(StrictModel):
     @property
     def directory(self) -> Path:
         """The cell's own folder under data/runs."""
-        content = json.dumps(self.model_dump(mode="json"), sort_keys=True)
-        return RUNS / f"{self.label}-{hashlib.sha256(content.encode()).hexdigest()[:8]}"
+        raised = {part: version for part, version in self.versions.items() if version != 1}  # a new part is free
+        return RUNS / f"{self.label}-{name_digest(self.settings | {'versions': raised})}"
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What names the cell besides versions: its parts, settings that differ from their defaults, and digests."""
+        parts = part_names(self.mechanism, self.options)
+        options = plain(differing_options(self.mechanism, self.options))
+        inputs = {name: digest for name, digest in self.inputs.items() if name != "code"}
+        return differing(self) | {"parts": parts, "options": options, "inputs": inputs, "versions": {}}
+
+
+def write_cell(cell: Cell, home: Path = Path()) -> None:
+    """Write cell.json in the cell's folder under ``home``.
+
+    Raises: ConfigError where a run has begun there with other settings: the folder must not show it with these.
+    """
+    folder = RunFolder(home / cell.directory)
+    held = _settings_in(folder.cell) if folder.has_begun else {}
+    if changed := [name for name in sorted(held | cell.settings) if held and held.get(name) != cell.settings.get(name)]:
+        problem = f"holds a run of other settings ({', '.join(changed)}) under the same name: a default was changed"
+        fix = f"restore the default, or raise a VERSION (tests/golden); or {fresh_start(cell.directory)}"
+        raise ConfigError(str(cell.directory), problem, fix=fix)
+    write_text(folder.cell, cell.model_dump_json(indent=2))
+
+
+def _settings_in(file: Path) -> dict[str, Any]:
+    """``Cell.settings`` of a cell.json; empty for none, or a damaged one."""
+    try:
+        return Cell.model_validate_json(file.read_text(encoding="utf-8")).settings
+    except (OSError, ValueError):
+        return {}
 
 
 def of_a_pass(cell: Cell) -> dict[str, Any]:
@@ -111,6 +156,7 @@ def grid(settings: Settings) -> list[Cell]:
             rate, rule = learning_rate_of(options) or settings.training.learning_rate, rule_of(options)
             own_epsilons = epsilons_of(options)
             inputs = digests(model, options) | plugin_digest(mechanism, options)
+            training = replace(settings.training, learning_rate=rate, **rule)
             budgets = own_epsilons or experiment.epsilons
             epsilons = budgets if takes_noise(mechanism, options) else (None,)
             cells += [
@@ -129,8 +175,9 @@ def grid(settings: Settings) -> list[Cell]:
                     task=settings.task,
                     crafted=settings.canaries.crafted,
                     lora=settings.lora,
-                    training=replace(settings.training, learning_rate=rate, **rule),
+                    training=training,
                     inputs=inputs,
+                    versions=versions_of(mechanism, options, training.rule),
                     plugins=plugin_modules(mechanism, options),
                 )
                 for epsilon in epsilons
@@ -156,18 +203,14 @@ def plugin_digest(mechanism: str, options: Mapping[str, Any]) -> dict[str, str]:
 
 
 def shared_digests(model: Model) -> dict[str, str]:
-    """A digest of each input that cells of one model share: data, base model (or its pinned commit), and code.
+    """A digest of each input that cells of one model share: data, and base model (or its pinned commit).
 
     The data's is keyed by the secret salt of the training file, so that nobody can test a guess of the records.
     """
     weights = model_digest(model)
     salt = str(read_about(TRAIN)["salt"])
     files = "".join(sha256(path) for path in (TRAIN, EVAL, PUBLIC_VALIDATION))
-    return {
-        "data": hmac.digest(salt.encode(), files.encode(), "sha256").hex(),
-        "model": weights,
-        "code": code_digest("experiment.finetune"),
-    }
+    return {"data": hmac.digest(salt.encode(), files.encode(), "sha256").hex(), "model": weights}
 
 
 def model_digest(model: Model) -> str:

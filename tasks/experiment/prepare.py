@@ -30,6 +30,7 @@ from dptune.training.together import shared_copy
 from dptune.training.token_file import FORMAT, Corpus, open_or_tokenize
 from tasks.experiment.base_model import StartingModel, base_model
 from tasks.experiment.cells import Cell, federation, of_a_pass, plugin_digest, policy_digest, shared_digests
+from tasks.identity import changes, versions_of
 from tasks.paths import EVAL, PUBLIC_VALIDATION, TOKENS, TRAIN
 from tasks.settings.library_section import part_of
 from tasks.settings.training import TrainingSettings
@@ -63,7 +64,8 @@ class SharedInputs:
 def shared_inputs(cell: Cell, device: torch.device) -> SharedInputs:
     """Load the model and records of a cell, and of all cells with its model, LoRA settings, schedule and data.
 
-    Raises: ConfigError if the data or model are no longer those the cell was made for, or change while they are read.
+    Raises: ConfigError if the data, the model or the versions of parts are no longer those the cell was made for, or
+    data or model change while they are read.
     """
     digests = shared_digests(cell.model)
     _check_inputs(cell, digests)
@@ -87,10 +89,11 @@ def shared_inputs(cell: Cell, device: torch.device) -> SharedInputs:
 
 
 def _check_inputs(cell: Cell, digests: dict[str, str]) -> None:
+    if changed := changes(cell.versions, versions_of(cell.mechanism, cell.options, cell.training.rule)):
+        problem = f"are not those of this code, which would make another run ({changed})"
+        raise ConfigError("cell.versions", problem, fix="run the flow again")
     if not digests.items() <= cell.inputs.items():
-        raise ConfigError(
-            "cell.inputs", "data, model or code changed since the cell was made", fix="run the flow again"
-        )
+        raise ConfigError("cell.inputs", "data or model changed since the cell was made", fix="run the flow again")
 
 
 @dataclass(frozen=True)

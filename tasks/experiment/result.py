@@ -13,7 +13,7 @@ from dptune.files import jsonable, read_json
 Figures = dict[str, float]
 Row = dict[str, Any]
 #: Fields that are left out of the file where a cell has none of them.
-_LEFT_OUT = ("scores", "signatures", "decoding", "inputs", "restarts", "together", "adapter_sha256")
+_LEFT_OUT = ("scores", "signatures", "decoding", "inputs", "restarts", "together", "adapter_sha256", "code")
 
 
 @dataclass(frozen=True)
@@ -61,6 +61,7 @@ class CellResult:
         inputs: number of prompts.
         restarts: how often correlated noise began anew.
         adapter_sha256: digest of the adapter's weights.
+        code: digest of the code that finished the run, as information only.
         further: other keys of the file.
     """
 
@@ -105,6 +106,7 @@ class CellResult:
     inputs: int | None = None
     restarts: int | None = None
     adapter_sha256: str | None = None
+    code: str | None = None
     further: dict[str, Any] = field(default_factory=dict)
 
     @classmethod

@@ -23,6 +23,7 @@ from tasks.experiment.guarantee import guarantee
 from tasks.experiment.input_data import input_data
 from tasks.experiment.prepare import PreparedCell
 from tasks.experiment.result import CellResult
+from tasks.identity import code_digest
 from tasks.metrics import allowed
 from tasks.paths import PUBLIC_VALIDATION
 from tasks.tracking import LATER, NOTE, ChildRun, flow_tag, git_commit, optional, timed, training_hash
@@ -133,6 +134,7 @@ def result_of(
         knobs=history.knobs(),
         seconds=round(seconds, 1) if timed(cell.telemetry) else None,
         device=device,
+        code=code_digest("experiment.finetune"),
     )
 
 

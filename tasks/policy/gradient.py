@@ -5,8 +5,6 @@ python -m tasks.policy.gradient data/policy/runs/<run>/job.json
 
 from __future__ import annotations
 
-import hashlib
-import json
 import logging
 import math
 from collections import Counter
@@ -26,13 +24,15 @@ from dptune.privacy.ledger_file import read_ledger
 from dptune.privacy.run_folder import RunFolder
 from dptune.privacy.run_header import RunHeader
 from dptune.progress import Meter
-from tasks.identity import code_digest
+from tasks.identity import code_digest, differing, name_digest
 from tasks.paths import POLICY
 from tasks.settings.policy import PolicySettings, StudyRun, expanded
 from tasks.settings.strict import StrictModel
 from tasks.stage import run_command
 
 _log = logging.getLogger("dptune.policy")
+#: Version of these results, part of their names. Raise it when a change moves their figures: tests/golden says when.
+VERSION = 1
 
 
 class PolicyCell(StrictModel):
@@ -50,7 +50,7 @@ class PolicyCell(StrictModel):
         training: options of ``PolicyTraining``.
         extra: further options of a baseline.
         delta: delta of all epsilons.
-        code: digest of the code that decides the result.
+        version: ``VERSION`` of the code that made the cell.
     """
 
     study: str
@@ -64,7 +64,7 @@ class PolicyCell(StrictModel):
     training: dict[str, Any]
     extra: dict[str, float]
     delta: float
-    code: str
+    version: int = 1
 
     @property
     def name(self) -> str:
@@ -74,22 +74,23 @@ class PolicyCell(StrictModel):
     @property
     def directory(self) -> Path:
         """Folder of the run under data/policy/runs; another one if anything that decides the result changes."""
-        content = json.dumps(self.model_dump(mode="json"), sort_keys=True)
-        return POLICY / "runs" / f"{self.name}-{hashlib.sha256(content.encode()).hexdigest()[:8]}"
+        training = differing(PolicyTraining(**self.training))
+        method = differing(Dppg(**self.method)) if self.method is not None else None
+        content = differing(self) | {"training": training, "method": method}
+        return POLICY / "runs" / f"{self.name}-{name_digest(content)}"
 
 
 def policy_cells(settings: PolicySettings) -> list[PolicyCell]:
     """Make the cells of all runs: of every study, with every seed."""
-    code = code_digest("policy.gradient")
     return [
-        _cell(settings, name, run, seed, code)
+        _cell(settings, name, run, seed)
         for name, study in settings.studies.items()
         for run in expanded(study, settings.delta)
         for seed in settings.seeds
     ]
 
 
-def _cell(settings: PolicySettings, study: str, run: StudyRun, seed: int, code: str) -> PolicyCell:
+def _cell(settings: PolicySettings, study: str, run: StudyRun, seed: int) -> PolicyCell:
     environment = settings.studies[study]
     return PolicyCell(
         study=study,
@@ -103,7 +104,7 @@ def _cell(settings: PolicySettings, study: str, run: StudyRun, seed: int, code: 
         training=asdict(run.training) | {"seed": seed},
         extra=dict(run.extra),
         delta=settings.delta,
-        code=code,
+        version=VERSION,
     )
 
 
@@ -143,6 +144,7 @@ def run_cell(cell: PolicyCell) -> dict[str, Any]:
         "points": points,
         "final_return": sum(last_quarter) / len(last_quarter),
         "leaks": [],
+        "code": code_digest("policy.gradient"),
         **_prices(cell, directory),
     }
     write_json(RunFolder(directory).result, result)

@@ -36,9 +36,9 @@ from dptune.privacy.run_header import RunHeader
 from dptune.privacy.spent import Register
 from dptune.training.groups import hash_keys, turns_of
 from tasks.experiment.spent import plan_booking, run_id_of
-from tasks.identity import code_digest
+from tasks.identity import differing
 from tasks.paths import DATA, PUBLIC_MODEL, PUBLIC_NARRATIVES, SPENT, SPLITS
-from tasks.settings.library_section import as_json, part_of
+from tasks.settings.library_section import part_of
 from tasks.settings.rlhf import Rlhf, settings_of
 from tasks.split_records import split_digest
 from tasks.stage import run_command
@@ -54,6 +54,8 @@ PROMPTS = "prompts.json"
 ATTACKS = ("secrets", "updates")
 #: Name of the cells in the register of what the pipeline's records have paid.
 STUDY = "policy.rlhf"
+#: Version of these results, part of their names. Raise it when a change moves their figures: tests/golden says when.
+VERSION = 1
 _ROWS = 128
 _log = logging.getLogger(__name__)
 
@@ -81,18 +83,17 @@ class RlhfCell:
 
     @property
     def directory(self) -> Path:
-        """Folder of the cell; another one if settings, data, base model or code change.
+        """Folder of the cell; another one if settings, data, base model or ``VERSION`` change.
 
         Its name ends with a digest that is keyed by a secret salt. MLflow and reports get the name, and with a plain
         digest anybody could test a guess of the data against it.
         """
         swept = ("users", "epsilons", "seeds", "nonprivate")
-        shared = {name: value for name, value in as_json(self.settings).items() if name not in swept}
+        shared = {name: value for name, value in differing(self.settings).items() if name not in swept}
         files = [*sorted(PUBLIC_MODEL.glob("*.*")), PUBLIC_NARRATIVES, SPLITS / "train.parquet"]
         files += [SPLITS / "attack.parquet"]
-        content = (
-            json.dumps(shared, sort_keys=True) + "".join(sha256(path) for path in files) + code_digest("policy.rlhf")
-        )
+        named = json.dumps(shared | {"version": VERSION}, sort_keys=True)
+        content = named + "".join(sha256(path) for path in files)
         return RLHF / f"{self.label}-{hmac.digest(_salt(), content.encode(), 'sha256').hex()[:8]}"
 
     @property

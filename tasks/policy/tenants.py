@@ -7,7 +7,6 @@ It needs data/models (`dvc repro pretrain`). `make policy PROFILE=profiles/polic
 
 from __future__ import annotations
 
-import json
 import logging
 import shutil
 import time
@@ -25,7 +24,7 @@ from dptune.errors import DataError
 from dptune.files import jsonable, locked, private_directory, read_json, sha256, write_json
 from dptune.privacy.run_folder import RunFolder
 from dptune.privacy.set_aside import set_aside, spending_of
-from tasks.identity import code_digest
+from tasks.identity import differing
 from tasks.paths import DATA, PUBLIC_MODEL, PUBLIC_NARRATIVES
 from tasks.settings.library_section import as_json, part_of
 from tasks.settings.tenants import Tenants, settings_of
@@ -35,6 +34,8 @@ if TYPE_CHECKING:
     from dptune.policy.tenants.ablation import Outcome
     from dptune.policy.tenants.runs import Setting, Tenant
 
+#: Version of these results, part of their names. Raise it when a change moves their figures: tests/golden says when.
+VERSION = 1
 _log = logging.getLogger(__name__)
 TENANTS = DATA / "policy" / "tenants"
 _SETTINGS, _STATIC = "settings.json", "static"
@@ -43,9 +44,8 @@ _SETTINGS, _STATIC = "settings.json", "static"
 def run_tenants(settings: Tenants, directory: Path = TENANTS, device: str = "cpu") -> dict[str, Any]:
     """Train over tenants, run the ablation on new ones, and write results.json, controller/ and ledger.jsonl.
 
-    As long as settings, code and model stay the same, a training that was cut off resumes where its ledger ends, and
-    one
-    that is finished is only read: trained again, it would use the same tenants a second time.
+    As long as settings, version and model stay the same, a training that was cut off resumes where its ledger ends,
+    and one that is finished is only read: trained again, it would use the same tenants a second time.
 
     Returns: what results.json says. Its perplexities on held-out records are raw figures of (simulated) tenants.
     """
@@ -83,16 +83,16 @@ def run_tenants(settings: Tenants, directory: Path = TENANTS, device: str = "cpu
 
 
 def _is_finished(directory: Path, settings: Tenants) -> bool:
-    """Whether the folder holds the results of these settings, code and model; if not, make it ready for the work.
+    """Whether the folder holds the results of these settings, version and model; if not, make it ready for the work.
 
     An unfinished run of the same settings is left as it is. A run of others is set aside with its ledger.
     """
-    content, file = {"settings": as_json(settings), **_inputs()}, directory / _SETTINGS
+    content, file = {"settings": differing(settings), **_inputs()}, directory / _SETTINGS
     if file.exists() and read_json(file) == content:
         return RunFolder(directory).results.exists()
     if spending_of(directory):
         earlier, spending = set_aside(directory)
-        _log.warning("an earlier run, of other settings or code, was moved to %s: %s", earlier, spending)
+        _log.warning("an earlier run, of other settings or another version, was moved to %s: %s", earlier, spending)
         private_directory(directory)
     folder = RunFolder(directory)
     for path in (file, folder.results, folder.state, folder.ledger):  # left by a process that died before any charge
@@ -103,7 +103,7 @@ def _is_finished(directory: Path, settings: Tenants) -> bool:
 
 
 def _inputs() -> dict[str, Any]:
-    """Inputs besides the settings that decide the results: code, base model and shape of adapters, as JSON types.
+    """Inputs besides the settings that decide the results: version, base model and shape of adapters, as JSON types.
 
     Raises: DataError if the public model is missing.
     """
@@ -115,9 +115,9 @@ def _inputs() -> dict[str, Any]:
         )
     model = [*sorted(path for path in PUBLIC_MODEL.iterdir() if path.is_file()), PUBLIC_NARRATIVES]
     return {
-        "code": code_digest("policy.tenants"),
+        "version": VERSION,
         "model": [sha256(path) for path in model],
-        "lora": json.loads(json.dumps(asdict(load_settings().lora))),
+        "lora": differing(load_settings().lora),
     }
 
 

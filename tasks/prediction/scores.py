@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -16,7 +14,7 @@ from dptune.prediction.ensemble import load_adapters, read_manifest
 from dptune.prediction.scoring import RecordScore, score_records
 from dptune.training.data import Tokens
 from dptune.training.model import check_device, load_base, load_tokenizer
-from tasks.identity import code_digest
+from tasks.identity import differing, name_digest
 from tasks.paths import EVAL
 from tasks.prediction.ensembles import EnsemblePlan, record_tokens, scored_protocols
 from tasks.settings.params import Settings
@@ -24,6 +22,8 @@ from tasks.settings.prediction import Prediction
 from tasks.settings.strict import StrictModel
 
 SCORING = "scoring.json"
+#: Version of these results, part of their names. Raise it when a change moves their figures: tests/golden says when.
+VERSION = 1
 _SEED = 0  # of the samples that a published protocol is scored with; public
 
 
@@ -33,13 +33,12 @@ class ScoringPlan(StrictModel):
     ensemble: EnsemblePlan
     prediction: Prediction
     delta: float
-    code: str
+    version: int = 1
 
     @property
     def directory(self) -> Path:
         """The folder of the records' scores, in the ensemble's. Private."""
-        content = json.dumps(self.model_dump(mode="json"), sort_keys=True)
-        return self.ensemble.directory / f"scores-{hashlib.sha256(content.encode()).hexdigest()[:8]}"
+        return self.ensemble.directory / f"scores-{name_digest(differing(self))}"
 
     def file(self, number: int) -> Path:
         """The score of one record."""
@@ -48,8 +47,7 @@ class ScoringPlan(StrictModel):
 
 def scoring_plan(plan: EnsemblePlan, settings: Settings) -> ScoringPlan:
     """Plan the scoring of an ensemble."""
-    code = code_digest("prediction.scores")
-    return ScoringPlan(ensemble=plan, prediction=settings.prediction, delta=settings.experiment.delta, code=code)
+    return ScoringPlan(ensemble=plan, prediction=settings.prediction, delta=settings.experiment.delta, version=VERSION)
 
 
 def open_scoring(plan: ScoringPlan) -> Path:

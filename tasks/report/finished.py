@@ -15,7 +15,9 @@ from tasks.charts.groups import Result
 from tasks.settings.training import RULE
 
 #: Settings of a cell that one experiment may vary.
-_VARIED = ("model_name", "model", "mechanism", "options", "epsilon", "seed", "accounting", "plugins")
+_VARIED = ("model_name", "model", "mechanism", "options", "epsilon", "seed", "accounting", "plugins", "versions")
+#: Parts that all cells of an experiment use; the versions of others are their mechanism's.
+_SHARED_PARTS = ("loop", "sampler")
 
 
 @dataclass(frozen=True)
@@ -82,8 +84,9 @@ def _place(run: _Run) -> str:
 
 
 def _protocol(run: _Run) -> dict[str, Any]:
-    """What all runs of an experiment share: records, task, schedule, adapters, code."""
+    """What all runs of an experiment share: records, task, schedule, adapters, versions of shared parts."""
     shared = {key: value for key, value in run.cell.items() if key not in _VARIED}
     training = {key: value for key, value in run.cell["training"].items() if key not in ("learning_rate", *RULE)}
     inputs = {key: value for key, value in run.cell["inputs"].items() if key not in ("policy", "plugins", "model")}
-    return shared | {"training": training, "inputs": inputs}
+    versions = [run.cell.get("versions", {}).get(part) for part in _SHARED_PARTS]  # None: of before parts had versions
+    return shared | {"training": training, "inputs": inputs, "versions": versions}

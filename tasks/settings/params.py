@@ -125,10 +125,19 @@ def load_settings(path: Path = Path("params.yaml"), overrides: dict[str, Any] | 
     given = (overrides or {}).get("search")
     if isinstance(given, dict) and "space" in given:
         merged["search"]["space"] = given["space"]  # a distribution: what it leaves out must not come from the file
+    return settings_of(merged, str(path), "" if overrides else text)
+
+
+def settings_of(content: dict[str, Any], file: str, text: str = "") -> Settings:
+    """The settings with this content. Raises: ConfigError naming each entry of ``file`` that is wrong.
+
+    Args:
+        text: the file as it is written, for lines in messages; empty if it does not hold the content as it is.
+    """
     try:
-        return Settings.model_validate(merged)
+        return Settings.model_validate(content)
     except ValidationError as error:
-        raise refusal(error, str(path), merged, "" if overrides else text) from None
+        raise refusal(error, file, content, text) from None
 
 
 def merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from tiny_pipeline import BUDGET, cells, static, write_params
 
+from dptune import step_settings
 from dptune.errors import ConfigError
 from dptune.files import sha256
 from dptune.update_rule import UpdateRule
 from tasks.corpus.canaries import plant
-from tasks.experiment import cells as module
 from tasks.experiment.cells import Cell, of_a_pass
 from tasks.paths import EVAL, PUBLIC_MODEL, PUBLIC_VALIDATION, RUNS
 from tasks.settings.mechanisms import own_epsilons
@@ -125,7 +125,7 @@ INPUTS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     "public validation": append_byte(PUBLIC_VALIDATION),
     "weights": append_byte(PUBLIC_MODEL / "model.safetensors"),
     "tokenizer": append_byte(PUBLIC_MODEL / "tokenizer.json"),
-    "code": lambda patch: patch.setattr(module, "code_digest", lambda entry: "another"),
+    "version": lambda patch: patch.setattr(step_settings, "VERSION", 2),
 }
 
 
@@ -152,7 +152,7 @@ def test_a_hub_model_is_known_by_its_commit(pipeline: Path) -> None:
 def test_a_cell_holds_no_private_value(pipeline: Path) -> None:
     """Digests that a random salt keeps from testing guesses, digests of public files, and settings."""
     cell = static()
-    assert set(cell.inputs) == {"data", "model", "code"}
+    assert set(cell.inputs) == {"data", "model"}
     assert all(len(value) == 64 for value in cell.inputs.values())
     assert sha256(EVAL) not in cell.model_dump_json(), "that one has no salt"
 

@@ -102,7 +102,7 @@ def test_each_cell_of_a_group_is_a_whole_run(pipeline: Path) -> None:
     assert len(adapters) == 6
 
 
-@pytest.mark.parametrize("name", ["model", "training", "data", "code"])
+@pytest.mark.parametrize("name", ["model", "training", "data", "versions"])
 def test_a_cell_with_other_inputs_is_refused_and_the_first_ends(pipeline: Path, name: str) -> None:
     """Its result would be filed under a model, length or data that it never saw."""
     first, second, *_ = several()
@@ -110,7 +110,7 @@ def test_a_cell_with_other_inputs_is_refused_and_the_first_ends(pipeline: Path, 
         "model": {"model": second.model.model_copy(update={"dtype": "bfloat16"})},
         "training": {"training": replace(second.training, max_length=32)},
         "data": {"inputs": second.inputs | {"data": "old"}},
-        "code": {"inputs": second.inputs | {"code": "old"}},
+        "versions": {"versions": second.versions | {"loop": 0}},
     }
     other = second.model_copy(update=changes[name])
     with pytest.raises(CellsError, match=r"Fix: run "):

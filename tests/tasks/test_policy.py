@@ -220,7 +220,7 @@ def test_an_attack_that_shows_more_than_is_certified_fails(empty: Path, monkeypa
 def test_rows_of_an_audit_whose_own_code_was_another_are_not_kept(empty: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(policy_audit, "_audit", lambda *_: {"critic": "none", "accusation": None})
     policy_audit.audits(attacked())
-    monkeypatch.setattr(policy_audit, "code_digest", lambda _: "another")
+    monkeypatch.setattr(policy_audit, "VERSION", 2)
     monkeypatch.setattr(policy_audit, "_audit", lambda *_: {"critic": "again", "accusation": None})
     assert policy_audit.audits(attacked())[0]["critic"] == "again"
 

@@ -12,6 +12,7 @@ QUANTILE = "dptune/mechanisms/quantile.py"
 RLDP = "dptune/mechanisms/rldp.py"
 RL = "dptune/mechanisms/rl.py"
 POLICY_FILE = "dptune/mechanisms/policy_file.py"
+NAMES = "tests/tasks/test_names.py"
 PLUGINS = "tests/tasks/test_plugins.py"
 SENSITIVITY = "tests/mechanisms/test_sensitivity.py"
 MOVES = f"{SENSITIVITY}::test_one_unit_moves_a_release_by_at_most_its_sensitivity"
@@ -405,5 +406,45 @@ MUTANTS = (
         "for cls in _resolve(name, entry)[0].values() for base in cls.__mro__}",
         "for base in _resolve(name, entry)[0].values()}",
         (f"{PLUGINS}::test_what_a_part_inherits_is_named_too",),
+    ),
+    Mutant(
+        "raised_versions_rename_nothing",
+        "a run by other code would pass for the one that is finished",
+        "tasks/experiment/cells.py",
+        "{'versions': raised}",
+        "{'versions': {}}",
+        (f"{NAMES}::test_a_raised_version_renames_the_cells_that_use_the_part",),
+    ),
+    Mutant(
+        "versions_at_1_rename",
+        "a part that is new to all cells would make each of them pay again",
+        "tasks/experiment/cells.py",
+        "for part, version in self.versions.items() if version != 1}",
+        "for part, version in self.versions.items()}",
+        (f"{NAMES}::test_versions_at_1_are_no_part_of_a_name",),
+    ),
+    Mutant(
+        "given_noise_is_no_setting",
+        "a run with noise of the user's own would pass for one that was calibrated",
+        "dptune/mechanisms/registry.py",
+        'kept = {"noise_multiplier", *parts["noise"].fixed_by}',
+        "kept = set()",
+        (f"{NAMES}::test_noise_that_is_fixed_at_its_default_is_a_setting",),
+    ),
+    Mutant(
+        "other_settings_overwrite_a_run",
+        "a run's folder would show settings that are not its own",
+        "tasks/experiment/cells.py",
+        "held = _settings_in(folder.cell) if folder.has_begun else {}",
+        "held = {}",
+        (f"{NAMES}::test_a_begun_run_is_never_shown_with_settings_that_are_not_its_own",),
+    ),
+    Mutant(
+        "versions_are_not_compared",
+        "a cell that was written down before a version was raised would be filed under the old name",
+        "tasks/experiment/prepare.py",
+        "if changed := changes(cell.versions, versions_of(cell.mechanism, cell.options, cell.training.rule)):",
+        "if changed := '':",
+        (f"{NAMES}::test_a_cell_goes_on_after_an_edit_and_not_after_a_raised_version",),
     ),
 )

@@ -1,0 +1,195 @@
+"""Golden runs: a number that moves, or a default that changes, fails unless the version of its part was raised."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from dptune import update_rule
+from dptune.mechanisms.registry import MECHANISMS
+from dptune.privacy import accountants, filters
+from dptune.training import data, opening, optimizers, run
+from dptune.training.spec import TrainingPlan
+from tests.golden import table
+from tests.golden.runs import RUNS
+
+Plant = Callable[[pytest.MonkeyPatch], None]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_a_golden_run_gives_its_figures(name: str) -> None:
+    assert table.problem_of_run(name, table.read(), RUNS[name].figures()) == ""
+
+
+def test_every_default_that_names_leave_out_is_the_recorded_one() -> None:
+    assert list(table.problems_of_defaults(table.read(), table.present_defaults())) == []
+
+
+def test_the_figures_were_made_with_the_present_versions() -> None:
+    assert table.read()["versions"] == table.versions(), "run `python -m tests.golden` and commit its tables"
+    assert set(table.read()["runs"]) == set(RUNS)
+
+
+def test_every_part_has_a_golden_run_and_a_version_of_its_own() -> None:
+    used = {part for golden in RUNS.values() for part in golden.uses}
+    assert used >= {*table.own_parts(), *update_rule.VERSIONS, *table.SHARED, *table.RESULTS}
+    for part, cls in table.own_parts().items():
+        assert "VERSION" in vars(cls), f"{part}: give {cls.__name__} a VERSION = 1 of its own"
+    for part, version in table.versions().items():
+        assert isinstance(version, int), part
+        assert version >= 1, part
+        assert "VERSION" in table.place_of(part)
+
+
+def _more_noise(cls: Any) -> Plant:
+    def plant(patch: pytest.MonkeyPatch) -> None:
+        for name in ("add", "add_row"):
+            if hasattr(cls, name):
+                real = getattr(cls, name)
+                patch.setattr(cls, name, lambda self, sums, scales, noise, *more, real=real, **named: real(
+                    self, sums, scales, 1.01 * noise, *more, **named))  # fmt: skip
+
+    return plant
+
+
+def _larger_sum(cls: Any) -> Plant:
+    real = cls.clipped_sum
+    return lambda patch: patch.setattr(
+        cls, "clipped_sum", lambda self, *given: [1.01 * one for one in real(self, *given)]
+    )
+
+
+def _other_knobs(cls: Any) -> Plant:
+    real = cls.knobs
+
+    def knobs(self: Any, initial: Any) -> Any:
+        found = real(self, initial)
+        return replace(found, noise_multiplier=1.01 * found.noise_multiplier + 0.001)
+
+    return lambda patch: patch.setattr(cls, "knobs", knobs)
+
+
+def _scaled(module: Any, name: str) -> Plant:
+    real = getattr(module, name)
+    return lambda patch: patch.setattr(module, name, lambda *given, **named: 1.01 * real(*given, **named))
+
+
+def _published(accountant: str) -> Plant:
+    real = accountants.PUBLISHED_ACCOUNTANTS[accountant]
+    return lambda patch: patch.setitem(
+        accountants.PUBLISHED_ACCOUNTANTS, accountant, lambda *given: 1.01 * real(*given)
+    )
+
+
+def _more_momentum(patch: pytest.MonkeyPatch) -> None:
+    real = opening.make_optimizer
+    patch.setattr(
+        opening, "make_optimizer", lambda rule, *more: real(replace(rule, momentum=1.01 * rule.momentum), *more)
+    )
+
+
+def _more_variance(patch: pytest.MonkeyPatch) -> None:
+    real = run.tell_noise
+    patch.setattr(run, "tell_noise", lambda *given: real(*given[:-1], given[-1] / 1.005))
+
+
+def _skipped_average(patch: pytest.MonkeyPatch) -> None:
+    real = run.average_weights
+
+    def skipping(rule: Any, optimizer: Any, weights: Any, row: int, first: int) -> None:
+        if row != 4:
+            real(rule, optimizer, weights, row, first)
+
+    patch.setattr(run, "average_weights", skipping)
+
+
+def _larger_rate(patch: pytest.MonkeyPatch) -> None:
+    real = data.poisson_sample
+    patch.setattr(data, "poisson_sample", lambda entropy, units, rate: real(entropy, units, 1.01 * rate))
+
+
+def _plants() -> dict[str, tuple[str, Plant]]:
+    """A small change of each part, and the golden run that must notice it."""
+    found: dict[str, tuple[str, Plant]] = {}
+    changed = {"clipper": _larger_sum, "noise": _more_noise, "controller": _other_knobs}
+    for part, cls in table.own_parts().items():
+        kind, _, name = part.partition(" ")
+        run_of = next(mechanism for mechanism in MECHANISMS if MECHANISMS[mechanism].parts[kind] == name)
+        if part != "noise none":
+            found[part] = (f"mechanism {run_of}", changed[kind](cls))
+    found |= {f"accountant {name}": ("accountant", _published(name)) for name in accountants.PUBLISHED_ACCOUNTANTS}
+    rate = TrainingPlan.learning_rate_at
+    return found | {
+        "accountant": ("accountant", _scaled(accountants, "pld_epsilon")),
+        "calibration": ("budget of static, certified", _scaled(accountants, "pld_epsilon")),
+        "filter": ("budget of rldp, behind a filter", _scaled(filters, "renyi_cost")),
+        "sampler": ("sampler", _larger_rate),
+        "loop": ("training", lambda patch: patch.setattr(
+            TrainingPlan, "learning_rate_at", lambda self, *given: 1.01 * rate(self, *given))),
+        "optimizer adamw": ("training", lambda patch: patch.setattr(optimizers, "_BETAS", (0.91, 0.999))),
+        "optimizer adam_bc": ("training by adam_bc", lambda patch: patch.setattr(optimizers, "_BETAS", (0.91, 0.999))),
+        "noise of adam_bc": ("training by adam_bc", _more_variance),
+        "optimizer sgd": ("training by sgd", _more_momentum),
+        "average ema": ("training to a moving average", _skipped_average),
+        "average tail": ("training to the mean of the tail", _skipped_average),
+    }  # fmt: skip
+
+
+PLANTS = _plants()
+
+
+@pytest.mark.parametrize("plant", PLANTS)
+def test_one_per_cent_more_is_noticed_and_the_sentence_says_what_to_raise(
+    plant: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name, change = PLANTS[plant]
+    change(monkeypatch)
+    problem = table.problem_of_run(name, table.read(), RUNS[name].figures())
+    assert "has moved" in problem
+    assert "raise by 1 the version of the part that you changed" in problem
+    assert "VERSION" in problem
+
+
+def test_no_plant_is_missing() -> None:
+    assert {*table.own_parts(), *update_rule.VERSIONS, *table.SHARED} - {"noise none"} <= {*PLANTS}
+
+
+def test_a_raised_version_asks_for_new_figures_and_rounding_is_no_change() -> None:
+    known, figures = table.read(), table.read()["runs"]["mechanism quantile"]
+    other = figures | {"sum of radii": 1.01 * figures["sum of radii"]}
+    older = known | {"versions": known["versions"] | {"controller quantile": 0}}
+    assert "no version" in table.problem_of_run("mechanism quantile", known, other)
+    assert "with a raised version: run `python -m tests.golden`" in table.problem_of_run(
+        "mechanism quantile", older, other
+    )
+    rounded = {name: value * (1 + 1e-5) for name, value in figures.items()}
+    assert table.problem_of_run("mechanism quantile", known, rounded) == ""
+
+
+def test_a_changed_default_names_what_to_raise_and_a_new_one_is_only_recorded() -> None:
+    known, present = table.read(), table.present_defaults()
+    other, new = copy.deepcopy(present), copy.deepcopy(present)
+    other["controller quantile"]["target"] = 0.6
+    (sentence,) = table.problems_of_defaults(known, other)
+    assert "controller quantile.target was 0.5 and is 0.6" in sentence
+    assert "raise Quantile.VERSION in dptune/mechanisms/quantile.py by 1" in sentence
+    other = copy.deepcopy(present)
+    other["Lora"]["alpha"] = 8
+    del other["Task"]["beams"]
+    of_lora, of_task = table.problems_of_defaults(known, other)
+    assert "Lora.alpha was 16 and is 8" in of_lora
+    assert "raise VERSION in dptune/step_settings.py by 1" in of_lora
+    assert "Task.beams was 1 and is gone" in of_task
+    new["Lora"]["another"] = None
+    (sentence,) = table.problems_of_defaults(known, new)
+    assert "raise" not in sentence
