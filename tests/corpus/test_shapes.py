@@ -295,7 +295,9 @@ def test_a_deeply_nested_value_is_no_traceback(tmp_path: Path) -> None:
             read(RecordSource(tmp_path / "a.jsonl"))
 
 
-@pytest.mark.parametrize("content", [b"no gzip", gzip.compress(b'{"text": "a"}\n' * 99, mtime=0)[:-9]], ids=["other", "cut"])
+@pytest.mark.parametrize(
+    "content", [b"no gzip", gzip.compress(b'{"text": "a"}\n' * 99, mtime=0)[:-9]], ids=["other", "cut"]
+)
 def test_a_torn_gzip_file_is_refused(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "a.jsonl.gz").write_bytes(content)
     with pytest.raises(DataError, match="is no whole gzip file"):
