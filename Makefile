@@ -97,7 +97,7 @@ check: $(SETUP)
 	@$(ACTIVATE) ruff check . && ruff format --check . && mypy && lint-imports
 
 format: $(SETUP)
-	@$(ACTIVATE) ruff format . && ruff check --fix .
+	@$(ACTIVATE) ruff format . && ruff check --fix . && python -m tasks.dvc_deps
 
 docs: $(SETUP)
 	@$(ACTIVATE) NO_MKDOCS_2_WARNING=1 python -m mkdocs build --strict --quiet && echo "open build/site/index.html"
