@@ -26,8 +26,9 @@ def java() -> None:
 
 
 @pytest.mark.usefixtures("java")
-def test_equal_to_the_challenge_script() -> None:
-    """Values of e2e-metrics for the same strings."""
+def test_equal_to_the_challenge_script_whatever_numbers_the_machine_writes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Values of e2e-metrics for the same strings. METEOR reads its own numbers, and would want commas in them."""
+    monkeypatch.setenv("JAVA_TOOL_OPTIONS", "-Duser.language=de -Duser.country=DE")
     found = score(OUTPUTS, REFERENCES, NAMES)
     assert found["meteor"].value == pytest.approx(0.416465, abs=1e-6)
     assert found["rouge_l_ptb"].value == pytest.approx(0.696833, abs=1e-6)
@@ -53,13 +54,6 @@ def test_the_machine_s_encoding_does_not_matter(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setenv("LC_ALL", "C")
     _, found = captions._spoken(["Caf\u00e9 \u00c9t\u00e9"], [["x"]])
     assert found == {0: ["caf\u00e9 \u00e9t\u00e9"]}
-
-
-@pytest.mark.usefixtures("java")
-def test_the_machine_s_numbers_do_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
-    """METEOR reads its own numbers, and would want commas in them."""
-    monkeypatch.setenv("JAVA_TOOL_OPTIONS", "-Duser.language=de -Duser.country=DE")
-    assert captions.meteor(OUTPUTS, REFERENCES) == pytest.approx(0.416465, abs=1e-6)
 
 
 @pytest.mark.usefixtures("java")
