@@ -16,8 +16,9 @@ export OMP_WAIT_POLICY ?= PASSIVE
 # A command that can be stopped follows with exec: make passes SIGTERM on, which a shell in between would not.
 ACTIVATE := umask 077 && export PATH="$(CURDIR)/$(BIN):$$PATH" &&
 # Two processes of one thread each, for tensors of tests are too small to share; a file's tests stay together, for they
-# share what is slow to build, and start in order, for flows take longest and are not last.
-TEST := OMP_NUM_THREADS=1 python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
+# share what is slow to build, and start in order, for flows take longest and are not last. The slowest are listed.
+TEST := OMP_NUM_THREADS=1 python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder \
+	--durations 40 --durations-min 3
 
 .DEFAULT_GOAL := help
 .PHONY: help setup repro benchmarks experiments search sample policy test test-long test-slow mutants check check-scale docs bench format ui paper paper-certified clean

@@ -67,12 +67,16 @@ def test_words_are_those_of_the_package_where_a_token_holds_a_space() -> None:
 
 
 @pytest.mark.usefixtures("java")
-def test_a_separator_within_markup_parts_nothing() -> None:
-    """The tokenizer leaves markup as one token, with the separator of METEOR's texts."""
+def test_a_separator_within_markup_parts_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tokenizer leaves markup as one token, with the separator of METEOR's texts. Java starts once for all."""
+    real, counts = captions._ask, []
+    monkeypatch.setattr(captions, "_ask", lambda *given: counts.append(real(*given)) or counts[-1])
     answer = "the eagle is a cheap coffee shop"
     outputs, references = [f"{answer} <a href='x ||| y'>", answer], [[answer], [f"{answer} <!-- ||| -->"]]
     apart = [f"{answer} <a href='x | | | y'>", answer], [[answer], [f"{answer} <!-- | | | -->"]]
-    assert captions.meteor(outputs, references) == captions.meteor(*apart) > 0.3
+    assert captions.meteor([*outputs, *apart[0]], [*references, *apart[1]]) > 0.3
+    assert counts[:2] == counts[2:4]
+    assert all(counts)
 
 
 _LISTENING = """
