@@ -16,8 +16,9 @@ export OMP_WAIT_POLICY ?= PASSIVE
 # A command that can be stopped follows with exec: make passes SIGTERM on, which a shell in between would not.
 ACTIVATE := umask 077 && export PATH="$(CURDIR)/$(BIN):$$PATH" &&
 # Two processes of one thread each, for tensors of tests are too small to share; a file's tests stay together, for they
-# share what is slow to build, and start in order, for flows take longest and are not last.
-TEST := OMP_NUM_THREADS=1 python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
+# share what is slow to build, and start in order, for flows take longest and are not last. The slowest are listed.
+TEST := OMP_NUM_THREADS=1 python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder \
+	--durations 40 --durations-min 3
 
 .DEFAULT_GOAL := help
 .PHONY: help setup repro benchmarks experiments search sample policy test test-long test-slow mutants check check-scale docs bench format ui paper paper-certified clean
@@ -31,9 +32,9 @@ help:
 	@echo "make sample RUN=data/runs/NAME RECORDS=1000  a synthetic corpus of a finished cell, at no cost; see data/synthetic"
 	@echo "make benchmarks  SST-2, WikiText-2 and E2E in two to three hours, beside the papers' figures; see docs/howto/benchmarks.md"
 	@echo "make policy  private reinforcement learning, a short version; see data/policy/policy.html"
-	@echo "make test    run the tests"
+	@echo "make test    run most tests, in about ten minutes"
 	@echo "make test-long  what takes longer: whole flows with real servers, browsers, tutorials; statistics of attacks"
-	@echo "make mutants plant some 200 bugs, one at a time in a copy, and see that a test notices each (ten minutes)"
+	@echo "make mutants plant some 700 bugs, one at a time in a copy, and see that a test notices each"
 	@echo "make bench   the price of a private step beside plain LoRA and Opacus, in 5 minutes; see data/benchmarks"
 	@echo "make check   lint, types, import rules"
 	@echo "make check-scale  Dask and Ray clusters of this machine, one worker killed; see docs/howto/cluster.md"
@@ -44,9 +45,10 @@ help:
 
 setup: $(SETUP)
 
+# By uv, in a third of pip's time; by pip where uv cannot.
 $(SETUP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	$(BIN)/python .ci/install.py
 	touch $(SETUP)
 
 # make repro PROFILE=profiles/tiny.yaml runs that study as an experiment of DVC, and changes no file of the checkout.
@@ -96,7 +98,7 @@ check: $(SETUP)
 	@$(ACTIVATE) ruff check . && ruff format --check . && mypy && lint-imports
 
 format: $(SETUP)
-	@$(ACTIVATE) ruff format . && ruff check --fix .
+	@$(ACTIVATE) ruff format . && ruff check --fix . && python -m tasks.dvc_deps
 
 docs: $(SETUP)
 	@$(ACTIVATE) NO_MKDOCS_2_WARNING=1 python -m mkdocs build --strict --quiet && echo "open build/site/index.html"

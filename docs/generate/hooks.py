@@ -1,13 +1,14 @@
-"""MkDocs' hooks: the pages that are generated from the code, and the benchmarks' own page with its pictures."""
+"""MkDocs' hooks: pages and pictures that are made from the code, and the benchmarks' own page with its pictures."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 
-from docs.generate import cli_page, mechanisms_page, params_page
+from docs.generate import cli_page, mechanisms_page, params_page, pictures
 
 PAGES = {
     "reference/cli.md": cli_page.page,
@@ -18,9 +19,13 @@ _BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add the pages that are no files of docs/."""
+    """Add the pages and pictures that are no files of docs/."""
     for place, page in PAGES.items():
         files.append(File.generated(config, place, content=page()))
+    with TemporaryDirectory() as folder:
+        for file in pictures.draw(Path(folder), [name for name in pictures.PICTURES if name != pictures.README]):
+            content = file.read_text(encoding="utf-8")
+            files.append(File.generated(config, f"pictures/{file.name}", content=content))
     for file in (_BENCHMARKS / "README.md", *sorted(_BENCHMARKS.glob("*.png"))):
         name = "benchmarks.md" if file.suffix == ".md" else file.name
         files.append(File.generated(config, f"findings/{name}", abs_src_path=str(file)))

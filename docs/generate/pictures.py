@@ -1,10 +1,12 @@
-"""The pictures of the concepts' pages, with numbers from dptune's own accountants.
+"""Pictures of the documentation's pages, drawn when the site is built, with numbers from dptune's own accountants.
 
-``python -m docs.generate.pictures`` draws them again. Each is a pair of SVG files, for light and for dark pages.
+Each is a pair of SVG files, for light and for dark pages. Only README's pair lies in git. ``python -m
+docs.generate.pictures`` draws that pair, and writes numbers.json: what is slow to compute.
 """
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import cache, partial
@@ -29,6 +31,9 @@ from dptune.privacy.selection_law import SelectionLaw
 from dptune.privacy.strategy import relative_error
 
 FOLDER = Path(__file__).parents[1] / "pictures"
+NUMBERS = Path(__file__).with_name("numbers.json")
+#: The picture of README.md, which has no build.
+README = "four-epsilons"
 #: Colours that colour-blind readers can tell apart (Okabe and Ito), on light and on dark pages.
 BLUE, ORANGE, GREEN, PURPLE = "#0072b2", "#d55e00", "#009e73", "#cc79a7"
 _THEMES = {"light": ("#333333", "#dddddd"), "dark": ("#dddddd", "#555555")}
@@ -127,9 +132,8 @@ def draw_epsilons(axes: Any, ink: str) -> None:
 def draw_cancelling(axes: Any, ink: str) -> None:
     """Noise of ``banded`` in the sum of all gradients over that of independent noise, against the size of batches."""
     axis = axes[0]
-    for colour, epsilon in ((ORANGE, 0.5), (BLUE, 2.0), (GREEN, 8.0)):
-        found = [noise_left(batch, epsilon) for batch in _BATCHES]
-        axis.plot(_BATCHES, [left for left, _ in found], "o-", color=colour, label=f"{epsilon:g}")
+    for colour, (epsilon, found) in zip((ORANGE, BLUE, GREEN), kept_numbers()["cancelling"].items(), strict=True):
+        axis.plot(_BATCHES, [left for left, _ in found], "o-", color=colour, label=epsilon)
         for batch, (left, bands) in zip(_BATCHES, found, strict=True):
             axis.annotate(str(bands), (batch, left), (0, 5), textcoords="offset points", color=ink, fontsize=8)
     axis.axhline(1, linestyle="--", color=ink, linewidth=1)
@@ -137,6 +141,17 @@ def draw_cancelling(axes: Any, ink: str) -> None:
     axis.set_xticks(_BATCHES, [str(batch) for batch in _BATCHES], minor=False)
     axis.set_title("Three epochs, delta 1e-5; beside each point its bands")
     axis.legend(frameon=False, labelcolor=ink, title="epsilon, certified").get_title().set_color(ink)
+
+
+def kept_numbers() -> dict[str, Any]:
+    """What ``slow_numbers`` returned when it was last run."""
+    return json.loads(NUMBERS.read_text(encoding="utf-8"))
+
+
+def slow_numbers() -> dict[str, Any]:
+    """Numbers that are slow to compute, by the picture that shows them."""
+    cancelling = {f"{epsilon:g}": [noise_left(batch, epsilon) for batch in _BATCHES] for epsilon in (0.5, 2.0, 8.0)}
+    return {"cancelling": cancelling, "choosing": noise_of_choosing()}
 
 
 @cache
@@ -163,7 +178,7 @@ def _with_noise(name: str, multiplier: float) -> Mechanism:
 
 def draw_choosing(axes: Any, ink: str) -> None:
     """Noise multiplier of every candidate against their expected number, for a search of epsilon 2."""
-    axis, curves = axes[0], noise_of_choosing()
+    axis, curves = axes[0], kept_numbers()["choosing"]
     for label, colour in zip(curves, (BLUE, GREEN, ORANGE, PURPLE), strict=True):
         axis.plot(CANDIDATES, curves[label], "o-", markersize=3, color=colour, label=label)
     axis.axhline(_SINGLE, color=ink, linewidth=1, linestyle=":")
@@ -268,5 +283,6 @@ def _style(ink: str, line: str) -> Any:
 
 
 if __name__ == "__main__":
-    for path in draw():
+    NUMBERS.write_text(json.dumps(slow_numbers(), indent=1) + "\n", encoding="utf-8")
+    for path in draw(names=[README]):
         print(path.name)

@@ -1,4 +1,4 @@
-"""The pictures of the concepts show what the accountants and the audit say today."""
+"""Pictures of the documentation show what the accountants and the audit say today."""
 
 from __future__ import annotations
 
@@ -8,9 +8,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from docs.generate.pictures import FOLDER, PICTURES, draw, four_epsilons, noise_left
+from docs.generate.pictures import (
+    FOLDER,
+    PICTURES,
+    README,
+    draw,
+    four_epsilons,
+    kept_numbers,
+    noise_left,
+    noise_of_choosing,
+    slow_numbers,
+)
 
-_SLOW = ("four-epsilons", "cancelling", "choosing")  # three audits; two dozen calibrations; 200 prices
+DRAWN = [name for name in PICTURES if name != README]
 
 
 def coordinates(picture: Path) -> np.ndarray:
@@ -23,22 +33,44 @@ def words(picture: Path) -> list[str]:
     return re.findall(r"<text[^>]*>([^<]*)</text>", picture.read_text(encoding="utf-8"))
 
 
-def check(name: str, folder: Path) -> None:
-    (drawn,) = draw(folder, [name], ["light"])
-    kept = FOLDER / drawn.name
-    assert words(drawn) == words(kept) != []
-    assert coordinates(drawn) == pytest.approx(coordinates(kept), abs=0.5)
+def check_same(one: Path, other: Path) -> None:
+    assert words(one) == words(other) != []
+    assert coordinates(one) == pytest.approx(coordinates(other), abs=0.5)
 
 
-@pytest.mark.parametrize("name", [name for name in PICTURES if name not in _SLOW])
-def test_a_picture_is_what_the_script_draws(name: str, tmp_path: Path) -> None:
-    check(name, tmp_path)
+@pytest.mark.parametrize("name", DRAWN)
+def test_light_and_dark_show_the_same(name: str, tmp_path: Path) -> None:
+    check_same(*draw(tmp_path, [name]))
+
+
+def test_readmes_picture_shows_the_same_in_light_and_dark() -> None:
+    check_same(*(FOLDER / f"{README}-{theme}.svg" for theme in ("light", "dark")))
+
+
+def test_only_readmes_picture_is_kept() -> None:
+    """The site's build draws the others; a kept one would be shown in their place, and grow old."""
+    assert [file.stem for file in sorted(FOLDER.glob("*.svg"))] == [f"{README}-dark", f"{README}-light"]
+
+
+def test_kept_numbers_are_those_of_today() -> None:
+    """One of each picture; all of them in the slow test below."""
+    assert noise_left(4096, 8.0) == pytest.approx(tuple(kept_numbers()["cancelling"]["8"][-1]), rel=1e-6)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", _SLOW)
-def test_a_slow_picture_is_what_the_script_draws(name: str, tmp_path: Path) -> None:
-    check(name, tmp_path)
+def test_all_kept_numbers_are_those_of_today() -> None:
+    """Two dozen calibrations and 200 prices."""
+    kept, today = kept_numbers(), slow_numbers()
+    assert kept["choosing"] == {label: pytest.approx(curve, rel=1e-6) for label, curve in noise_of_choosing().items()}
+    for epsilon, found in today["cancelling"].items():
+        assert np.array(kept["cancelling"][epsilon]) == pytest.approx(np.array(found), rel=1e-6)
+
+
+@pytest.mark.slow
+def test_readmes_picture_is_what_the_script_draws(tmp_path: Path) -> None:
+    """Three audits."""
+    (drawn,) = draw(tmp_path, [README], ["light"])
+    check_same(drawn, FOLDER / drawn.name)
 
 
 @pytest.mark.slow
@@ -57,10 +89,3 @@ def test_bands_do_least_where_batches_are_large() -> None:
     small, large = noise_left(64, 0.5), noise_left(4096, 0.5)
     assert small[0] < 0.75
     assert large == (1.0, 1)
-
-
-def test_light_and_dark_show_the_same() -> None:
-    for name in PICTURES:
-        light, dark = (FOLDER / f"{name}-{theme}.svg" for theme in ("light", "dark"))
-        assert words(light) == words(dark)
-        assert coordinates(light) == pytest.approx(coordinates(dark))

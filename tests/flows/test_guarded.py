@@ -247,11 +247,10 @@ def small():
     print("a line of the run's log")
 
 """
-#: How it is started, and how often it runs: as a command; and in a notebook, where another server may run already.
+#: How it is started, and how often it runs: as a command; and in Python, where another server may run already.
 DOORS = {
     "command": ("run_flow(small)", 1),
-    "python": ("small()", 1),
-    "again, with other options": ("small(); small.with_options(name='small')()", 2),
+    "in Python, and again with other options": ("small(); small.with_options(name='small')()", 2),
     "after other work": ("with get_client(sync_client=True) as client: client.hello()\nsmall()", 1),
     "within its context": ("from flows.server import own_server\nwith own_server(): small()", 1),
 }

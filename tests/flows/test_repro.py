@@ -136,8 +136,11 @@ except KeyboardInterrupt:
 """
 
 
-@pytest.mark.parametrize("said", ["stopped at release 3 of 9; run again to go on", "bye"])
-@pytest.mark.parametrize("whom", ["repro", "repro twice", "dvc", "both"])
+@pytest.mark.parametrize(
+    ("whom", "said"),
+    [*((whom, "stopped at release 3 of 9; run again to go on") for whom in ("repro", "repro twice", "dvc", "both")),
+     ("repro", "bye")],
+)  # fmt: skip
 def test_sigterm_ends_dvc_and_its_stage_after_the_step(checkout: Path, whom: str, said: str) -> None:
     """`make`, `kill` and the end of a container send SIGTERM to the command alone, a batch system to all processes."""
     (checkout / "dvc" / "__main__.py").write_text(_DVC_WITH_A_STAGE.format(root=ROOT))

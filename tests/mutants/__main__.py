@@ -40,7 +40,7 @@ def main() -> int:
     arguments = parser.parse_args()
     mutants, begun = chosen(arguments.only), time.monotonic()
     if not mutants or arguments.jobs < 1:
-        parser.error("nothing to run: see the names in tests/mutants/lists, and give one job or more")
+        parser.error("nothing to run: see the names in tests/mutants/bugs.yaml, and give one job or more")
     try:
         outcomes = run(ROOT, mutants, arguments.jobs, lambda line: print(line, flush=True))
     except UnsoundTestsError as error:

@@ -1,65 +1,12 @@
-"""Every mutant, part by part of the library."""
+"""Every planted bug, as the rows of bugs.yaml say."""
 
 from __future__ import annotations
 
-from tests.mutants.lists import (
-    audits,
-    banded,
-    bookings,
-    checkpointing,
-    classification,
-    delivered,
-    faces,
-    ledger,
-    mechanisms,
-    policy,
-    prediction,
-    pricing,
-    randomness,
-    records,
-    register,
-    rehearsals,
-    search_runs,
-    search_winners,
-    selection,
-    selection_price,
-    servers,
-    shown_figures,
-    telemetry,
-    training,
-    trajectories,
-    tuning,
-    update_rules,
-)
+from pathlib import Path
+
+import yaml
+
 from tests.mutants.mutant import Mutant
 
-PARTS = (
-    pricing,
-    ledger,
-    register,
-    bookings,
-    randomness,
-    mechanisms,
-    trajectories,
-    banded,
-    records,
-    training,
-    prediction,
-    policy,
-    audits,
-    tuning,
-    telemetry,
-    checkpointing,
-    classification,
-    delivered,
-    update_rules,
-    selection_price,
-    rehearsals,
-    search_runs,
-    search_winners,
-    selection,
-    servers,
-    shown_figures,
-    faces,
-)
-MUTANTS: tuple[Mutant, ...] = tuple(mutant for part in PARTS for mutant in part.MUTANTS)
+_ROWS = yaml.load(Path(__file__).with_name("bugs.yaml").read_text(encoding="utf-8"), yaml.CSafeLoader)
+MUTANTS = tuple(Mutant(**{**row, "tests": tuple(row["tests"])}) for row in _ROWS)

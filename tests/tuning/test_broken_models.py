@@ -77,10 +77,11 @@ DOORS: dict[str, list[str]] = {
 }
 
 
-@pytest.mark.parametrize("door", DOORS)
-@pytest.mark.parametrize("name", ["cut in half", "too large"])
+@pytest.mark.parametrize(
+    ("name", "door"), [("cut in half", "run"), ("cut in half", "search"), ("too large", "rehearsal")]
+)
 def test_after_repair_the_same_command_pays_once(
-    door: str, name: str, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, door: str, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Tries that are refused, and then the one that counts: no dead end, and no other run."""
     monkeypatch.chdir(tmp_path)
