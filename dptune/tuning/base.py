@@ -162,16 +162,7 @@ def open_base(model: Any, settings: TuneSettings, revision: str | None = None, t
 
     Raises: ConfigError naming what is missing: files, a causal form, target modules, padding.
     """
-    lora = Lora(
-        settings.rank,
-        settings.alpha,
-        0.0,
-        settings.target_modules,
-        settings.rslora,
-        settings.rank_pattern,
-        settings.alpha_pattern,
-        settings.init_lora_weights,
-    )
+    lora = settings.lora
     if settings.task == "classify" and not isinstance(model, str | Path):
         problem = "is a loaded model, and a classifier is made of a checkpoint"
         raise ConfigError("model", problem, fix="give its folder, or a hub id")

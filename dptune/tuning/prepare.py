@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from hashlib import blake2b
 from typing import Any
 
@@ -15,6 +15,7 @@ from dptune.corpus.reading.read import Records, Sides, read_sides
 from dptune.corpus.reading.report import as_text
 from dptune.corpus.reading.source import Fractions, RecordSource
 from dptune.corpus.records import form_of
+from dptune.declarations import part_of
 from dptune.errors import ConfigError
 from dptune.mechanisms.idle_agent import idle_agent
 from dptune.mechanisms.mechanism import Mechanism
@@ -103,18 +104,7 @@ class PreparedRun:
     @property
     def plan(self) -> TrainingPlan:
         """The schedule as the training loop takes it."""
-        chosen = self.schedule
-        return TrainingPlan(
-            sample_rate=chosen.sample_rate,
-            expected_batch_size=chosen.batch,
-            steps=chosen.steps,
-            learning_rate=chosen.learning_rate,
-            warmup_steps=chosen.warmup_steps,
-            physical_batch_size=self.settings.rows,
-            checkpoint_every=chosen.checkpoint_every,
-            gradient_checkpointing=self.settings.gradient_checkpointing,
-            rule=self.settings.rule,
-        )
+        return plan_of(self.settings, self.schedule)
 
     @property
     def header(self) -> RunHeader:
@@ -151,6 +141,12 @@ class PreparedRun:
                 found.update(members.tobytes() + b"|")
             found.update(b"||")
         return found.hexdigest()
+
+
+def plan_of(settings: TuneSettings, schedule: TuneSchedule) -> TrainingPlan:
+    """The public schedule of a run: what ``schedule`` completes, and the other settings of its steps."""
+    names = [item.name for item in fields(TrainingPlan) if hasattr(schedule, item.name)]
+    return part_of(TrainingPlan, settings, **{name: getattr(schedule, name) for name in names})
 
 
 def with_labels(settings: TuneSettings, source: RecordSource) -> tuple[TuneSettings, RecordSource]:

@@ -55,6 +55,7 @@ from dptune.tuning.card import HELD_OUT, PUBLIC, said_words
 from dptune.tuning.deliverable import deliver, write_card, write_weights
 from dptune.tuning.places import check_folder
 from dptune.tuning.prepare import PreparedRun
+from dptune.tuning.settings import FREE, as_written_now
 from dptune.tuning.verifying import CARD, check_deliverable
 from dptune.tuning.weights import partial_of
 
@@ -267,14 +268,11 @@ def figures_of(prepared: PreparedRun, model: Any) -> dict[str, dict[str, float]]
     held_out = prepared.evaluation
     if prepared.settings.telemetry == "private" or (held_out and held_out.without_loss == len(held_out.rows)):
         del sides[HELD_OUT]  # a figure of no token would end the run, and that tells something of the records
-    rows = prepared.settings.rows
+    rows, autocast = prepared.settings.physical_batch_size, prepared.plan.autocast_dtype
+    given = {name: own for name, own in sides.items() if own is not None}
     if is_classifier(model):
-        return {
-            name: asdict(score_classifier(model, tokens, rows)) for name, tokens in sides.items() if tokens is not None
-        }
-    return {
-        name: {_PERPLEXITY: perplexity(model, tokens, rows)} for name, tokens in sides.items() if tokens is not None
-    }
+        return {name: asdict(score_classifier(model, own, rows, autocast=autocast)) for name, own in given.items()}
+    return {name: {_PERPLEXITY: perplexity(model, own, rows, autocast=autocast)} for name, own in given.items()}
 
 
 def result_of(prepared: PreparedRun, figures: Mapping[str, Mapping[str, Sequence[float | str]]]) -> dict[str, Any]:
@@ -308,7 +306,7 @@ def public_settings(prepared: PreparedRun) -> dict[str, Any]:
         "mechanism": settings.mechanism,
         **schedule.options,
         **({"bands": bands} if (bands := prepared.mechanism.mechanism.bands) > 1 else {}),
-        "expected batch": schedule.batch,
+        "expected batch": schedule.expected_batch_size,
         "epochs": schedule.epochs,
         "steps": schedule.steps,
         "learning rate": schedule.learning_rate,
@@ -370,11 +368,11 @@ def check_same(prepared: PreparedRun, folder: RunFolder) -> str:
     }
     if checkpoint := prepared.base.checkpoint:
         asked["dtype"] = checkpoint.dtype  # by default it follows the device, and a resumed run may have another
-    for name in ("device", "rows", "gradient_checkpointing"):  # they change no result
+    for name in FREE:
         del asked[name]
     written = json.loads(json.dumps(asked))
     # Earlier versions wrote no digest of the keys. Such a run goes on, and from then on it has one.
-    then = {"keys": written["keys"], **known}
+    then = {"keys": written["keys"], **as_written_now(known)}
     changed = [name for name in written if written[name] != then.get(name)]
     begun = first_header(folder.ledger)
     if not known or begun is None:
@@ -383,12 +381,12 @@ def check_same(prepared: PreparedRun, folder: RunFolder) -> str:
         write_json(folder.cell, written | {"run_id": run_id, "kind": "run"})
         return run_id
     if changed:
-        told = [part for name in changed for part in _differences(name, known.get(name), written[name])]
+        told = [part for name in changed for part in _differences(name, then.get(name), written[name])]
         problem = f"{folder.path} was started with other settings ({'; '.join(told)})"
         afresh = f"{fresh_start(folder.path)}{said_within(folder.path)}"
         raise ConfigError("out", problem, fix=f"take them back, give another folder, or {afresh}")
     if "keys" not in known:
-        write_json(folder.cell, then)
+        write_json(folder.cell, {**known, "keys": written["keys"]})
     # Of an earlier version it follows from the secret salt, and does not show it. Of others it is the ledger's own,
     # which may have been lost for a while.
     return begun.run_id if "run_id" in known else sha256(salt.encode()).hexdigest()[:32]

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import logging
 import math
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -127,7 +126,6 @@ def _positions(model: Model, settings: Settings) -> int | None:
     classified: dict[str, Any] = {"task": "classify", "labels": task.labels} if task.classifies else {}
     if task.words:
         classified["words"] = dict(zip(task.labels, task.words, strict=True))
-    lora = {key: value for key, value in asdict(settings.lora).items() if key != "dropout"}
     again = settings.training.gradient_checkpointing
     asked = TuneSettings(
         epsilon=1,
@@ -135,7 +133,7 @@ def _positions(model: Model, settings: Settings) -> int | None:
         dtype=model.dtype,
         load_in_4bit=model.load_in_4bit,
         gradient_checkpointing=again,
-        **lora,
+        **vars(settings.lora),
         **classified,
     )
     base = open_base(model.source, asked, model.revision)

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from dptune.corpus.records import form_at, read_about, read_batches
+from dptune.declarations import part_of
 from dptune.errors import ConfigError
 from dptune.mechanisms.idle_agent import idle_agent
 from dptune.mechanisms.planning import Calibrated, Schedule, calibrated, fitted, planned
@@ -31,7 +32,6 @@ from dptune.training.token_file import FORMAT, Corpus, open_or_tokenize
 from tasks.experiment.base_model import StartingModel, base_model
 from tasks.experiment.cells import Cell, federation, of_a_pass, plugin_digest, policy_digest, shared_digests
 from tasks.paths import EVAL, PUBLIC_VALIDATION, TOKENS, TRAIN
-from tasks.settings.library_section import part_of
 from tasks.settings.training import TrainingSettings
 
 _log = logging.getLogger(__name__)

@@ -63,16 +63,6 @@ def _adapter(kind: Any) -> TypeAdapter[Any]:
     return TypeAdapter(Annotated[kind, LibrarySection()])
 
 
-def part_of(kind: type[Part], section: Any, **rest: Any) -> Part:
-    """The dataclass of the library that a section extends, with the section's entries.
-
-    Args:
-        rest: entries of ``kind`` that the section does not have, or not as one value.
-    """
-    names = [field.name for field in fields(kind) if field.name not in rest]  # type: ignore[arg-type]
-    return kind(**{name: getattr(section, name) for name in names}, **rest)
-
-
 def _located(error: ConfigError, value: Any, kind: Any) -> ValidationError:
     """The library's refusal as pydantic's, about the entry that it names."""
     name = error.field.rpartition(".")[2]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,7 +14,9 @@ from dptune.privacy.selection import BOUNDS, Bound
 from dptune.privacy.selection_law import DEFAULT_SHAPE, SelectionLaw
 from dptune.streams import read_input
 from dptune.tuning.search.space import OPTION, SEARCHED, Space
+from dptune.tuning.settings import RENAMED
 
+_log = logging.getLogger(__name__)
 #: What a file or mapping may say.
 _KEYS = ("space", "candidates", "shape", "most", "bound", "score", "together", "keep_losers", "again")
 _SCORE_KEYS = ("on", "clip", "noise_multiplier")
@@ -112,8 +115,11 @@ class SearchSettings:
             law = SelectionLaw.of(candidates, math.inf if shape == "inf" else shape, read.get("most"))
         except ConfigError as error:
             raise ConfigError(f"search.{error.field}", error.problem, fix=error.fix) from None
+        space = Space.of(read["space"])
+        for name in sorted({name for table in space.tables for name in table.domains if name in RENAMED}):
+            _log.warning("search.space.%s is the former name of %s: use that", name, RENAMED[name])
         return cls(
-            space=Space.of(read["space"]),
+            space=space,
             law=law,
             score=ScoreSettings.of(read.get("score", "noisy")),
             bound=bound,
@@ -153,7 +159,11 @@ def _check_keys(where: str, given: Mapping[str, Any], known: tuple[str, ...]) ->
         if name in ("time_limit", "max_time", "timeout"):
             problem = "would end a search by the clock: the number of candidates that fit then tells how long they took"
             raise ConfigError(f"{where}.{name}", problem, fix="leave it out; `most` caps the number of candidates")
-        if name not in known and "space" in known and (name in SEARCHED or str(name).startswith(OPTION)):
+        if (
+            name not in known
+            and "space" in known
+            and (RENAMED.get(name, name) in SEARCHED or str(name).startswith(OPTION))
+        ):
             raise ConfigError(f"{where}.{name}", "stands outside the space", fix="indent it under `space:`")
         if name not in known:
             raise ConfigError(f"{where}.{name}", "is no setting", fix=f"use {', '.join(known)}")
