@@ -10,7 +10,7 @@ from dptune.errors import ConfigError
 from dptune.step_settings import ScheduleSettings
 from dptune.training.lora import Lora
 from dptune.tuning.search.space import Space
-from dptune.tuning.settings import TuneSettings
+from dptune.tuning.settings import RENAMED, TuneSettings
 from dptune.units import RECORD
 from tasks.paths import SEARCH
 from tasks.search.twin import check_twin
@@ -99,9 +99,9 @@ def in_the_file(error: ConfigError, settings: Settings) -> ConfigError:
 
 
 def _entry(name: str, space: Space) -> str:
-    searched = {setting for table in space.tables for setting in table.domains}
+    searched = {RENAMED.get(setting, setting): setting for table in space.tables for setting in table.domains}
     if name in searched or name.startswith("options."):
-        return f"search.space.{name}"
+        return f"search.space.{searched.get(name, name)}"
     if f"options.{name}" in searched:  # as the part that refuses it calls it
         return f"search.space.options.{name}"
     if name.startswith("model."):

@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import GetCoreSchemaHandler, TypeAdapter, ValidationError
+from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler, TypeAdapter, ValidationError
 from pydantic_core import CoreSchema, InitErrorDetails, core_schema
 
+from dptune.declarations import sentences
 from dptune.errors import ConfigError
 from tasks.settings.plain_numbers import plain_numbers
 from tasks.settings.strict import text_of
@@ -45,6 +46,16 @@ class LibrarySection:
                 raise _located(error, value, kind) from None
 
         return core_schema.no_info_wrap_validator_function(validate, plain_numbers(handler(kind), handler))
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        """pydantic's hook: the schema of the section, in which each entry has its sentence, for forms."""
+        found = handler(schema)
+        section = handler.resolve_ref_schema(found)
+        cls = schema.get("schema", {}).get("cls")
+        for name, text in (sentences(cls) if cls else {}).items():
+            if name in section.get("properties", {}):
+                section["properties"][name].setdefault("description", text)
+        return found
 
 
 def read_section(kind: type[Part], entries: Mapping[str, Any]) -> Part:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,7 +15,6 @@ from dptune.streams import read_input
 from dptune.tuning.search.space import OPTION, SEARCHED, Space
 from dptune.tuning.settings import RENAMED
 
-_log = logging.getLogger(__name__)
 #: What a file or mapping may say.
 _KEYS = ("space", "candidates", "shape", "most", "bound", "score", "together", "keep_losers", "again")
 _SCORE_KEYS = ("on", "clip", "noise_multiplier")
@@ -115,11 +113,8 @@ class SearchSettings:
             law = SelectionLaw.of(candidates, math.inf if shape == "inf" else shape, read.get("most"))
         except ConfigError as error:
             raise ConfigError(f"search.{error.field}", error.problem, fix=error.fix) from None
-        space = Space.of(read["space"])
-        for name in sorted({name for table in space.tables for name in table.domains if name in RENAMED}):
-            _log.warning("search.space.%s is the former name of %s: use that", name, RENAMED[name])
         return cls(
-            space=space,
+            space=Space.of(read["space"]),
             law=law,
             score=ScoreSettings.of(read.get("score", "noisy")),
             bound=bound,

@@ -23,7 +23,8 @@ Value = str | int | float | bool
 Configuration = dict[str, Value]
 
 _RULE = tuple(declared(UpdateRule))
-#: Settings that may be searched, beside ``options.<name>``.
+#: Settings that may be searched, beside ``options.<name>``. A former name stays as it is written, for kinds are
+#: numbered in the order of names, and certificates and plans of earlier searches hold them.
 SEARCHED = ("mechanism", "learning_rate", "expected_batch_size", "epochs", *_RULE, "warmup_steps")
 #: Settings that decide no release, so that they may be ranges.
 RANGED = ("learning_rate", "options.max_grad_norm", *(n for n in _RULE if float in declared(UpdateRule)[n].choices))
