@@ -55,9 +55,13 @@ class Declared:
         return NoneType in alternatives(self.kind)
 
 
-@cache
-def declared(cls: type) -> dict[str, Declared]:
+def declared(cls: Any) -> dict[str, Declared]:
     """The settings of a dataclass by name, in the order of its fields."""
+    return _declared(cls)
+
+
+@cache
+def _declared(cls: Any) -> dict[str, Declared]:
     kinds, texts = get_type_hints(cls, include_extras=True), sentences(cls)
     found = {}
     for one in fields(cls):
@@ -67,7 +71,7 @@ def declared(cls: type) -> dict[str, Declared]:
 
 
 @cache
-def sentences(cls: type) -> dict[str, str]:
+def sentences(cls: Any) -> dict[str, str]:
     """Texts by field from the docstrings of a class and its bases, each with a capital at its beginning."""
     import docstring_parser
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from dptune.errors import ConfigError
 from dptune.mechanisms.planning import Schedule
-from dptune.privacy.calibration import sampling
+from dptune.privacy.calibration import check_delta, sampling
 from dptune.tuning.settings import TuneSettings
 
 _BATCHES = (64, 1024)
@@ -81,9 +81,7 @@ def schedule_of(
         return asked
 
     delta = pick("delta", settings.delta, default_delta(units), "the power of ten at or below 1 / (10 x units)")
-    if delta * units >= 1:
-        problem = f"{delta:g} is 1 over the {units} units or more, which publishing one of them in full would satisfy"
-        raise ConfigError("delta", problem, fix=f"use {default_delta(units):g}, or leave it out")
+    check_delta(delta, units, fix=f"use {default_delta(units):g}, or leave it out")
     batch = pick(
         "expected_batch_size",
         settings.expected_batch_size,

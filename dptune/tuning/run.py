@@ -45,7 +45,7 @@ from dptune.training.data import Tokens
 from dptune.training.evaluation import perplexity
 from dptune.training.loop import train
 from dptune.training.losses import is_classifier
-from dptune.training.model import DIVERGED, attach_lora
+from dptune.training.model import DIVERGED
 from dptune.training.opening import rehearse_run
 from dptune.training.rehearsal import first_evaluation
 from dptune.training.run import StepReport
@@ -53,6 +53,7 @@ from dptune.training.scores import score_classifier
 from dptune.training.spec import RunSpec
 from dptune.tuning.card import HELD_OUT, PUBLIC, said_words
 from dptune.tuning.deliverable import deliver, write_card, write_weights
+from dptune.tuning.job import job_spec
 from dptune.tuning.places import check_folder
 from dptune.tuning.prepare import PreparedRun
 from dptune.tuning.settings import FREE, as_written_now
@@ -213,14 +214,16 @@ def paid_before(register: Register, prepared: PreparedRun, *own: Path) -> list[s
 
 def spec_of(prepared: PreparedRun, weights: Any, header: RunHeader) -> RunSpec:
     """The specification of a run, with new adapters on these weights."""
-    return RunSpec(
-        attach_lora(weights, prepared.base.lora, prepared.settings.seed, prepared.base.head),
+    return job_spec(
+        prepared.settings,
+        prepared.base,
+        weights,
         prepared.tokens,
         prepared.units,
         prepared.mechanism.mechanism,
         prepared.plan,
         header,
-        public=prepared.public,
+        prepared.public,
     )
 
 

@@ -32,30 +32,22 @@ RENAMED = {"batch": "expected_batch_size", "rows": "physical_batch_size"}
 
 
 @dataclass(frozen=True, kw_only=True)
-class TuneSettings(ScheduleSettings, Lora):
-    """The settings of a run, apart from its model and records. Public.
-
-    Those of its bases are declared there, and have other defaults here. What is None, ``defaults`` chooses from public
-    facts: the number of units, the size of the model and its context.
-
-    Example:
-        >>> TuneSettings.of(epsilon=8, optimizer="sgd", momentum=0.5).rule.momentum
-        0.5
+class JobSettings(ScheduleSettings, Lora):
+    """The settings of a run, apart from its model and records, as every door makes them. Public.
 
     Attributes:
         epsilon: privacy budget, which the certified epsilon never exceeds.
+        delta: delta of the guarantee, below 1 / units; left out, at most 1 / (10 x units).
         task: "generate" learns to write the records' texts; "classify" learns their labels.
         labels: all labels of task classify, in the order of the outputs; they become public, and are never read from
             the records.
         words: word for each label of task classify, such as 0=" poor", in place of a trained head: the likeliest word
             after the text wins.
-        delta: delta of the guarantee, below 1 / units; left out, at most 1 / (10 x units).
         mechanism: name of a registered mechanism; `dptune mechanisms` lists them.
         options: option of the mechanism; `dptune mechanisms NAME` lists them.
         loss_on: tokens that are learned; left out, it follows the kind of record.
         add_bos_token: put a beginning-of-text token before each record where the tokenizer puts none, so that the
             first token is learned too; for `dptune sample`.
-        eval_share: share of the units that is held out to measure perplexity; with telemetry private nobody is.
         telemetry: "private" publishes nothing computed from private records; "research" also shows their owner the
             scores of held-out ones.
         seed: seed of the start of adapters and head; public.
@@ -65,40 +57,26 @@ class TuneSettings(ScheduleSettings, Lora):
         called: name of the records in the ledger and on the card; public.
     """
 
-    epsilon: Epsilon
+    epsilon: Epsilon | None = None
+    delta: Delta | None = None
     task: Task = "generate"
     labels: tuple[str, ...] | None = None
     words: Mapping[str, str] | None = None
-    delta: Delta | None = None
     mechanism: str = "static"
     options: Mapping[str, Any] = field(default_factory=dict)
     loss_on: LossOn | None = None
     add_bos_token: bool = False
-    eval_share: Annotated[float, Ge(0), Lt(1)] = 0.1
     telemetry: Telemetry = "research"
     seed: Seed = 0
     device: str | None = None
     dtype: Literal["float32", "bfloat16"] | None = None
     load_in_4bit: bool = False
     called: str = "own records"
-    # Declared in the bases, with their bounds and sentences: other defaults, and None where ``defaults`` chooses.
-    expected_batch_size: BatchSize | None = None  # type: ignore[assignment]
-    epochs: Epochs | None = None  # type: ignore[assignment]
-    max_length: Width | None = None  # type: ignore[assignment]
-    learning_rate: LearningRate | None = None  # type: ignore[assignment]
-    warmup_steps: CountOrZero | None = None  # type: ignore[assignment]
-    checkpoint_every: Count | None = None  # type: ignore[assignment]
-    records_per_unit: Rows = 4
-    average: Average = "tail"
-    dropout: Dropout = 0.0
 
     def __post_init__(self) -> None:
         """Raises: ConfigError for a value that a setting cannot have, or that does not go with the others."""
         Lora.__post_init__(self)
         self._check_task()
-        if "noise_multiplier" in self.options:
-            problem = "is what the budget decides"
-            raise ConfigError("options.noise_multiplier", problem, fix="leave it out, and change epsilon")
 
     def check_rows(self, unit: str | None) -> None:
         """Check that a micro-batch holds all that one unit brings: a record, or ``records_per_unit`` of a column's.
@@ -144,6 +122,42 @@ class TuneSettings(ScheduleSettings, Lora):
             raise ConfigError("labels", problem, fix="name all of them, such as good,bad (in Python: ('good', 'bad'))")
         _check_labels(labels)
         _check_words(self.words, labels)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TuneSettings(JobSettings):
+    """The settings of ``dptune.tune``, apart from its model and records. Public.
+
+    Those of its bases are declared there, and have other defaults here. What is None, ``defaults`` chooses from public
+    facts: the number of units, the size of the model and its context. The budget decides the noise.
+
+    Example:
+        >>> TuneSettings.of(epsilon=8, optimizer="sgd", momentum=0.5).rule.momentum
+        0.5
+
+    Attributes:
+        eval_share: share of the units that is held out to measure perplexity; with telemetry private nobody is.
+    """
+
+    epsilon: Epsilon
+    eval_share: Annotated[float, Ge(0), Lt(1)] = 0.1
+    # Declared in the bases, with their bounds and sentences: other defaults, and None where ``defaults`` chooses.
+    expected_batch_size: BatchSize | None = None  # type: ignore[assignment]
+    epochs: Epochs | None = None  # type: ignore[assignment]
+    max_length: Width | None = None  # type: ignore[assignment]
+    learning_rate: LearningRate | None = None  # type: ignore[assignment]
+    warmup_steps: CountOrZero | None = None  # type: ignore[assignment]
+    checkpoint_every: Count | None = None  # type: ignore[assignment]
+    records_per_unit: Rows = 4
+    average: Average = "tail"
+    dropout: Dropout = 0.0
+
+    def __post_init__(self) -> None:
+        """Raises: ConfigError as its base, and for noise that is given."""
+        super().__post_init__()
+        if "noise_multiplier" in self.options:
+            problem = "is what the budget decides"
+            raise ConfigError("options.noise_multiplier", problem, fix="leave it out, and change epsilon")
 
     @classmethod
     def of(cls, **given: Any) -> TuneSettings:

@@ -32,11 +32,12 @@ from dptune.training.loop import train
 from dptune.training.model import attach_lora
 from dptune.training.per_sample import lora_pairs, per_sample_gradients
 from dptune.training.rehearsal import first_evaluation, rehearse
-from dptune.training.spec import RunSpec, header_of
+from dptune.training.spec import header_of
 from dptune.training.together import shared_copy
 from dptune.tuning.base import Base
 from dptune.tuning.defaults import TuneSchedule, max_length_of
-from dptune.tuning.prepare import calibrated_schedule, plan_of, tokens_of_side, units_of_side
+from dptune.tuning.job import job_spec, training_plan
+from dptune.tuning.prepare import calibrated_schedule, tokens_of_side, units_of_side
 from dptune.tuning.settings import TuneSettings
 
 _HELD_OUT = 0.2
@@ -139,7 +140,7 @@ def suggest(
     before = None
     if trials:
         with first_evaluation(model):
-            plan = plan_of(settings, schedule)
+            plan = training_plan(settings, schedule)
             before = perplexity(model, records.evaluation, plan.physical_batch_size, autocast=plan.autocast_dtype)
         rates = [schedule.learning_rate * factor for factor in FACTORS]
         measured = {rate: trial(base, weights, settings, schedule, mechanism, records, rate) for rate in rates}
@@ -222,13 +223,13 @@ def trial(
     if count < schedule.expected_batch_size * bands:
         problem = f"has {count} units to train on, fewer than {_batches(bands)} of {schedule.expected_batch_size:g}"
         raise ConfigError("public", problem, fix="give more public records, or leave trials out")
-    model = attach_lora(shared_copy(weights), base.lora, settings.seed)
     mechanism = _rebuild_mechanism(settings, base, calibrated.mechanism, schedule)
     own = replace(schedule, sample_rate=schedule.expected_batch_size / count, learning_rate=learning_rate)
-    plan = plan_of(settings, replace(own, checkpoint_every=schedule.steps))
+    plan = training_plan(settings, replace(own, checkpoint_every=schedule.steps))
     entropy = OsEntropy()
     header = header_of(mechanism, records.units, entropy, delta=schedule.delta, data="public records")
-    spec = RunSpec(model, records.tokens, records.units, mechanism, plan, header, public=records.tokens)
+    tokens, frozen = records.tokens, shared_copy(weights)
+    spec = job_spec(settings, base, frozen, tokens, records.units, mechanism, plan, header, tokens)
     with (
         tempfile.TemporaryDirectory(prefix="dptune-trial-") as folder,
         Meter(f"trial at learning rate {learning_rate:g}", total=plan.steps, unit="steps", keep=True) as meter,
@@ -238,7 +239,7 @@ def trial(
                 ledger.finish()
         except DivergedError:
             return math.inf
-        return perplexity(model, records.evaluation, plan.physical_batch_size, autocast=plan.autocast_dtype)
+        return perplexity(spec.model, records.evaluation, plan.physical_batch_size, autocast=plan.autocast_dtype)
 
 
 def _batches(bands: int) -> str:

@@ -47,13 +47,13 @@ from dptune.training.checkpoints import CheckpointError
 from dptune.training.data import PrivacyUnits, Tokens
 from dptune.training.evaluation import mean_loss
 from dptune.training.loop import train
-from dptune.training.model import attach_lora
 from dptune.training.opening import open_run
 from dptune.training.run import Run
 from dptune.training.spec import RunSpec
 from dptune.training.together import rehearse_pass, shared_copy, train_together
 from dptune.tuning.deliverable import write_weights
 from dptune.tuning.prepare import PreparedRun, trained_schedule
+from dptune.tuning.run import spec_of
 from dptune.tuning.search.journal import Journal, LostError
 from dptune.tuning.search.kinds import build_mechanism, candidate_schedule, settings_of
 from dptune.tuning.search.plan import Drawn, Plan, PlanError
@@ -192,21 +192,9 @@ def _begun(shared: SearchRun, candidate: Drawn) -> Iterator[None]:
 
 
 def _spec(shared: SearchRun, candidate: Drawn, own: PreparedRun) -> RunSpec:
-    base = own.base
-    model = attach_lora(shared_copy(shared.weights), base.lora, own.settings.seed, base.head)
     header = replace(own.header, search=shared.plan.id, run_id=candidate.name)
     on_failure, booked = partial(_count_own, shared, candidate), partial(_begun, shared, candidate)
-    return RunSpec(
-        model,
-        own.tokens,
-        own.units,
-        own.mechanism.mechanism,
-        own.plan,
-        header,
-        public=own.public,
-        on_failure=on_failure,
-        booked=booked,
-    )
+    return replace(spec_of(own, shared_copy(shared.weights), header), on_failure=on_failure, booked=booked)
 
 
 def _train_shared(shared: SearchRun, candidates: Sequence[Drawn], again: set[tuple[str, bool]]) -> None:
