@@ -56,13 +56,19 @@ from dptune.tuning.deliverable import deliver, write_card, write_weights
 from dptune.tuning.job import job_spec
 from dptune.tuning.places import check_folder
 from dptune.tuning.prepare import PreparedRun
-from dptune.tuning.settings import FREE, as_written_now
+from dptune.tuning.settings import FREE, as_written_now, rows_of
 from dptune.tuning.verifying import CARD, check_deliverable
 from dptune.tuning.weights import partial_of
 
 _log = logging.getLogger(__name__)
 
 _PERPLEXITY = "perplexity"
+#: Settings that the card has rows for whatever they are, or under names of its own.
+_ROWS = (
+    *("expected_batch_size", "epochs", "learning_rate", "max_length", "records_per_unit"),
+    *("optimizer", "schedule", "average"),
+    *("rank", "alpha", "target_modules", "rslora", "rank_pattern", "alpha_pattern", "init_lora_weights"),
+)
 
 
 @dataclass(frozen=True)
@@ -325,6 +331,7 @@ def public_settings(prepared: PreparedRun) -> dict[str, Any]:
         **({"head": ", ".join(prepared.base.head)} if prepared.base.head else {}),
         **({"base weights": weights} if (weights := prepared.base.weights) else {}),
         **{name: value for name, value in further.items() if value},
+        **rows_of(settings, besides=_ROWS),
         "canaries": "none",
     }
 

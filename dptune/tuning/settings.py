@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, dataclass, field
 from typing import Annotated, Any, Literal
 
@@ -12,7 +12,7 @@ from annotated_types import Ge, Lt
 
 from dptune.bounds import Count, CountOrZero, Delta, Epochs, Epsilon, LearningRate, Rows, Seed
 from dptune.corpus.reading.spelling import spelled
-from dptune.declarations import declared, part_of
+from dptune.declarations import declared, differing, part_of
 from dptune.errors import ConfigError
 from dptune.step_settings import BatchSize, LossOn, ScheduleSettings, Width
 from dptune.training.lora import Dropout, Lora
@@ -189,6 +189,21 @@ def by_new_names(given: Mapping[str, Any]) -> dict[str, Any]:
             _log.warning("%s is the former name of %s: use that", name, new)
         found[new] = value
     return found
+
+
+def rows_of(settings: ScheduleSettings | Lora, besides: Iterable[str] = ()) -> dict[str, Any]:
+    """Rows of a card: the settings of schedule and adapters that differ from their defaults and can change a result.
+
+    Args:
+        besides: settings that the card says elsewhere.
+    """
+    lora, left_out = declared(Lora), {*besides, *FREE, "checkpoint_every"}
+    shared = {**declared(ScheduleSettings), **lora}
+    return {
+        f"LoRA {name.replace('_', ' ')}" if name in lora else name.replace("_", " "): value
+        for name, value in differing(settings).items()
+        if name in shared and name not in left_out
+    }
 
 
 def as_written_now(known: Mapping[str, Any]) -> dict[str, Any]:

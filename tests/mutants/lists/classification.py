@@ -63,9 +63,9 @@ MUTANTS = (
     Mutant(
         "head_starts_from_the_clock",
         "the start must be public and known, or it could carry anything",
-        "dptune/tuning/run.py",
-        "attach_lora(weights, prepared.base.lora, prepared.settings.seed, prepared.base.head)",
-        'attach_lora(weights, prepared.base.lora, int(__import__("time").time()), prepared.base.head)',
+        "dptune/tuning/job.py",
+        "attach_lora(weights, settings.lora, settings.seed, base.head)",
+        'attach_lora(weights, settings.lora, int(__import__("time").time()), base.head)',
         ("tests/tuning/test_classify.py::test_the_head_starts_from_the_public_seed",),
     ),
     Mutant(

@@ -379,8 +379,8 @@ MUTANTS = (
         "every_point_is_started",
         "a large space would be checked for as long as it takes to start each of its points",
         SPACE_KINDS,
-        "[settings.mechanism, schedule.options, schedule.batch,",
-        "[settings.mechanism, settings.optimizer, schedule.options, schedule.batch,",
+        "        settings.mechanism,\n        schedule.options,",
+        "        settings.mechanism,\n        settings.optimizer,\n        schedule.options,",
         (f"{KINDS}::test_settings_that_start_alike_are_started_once",),
     ),
     Mutant(

@@ -29,9 +29,9 @@ MUTANTS = (
     Mutant(
         "any_delta",
         "a run could be certified at a delta that publishing one customer in full satisfies",
-        DEFAULTS,
-        "if delta * units >= 1:",
-        "if delta >= 1:",
+        "dptune/privacy/calibration.py",
+        "    if delta * units >= 1:",
+        "    if delta >= 1:",
         (f"{DEFAULTS_TESTS}::test_a_delta_that_publishing_one_unit_would_satisfy_is_refused",),
     ),
     Mutant(
