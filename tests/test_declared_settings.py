@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Literal, get_type_hints
 
 import pytest
+import yaml
 from typer.main import get_command
 
 from dptune.bounds import Chance, Few
@@ -24,6 +25,7 @@ from dptune.training.lora import Lora
 from dptune.tuning.search.space import SEARCHED
 from dptune.tuning.settings import RENAMED, TuneSettings
 from dptune.update_rule import UpdateRule
+from tasks.settings.comments import commented
 
 ROOT = Path(__file__).parents[1]
 SHARED = {**declared(ScheduleSettings), **declared(Lora)}
@@ -93,6 +95,16 @@ def test_a_field_that_a_base_declares_keeps_its_bounds_where_its_default_differs
         assert own[name].sentence == one.sentence, name
         for value in (-1, 0, 0.5, 1, 2, 3, 10**4, 10**8, 1e12, "x", True, 1e-9):
             assert bool(problem_of(own[name].kind, value)) == bool(problem_of(one.kind, value)), (name, value)
+
+
+def test_the_comments_of_params_yaml_are_the_sentences_of_the_fields() -> None:
+    """`python -m tasks.settings.comments` writes them."""
+    text = (ROOT / "params.yaml").read_text(encoding="utf-8")
+    assert commented(text) == text
+    other = text.replace("Learning rate after warm-up.", "another text", 1)
+    assert other != text
+    assert commented(other) == text
+    assert yaml.safe_load(commented(text)) == yaml.safe_load(text)
 
 
 def test_the_rule_may_be_searched() -> None:

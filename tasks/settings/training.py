@@ -25,8 +25,8 @@ class TrainingSettings(ScheduleSettings):
 
     Attributes:
         evaluate_every: steps between points of the learning curves.
-        evaluate_records: records behind each such point; the first and last figures use all, or ``final_records``.
-        final_records: the most records behind those figures, evenly spread over all; None takes all of them.
+        evaluate_records: records behind each point; the first and last figures use all, or final_records.
+        final_records: most records behind the first and last figures, evenly spread; left out, all of them.
     """
 
     evaluate_every: Count
