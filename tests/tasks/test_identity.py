@@ -195,7 +195,7 @@ def test_what_docstrings_say_decides_nothing() -> None:
             readers.add(name)
         elif name != "dptune.mechanisms.registry":
             assert not used & printing, name
-    assert readers == {"dptune.mechanisms.options", "dptune.mechanisms.registry"}
+    assert readers == {"dptune.declarations", "dptune.mechanisms.registry"}
 
 
 def test_imports_in_functions_and_names_of_processes_are_found_and_those_for_types_are_not() -> None:

@@ -28,10 +28,10 @@ def test_a_default_delta_is_a_power_of_ten_at_most_a_tenth_of_one_over_the_units
 def test_a_default_schedule_is_one_that_can_run(units: int, parameters: int) -> None:
     chosen = schedule_of(TuneSettings(epsilon=4.0), units, parameters, None)
     assert 0 < chosen.sample_rate <= 0.25
-    assert chosen.batch <= 1024
+    assert chosen.expected_batch_size <= 1024
     assert 12 <= chosen.steps <= max(140, 3 * units // 1024 + 4)
     assert 1 <= chosen.checkpoint_every <= 10
-    assert set(chosen.reasons) == {"delta", "batch", "epochs", "learning_rate", "max_grad_norm"}
+    assert set(chosen.reasons) == {"delta", "expected_batch_size", "epochs", "learning_rate", "max_grad_norm"}
 
 
 @given(fewer=st.integers(1, 10**7), more=st.integers(0, 10**7))
@@ -50,7 +50,7 @@ def test_what_is_asked_for_is_kept_and_needs_no_reason() -> None:
         options={"max_grad_norm": 2},
     )
     chosen = schedule_of(asked, 100, 1000, 32)
-    assert (chosen.delta, chosen.batch, chosen.epochs, chosen.learning_rate, chosen.max_length) == (
+    assert (chosen.delta, chosen.expected_batch_size, chosen.epochs, chosen.learning_rate, chosen.max_length) == (
         1e-7,
         10,
         2,

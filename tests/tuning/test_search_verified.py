@@ -126,9 +126,9 @@ def test_a_winner_that_contradicts_is_refused(case: str, copy: Path) -> None:
 
 def test_a_winner_of_a_cheaper_kind_is_refused(copy: Path) -> None:
     first, second = lines_of(copy)
-    other = 8 if second["options"]["batch"] == 4 else 4
+    other = 8 if second["options"]["expected_batch_size"] == 4 else 4
     with pytest.raises(CardError, match="released more"):
-        sealed(copy, [first, second | {"options": {"batch": other}}])
+        sealed(copy, [first, second | {"options": {"expected_batch_size": other}}])
 
 
 def test_a_winner_outside_the_space_is_refused(copy: Path) -> None:

@@ -99,7 +99,10 @@ def test_a_trial_meets_the_noise_batch_and_steps_of_the_private_run(
     calibrated = found.mechanism.mechanism.noise.noise_multiplier
     for spec in specs:
         assert spec.mechanism.noise.noise_multiplier == calibrated
-        assert (spec.plan.steps, spec.plan.expected_batch_size) == (found.schedule.steps, found.schedule.batch)
+        assert (spec.plan.steps, spec.plan.expected_batch_size) == (
+            found.schedule.steps,
+            found.schedule.expected_batch_size,
+        )
         assert spec.plan.gradient_checkpointing, "or trials of a model that fits with it alone would run out of memory"
         assert spec.header.data == "public records"
     assert len({id(spec.mechanism) for spec in specs}) == len(specs)
