@@ -89,7 +89,9 @@ def repeat(study: Study, points: int) -> dict[str, Any]:
     figures: dict[str, Any] = {}
     for name, rate in FIXED.items():
         options = {**study.chosen.options, "max_grad_norm": _RADIUS}
-        fixed = replace(study.chosen, mechanism="static", learning_rate=rate, batch=_BATCH, options=options)
+        fixed = replace(
+            study.chosen, mechanism="static", learning_rate=rate, expected_batch_size=_BATCH, options=options
+        )
         figures[name] = study.held_out(fixed)
     figures["points"] = [point(study) for _ in range(points)]
     figures["best of ten, uncounted"] = min(one["held_out"] for one in figures["points"])

@@ -81,7 +81,14 @@ def private(folder: Path, out: Path, **settings: Any) -> None:
     """A whole run of ours."""
     import dptune
 
-    asked = {"eval_share": 0.0, "batch": BATCH, "epochs": EPOCHS, "rows": ROWS, "max_length": WIDTH, **settings}
+    asked = {
+        "eval_share": 0.0,
+        "expected_batch_size": BATCH,
+        "epochs": EPOCHS,
+        "physical_batch_size": ROWS,
+        "max_length": WIDTH,
+        **settings,
+    }
     lora = {"rank": LORA["r"], "alpha": LORA["lora_alpha"], "target_modules": tuple(LORA["target_modules"])}
     records = folder / "records.jsonl"
     result = dptune.tune(str(folder / "model"), records, epsilon=4, out=out / "run", **lora, **asked)

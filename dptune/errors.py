@@ -6,7 +6,8 @@ from pathlib import Path
 
 #: What a single run can do about it; none of it changes a result.
 LESS_MEMORY = (
-    "lower --rows (training.physical_batch_size), or turn gradient checkpointing on, and run again: it goes on"
+    "lower --physical-batch-size (training.physical_batch_size; --rows of sample and score), or turn gradient "
+    "checkpointing on, and run again: it goes on"
 )
 
 #: Types of errors for lack of memory; and what torch says, in a RuntimeError, where a CPU's does not suffice.

@@ -28,7 +28,7 @@ from flows.audit import audit
 from flows.command import SERVING, end_quietly, end_when_cancelled
 from flows.experiment import experiment
 from flows.failures import FlowError
-from flows.form import Label, changes, file_values
+from flows.form import Label, LoraEntries, Training, changes, file_values
 from flows.names import audit_form_name, grid_form_name, policy_form_name, prediction_form_name, search_form_name
 from flows.own_folder import audit_folder_of, folder_of
 from flows.pages import show_file, show_results
@@ -51,7 +51,14 @@ Sections = dict[str, Any]
 
 @flow(name="study", flow_run_name=grid_form_name, log_prints=True)
 def study_form(
-    name: str, mechanisms: Labels, epsilons: list[Epsilon], seeds: Seeds, epochs: Epochs, overrides: Sections
+    name: str,
+    mechanisms: Labels,
+    epsilons: list[Epsilon],
+    seeds: Seeds,
+    epochs: Epochs,
+    overrides: Sections,
+    training: Training = {},  # noqa: B006
+    lora: LoraEntries = {},  # noqa: B006
 ) -> Any:
     """Data, public model, experiment, audit and report in one run.
 
@@ -65,6 +72,8 @@ def study_form(
         seeds: seeds of the adapters' initialisation.
         epochs: passes over the records.
         overrides: other sections to merge over params.yaml, such as {"audit": {"shadows": 4}}.
+        training: schedule and update rule of every cell.
+        lora: adapters of every cell.
     """
     given = changes("study", locals())
     return _outcome(lambda: study.fn(overrides=given))
@@ -79,6 +88,8 @@ def experiment_form(
     epochs: Epochs,
     runner: str,
     overrides: Sections,
+    training: Training = {},  # noqa: B006
+    lora: LoraEntries = {},  # noqa: B006
 ) -> Any:
     """The cells alone: models x mechanisms x epsilons x seeds. Finished cells are kept.
 
@@ -90,7 +101,9 @@ def experiment_form(
         seeds: seeds of the adapters' initialisation.
         epochs: passes over the records.
         runner: threads, dask, ray, or the address of a running cluster.
-        overrides: other sections to merge over params.yaml, such as {"training": {"expected_batch_size": 128}}.
+        overrides: other sections to merge over params.yaml, such as {"audit": {"shadows": 4}}.
+        training: schedule and update rule of every cell.
+        lora: adapters of every cell.
     """
     given = changes("experiment", locals())
 
@@ -164,7 +177,15 @@ def prediction_form(
 
 @flow(name="search", flow_run_name=search_form_name, log_prints=True)
 def search_form(
-    name: str, epsilon: Epsilon, candidates: Candidates, shape: Shape, score: Score, again: bool, overrides: Sections
+    name: str,
+    epsilon: Epsilon,
+    candidates: Candidates,
+    shape: Shape,
+    score: Score,
+    again: bool,
+    overrides: Sections,
+    training: Training = {},  # noqa: B006
+    lora: LoraEntries = {},  # noqa: B006
 ) -> Any:
     """The best of a random number of candidates, with one guarantee for the whole search; their number stays secret.
 
@@ -177,7 +198,9 @@ def search_form(
         shape: of the law of their number: 0 logarithmic, 1 geometric, inf Poisson.
         score: what candidates are compared by: noisy, public or rehearsal, or a table.
         again: accept that these records were searched before; everything then adds up.
-        overrides: other sections to merge over params.yaml, such as {"search": {"space": {"batch": [64, 128]}}}.
+        overrides: other sections to merge over params.yaml, such as {"search": {"space": {"epochs": [1, 2]}}}.
+        training: schedule and update rule of every candidate.
+        lora: adapters of every candidate.
     """
     given = changes("search", locals())
     return _outcome(lambda: search.fn(overrides=given))

@@ -13,6 +13,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from docs.generate.tables import code, plain, table
+from dptune.declarations import sentences
 from tasks.settings.params import Settings
 
 PARAMS = Path(__file__).parents[2] / "params.yaml"
@@ -77,7 +78,7 @@ def entries() -> list[Entry]:
 
 
 def _entries(model: Mapping[str, Any], path: tuple[str, ...], values: dict[str, Any]) -> Iterator[Entry]:
-    texts, required = _meanings(_CLASSES[model["title"]]), _required(path, values)
+    texts, required = sentences(_CLASSES[model["title"]]), _required(path, values)
     for name, schema in model["properties"].items():
         here, inner = (*path, name), _inner(schema)
         if inner is None:
@@ -130,15 +131,6 @@ def _resolved(schema: Mapping[str, Any]) -> Mapping[str, Any]:
 def _summary(model: Mapping[str, Any]) -> str:
     parsed = docstring_parser.parse(model.get("description", ""))
     return " ".join(f"{parsed.short_description or ''} {parsed.long_description or ''}".split())
-
-
-def _meanings(cls: type) -> dict[str, str]:
-    """Texts by key from the docstrings of a class and its bases; "trust, miss: ..." is about both."""
-    texts: dict[str, str] = {}
-    for base in reversed(cls.__mro__):
-        for one in docstring_parser.parse(base.__doc__ or "").params:
-            texts |= dict.fromkeys(one.arg_name.split(", "), " ".join((one.description or "").split()))
-    return texts
 
 
 def _classes(kind: Any) -> dict[str, type]:

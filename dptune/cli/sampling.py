@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from dptune.cli.console import notice, show
 from dptune.cli.options import AsJson
 from dptune.cli.tune_messages import by_option, set_up_logs
-from dptune.cli.tuning_options import Device, Dtype, LoadIn4bit, Model, Revision
-from dptune.errors import DptuneError
+from dptune.cli.tuning_options import Model, Revision, takes_settings
 
 _INTERRUPTED = 130
 _COVERED = (
@@ -21,6 +20,7 @@ _COVERED = (
 _NOT_COVERED = "SYNTHETIC, with NO GUARANTEE: the adapter has no certified epsilon."
 
 
+@takes_settings("device", "dtype", "load_in_4bit")
 def sample(
     adapter: Annotated[Path, typer.Argument(help="Folder that dptune tune wrote.")],
     model: Model,
@@ -50,9 +50,8 @@ def sample(
     no_guarantee: Annotated[
         bool, typer.Option("--no-guarantee", help="Allow an adapter without a certified epsilon.")
     ] = False,
-    device: Device = None,
-    dtype: Dtype = None,
-    load_in_4bit: LoadIn4bit = False,
+    *,
+    settings: dict[str, Any],
     as_json: AsJson = False,
 ) -> None:
     """Write a synthetic corpus with a tuned adapter; this is post-processing and costs no further privacy."""
@@ -82,15 +81,11 @@ def sample(
             max_new_tokens=max_new_tokens,
             seed=seed,
             rows=rows,
-            device=device,
-            dtype=dtype,
-            load_in_4bit=load_in_4bit,
+            **settings,
             no_guarantee=no_guarantee,
             warn=lambda note: notice("warning", by_option(note)),
         )
         found.save(out)
-    except DptuneError as error:
-        raise DptuneError(by_option(str(error))) from None
     except KeyboardInterrupt:
         notice("stopped", "no file was written; the same command makes the same texts")
         raise typer.Exit(_INTERRUPTED) from None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -13,12 +13,13 @@ from dptune.cli.console import notice, show
 from dptune.cli.options import AsJson
 from dptune.cli.tune import records_of_options
 from dptune.cli.tune_messages import by_option, set_up_logs
-from dptune.cli.tuning_options import Completion, Device, Dtype, Model, Prompt, Revision, Template, Text
-from dptune.errors import ConfigError, DptuneError
+from dptune.cli.tuning_options import Completion, Model, Prompt, Revision, Template, Text, takes_settings
+from dptune.errors import ConfigError
 
 _NOT_COVERED = "Scores are statistics of these records: where they are private, no epsilon covers them."
 
 
+@takes_settings("device", "dtype")
 def score(
     adapter: Annotated[Path, typer.Argument(help="Folder that dptune tune wrote, or the folder of its run.")],
     model: Model,
@@ -69,59 +70,56 @@ def score(
     ] = None,
     outputs: Annotated[Path | None, typer.Option(help="File to write prompts and outputs to, as JSON Lines.")] = None,
     rows: Annotated[int, typer.Option(help="Number of rows in a batch.")] = 16,
-    device: Device = None,
-    dtype: Dtype = None,
+    *,
+    settings: dict[str, Any],
     as_json: AsJson = False,
 ) -> None:
     """Score an adapter on records: its outputs against references, its perplexity, or a classifier's accuracy."""
     from dptune.tuning.places import check_data, check_model
     from dptune.tuning.verifying import adapter_within, is_classifier
 
-    try:
-        adapter = adapter_within(adapter)
-        classifies = is_classifier(adapter, label)
-        columns = {"text": text, "prompt": prompt, "completion": completion, "template": template, "label": label}
-        records, _ = records_of_options(data, source, source_options, None, columns)
-        check_model(model, revision)
-        _check_mauve(mauve_model, mauve_revision)
-        check_data(records)
-        set_up_logs()
-        from dptune.generation.decoding import Decoding
-        from dptune.training.model import ModelSource
-        from dptune.tuning.scoring import OF_CLASSIFIER, check_left_out, score_adapter, write_outputs
+    adapter = adapter_within(adapter)
+    classifies = is_classifier(adapter, label)
+    columns = {"text": text, "prompt": prompt, "completion": completion, "template": template, "label": label}
+    records, _ = records_of_options(data, source, source_options, None, columns)
+    check_model(model, revision)
+    _check_mauve(mauve_model, mauve_revision)
+    check_data(records)
+    set_up_logs()
+    from dptune.generation.decoding import Decoding
+    from dptune.training.model import ModelSource
+    from dptune.tuning.scoring import OF_CLASSIFIER, check_left_out, score_adapter, write_outputs
 
-        if classifies:
-            check_left_out({"outputs": outputs}, OF_CLASSIFIER)
+    if classifies:
+        check_left_out({"outputs": outputs}, OF_CLASSIFIER)
 
-        decoding = Decoding(
-            max_new_tokens=max_new_tokens,
-            beams=beams,
-            length_penalty=length_penalty,
-            no_repeat_ngram=no_repeat_ngram,
-            sample=sample,
-            temperature=temperature,
-            top_p=top_p,
-            seed=seed,
-        )
-        chosen = None if metrics is None else [name.strip() for name in metrics.split(",")]
-        base = ModelSource(model, revision, dtype or "float32")
-        found = score_adapter(
-            adapter,
-            base,
-            records,
-            decoding=decoding,
-            metrics=chosen,
-            mauve_model=None if mauve_model is None else ModelSource(mauve_model, mauve_revision),
-            block=block,
-            device=device,
-            rows=rows,
-            warn=lambda note: notice("warning", by_option(note)),
-            keep=None if outputs is None else partial(write_outputs, outputs),
-        )
-        if outputs is not None and not found.outputs:
-            notice("warning", "texts are scored by their perplexity: nothing was written to --outputs")
-    except DptuneError as error:
-        raise DptuneError(by_option(str(error))) from None
+    decoding = Decoding(
+        max_new_tokens=max_new_tokens,
+        beams=beams,
+        length_penalty=length_penalty,
+        no_repeat_ngram=no_repeat_ngram,
+        sample=sample,
+        temperature=temperature,
+        top_p=top_p,
+        seed=seed,
+    )
+    chosen = None if metrics is None else [name.strip() for name in metrics.split(",")]
+    base = ModelSource(model, revision, settings["dtype"] or "float32")
+    found = score_adapter(
+        adapter,
+        base,
+        records,
+        decoding=decoding,
+        metrics=chosen,
+        mauve_model=None if mauve_model is None else ModelSource(mauve_model, mauve_revision),
+        block=block,
+        device=settings["device"],
+        rows=rows,
+        warn=lambda note: notice("warning", by_option(note)),
+        keep=None if outputs is None else partial(write_outputs, outputs),
+    )
+    if outputs is not None and not found.outputs:
+        notice("warning", "texts are scored by their perplexity: nothing was written to --outputs")
     counts = {"inputs": found.inputs} | ({"references": found.references} if found.references else {})
     signed = {f"{name}_is": signature for name, signature in found.signatures.items()}
     not_covered = {"not_covered": _NOT_COVERED}

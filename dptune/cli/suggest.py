@@ -4,63 +4,48 @@ from __future__ import annotations
 
 import json
 import shlex
-from dataclasses import fields
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from dptune.cli.console import show
-from dptune.cli.options import AsJson, Options, read_options
-from dptune.cli.tune_messages import by_option, set_up_logs
+from dptune.cli.options import AsJson
+from dptune.cli.tune_messages import flag, set_up_logs
 from dptune.cli.tuning_options import (
-    AddBosToken,
-    Alpha,
-    AlphaPattern,
-    AverageName,
-    BatchUnits,
     Completion,
-    DeltaOrNone,
-    Device,
-    Dtype,
-    Epsilon,
-    GradientCheckpointing,
-    InitLoraWeights,
-    LoadIn4bit,
-    LossOn,
-    MaxLength,
-    MechanismName,
     Messages,
     Model,
-    OptimizerName,
-    Passes,
     Prompt,
-    Rank,
-    RankPattern,
-    RecordsPerUnit,
     Revision,
-    Rows,
-    Rslora,
-    ScheduleName,
-    Seed,
-    TargetModules,
     Template,
     Text,
-    lora_arguments,
-    lora_settings,
+    arguments_of,
+    exact,
+    takes_settings,
 )
-from dptune.errors import DptuneError
+from dptune.declarations import declared
+from dptune.tuning.settings import TuneSettings
 
 if TYPE_CHECKING:
     from dptune.tuning.base import Base
     from dptune.tuning.suggest import Suggestion
 
 
+#: Settings about records and tasks, which suggestions are not about.
+_OTHERS = ("task", "labels", "words", "eval_share", "telemetry", "called")
+_SUGGESTED = tuple(name for name in declared(TuneSettings) if name not in _OTHERS)
+#: Settings that the schedule completes, so that the command gives the values of the schedule.
+_COMPLETED = ("delta", "expected_batch_size", "epochs", "learning_rate", "max_length")
+
+
+@takes_settings(*_SUGGESTED)
 def suggest(
     model: Model,
     units: Annotated[int, typer.Option(help="Number of units to train on; public.", min=1)],
-    epsilon: Epsilon,
-    delta: DeltaOrNone = None,
+    *,
+    settings: dict[str, Any],
     public: Annotated[
         Path | None, typer.Option(help="File of public records of the same kind as the private ones.")
     ] = None,
@@ -74,68 +59,10 @@ def suggest(
     completion: Completion = None,
     messages: Messages = None,
     template: Template = None,
-    mechanism: MechanismName = "static",
-    options: Options = None,
     revision: Revision = None,
-    batch: BatchUnits = None,
-    epochs: Passes = None,
-    learning_rate: Annotated[
-        float | None, typer.Option(help="Learning rate after warm-up; trials use multiples of it.")
-    ] = None,
-    optimizer: OptimizerName = "adamw",
-    schedule: ScheduleName = "constant",
-    average: AverageName = "tail",
-    max_length: MaxLength = None,
-    records_per_unit: RecordsPerUnit = 4,
-    rows: Rows = 16,
-    gradient_checkpointing: GradientCheckpointing = False,
-    rank: Rank = 8,
-    alpha: Alpha = 16,
-    target_modules: TargetModules = None,
-    rslora: Rslora = False,
-    rank_pattern: RankPattern = None,
-    alpha_pattern: AlphaPattern = None,
-    init: InitLoraWeights = "true",
-    loss_on: LossOn = None,
-    add_bos_token: AddBosToken = False,
-    seed: Seed = 0,
-    device: Device = None,
-    dtype: Dtype = None,
-    load_in_4bit: LoadIn4bit = False,
     as_json: AsJson = False,
 ) -> None:
     """Suggest settings for a private run, with reasons; reads no private record."""
-    settings = {
-        "epsilon": epsilon,
-        "delta": delta,
-        "mechanism": mechanism,
-        "options": read_options(options),
-        "batch": batch,
-        "epochs": epochs,
-        "learning_rate": learning_rate,
-        "optimizer": optimizer,
-        "schedule": schedule,
-        "average": average,
-        "max_length": max_length,
-        "records_per_unit": records_per_unit,
-        "rows": rows,
-        "gradient_checkpointing": gradient_checkpointing,
-        "loss_on": loss_on,
-        "add_bos_token": add_bos_token,
-        "seed": seed,
-        "device": device,
-        "dtype": dtype,
-        "load_in_4bit": load_in_4bit,
-    }
-    lora: dict[str, Any] = {
-        "rank": rank,
-        "alpha": alpha,
-        "target_modules": target_modules,
-        "rslora": rslora,
-        "rank_pattern": rank_pattern,
-        "alpha_pattern": alpha_pattern,
-        "init": init,
-    }
     columns = {
         "text": text,
         "prompt": prompt,
@@ -144,10 +71,7 @@ def suggest(
         "template": template,
         "unit": unit,
     }
-    try:
-        _suggest(model, revision, units, public, columns, settings | lora_settings(**lora), trials, as_json)
-    except DptuneError as error:
-        raise DptuneError(by_option(str(error))) from None
+    _suggest(model, revision, units, public, columns, settings, trials, as_json)
 
 
 def _suggest(
@@ -162,7 +86,6 @@ def _suggest(
 ) -> None:
     from dptune.corpus.reading.source import RecordSource
     from dptune.tuning.places import check_data, check_model
-    from dptune.tuning.settings import TuneSettings
 
     chosen = TuneSettings.of(**settings)
     chosen.check_rows(columns.get("unit"))
@@ -182,7 +105,10 @@ def _suggest(
     if not as_json:
         options = _tune_options(suggestion, chosen, columns | {"revision": revision})
         typer.echo("Choose around it, one epsilon for all that is tried: the command below with")
-        typer.echo("--search space.yaml --candidates 10 in place of --batch, --learning-rate and --set max_grad_norm;")
+        typer.echo(
+            "--search space.yaml --candidates 10 in place of --expected-batch-size, --learning-rate and "
+            "--set max_grad_norm;"
+        )
         typer.echo(f"space.yaml: {_space(suggestion, units)}")
         typer.echo(f"Use it: dptune tune --data FILE --model {shlex.quote(model)} {options}")
 
@@ -197,7 +123,7 @@ def _figures(base: Base, suggestion: Suggestion, units: int, epsilon: float) -> 
         "mechanism": mechanism.name,
         **schedule.options,
         "noise_multiplier": mechanism.effective_noise_multiplier(mechanism.knobs()),
-        "batch": schedule.batch,
+        "expected_batch_size": schedule.expected_batch_size,
         "epochs": schedule.epochs,
         "steps": schedule.steps,
         "learning_rate": schedule.learning_rate,
@@ -217,31 +143,12 @@ def _space(suggestion: Suggestion, units: int) -> str:
     return json.dumps({"space": suggestion.space(units)})
 
 
-def _exact(number: float) -> str:
-    """All digits of a number, and no point after a whole one."""
-    return str(int(number)) if float(number).is_integer() else repr(number)
-
-
-def _tune_options(suggestion: Suggestion, settings: Any, columns: dict[str, Any]) -> str:
-    schedule = suggestion.schedule
-    # With all digits: an epsilon that was rounded up would be another budget.
-    given = [f"--epsilon {settings.epsilon!r} --delta {schedule.delta!r} --mechanism {settings.mechanism}"]
-    given += [f"--set {name}={value}" for name, value in schedule.options.items()]
-    given.append(f"--batch {_exact(schedule.batch)} --epochs {_exact(schedule.epochs)}")
-    given.append(f"--learning-rate {schedule.learning_rate!r}")
-    usual = {field.name: field.default for field in fields(settings)}
-    rule = {name: getattr(settings, name) for name in ("optimizer", "schedule", "average")}
-    given += [f"--{name} {value}" for name, value in rule.items() if value != usual[name]]
-    given.append(f"--max-length {schedule.max_length} --rank {settings.rank} --alpha {settings.alpha}")
-    if columns.get("unit"):
-        given.append(f"--records-per-unit {settings.records_per_unit}")
-    given += map(shlex.quote, lora_arguments(settings))
-    given += [f"--{name} {shlex.quote(value)}" for name, value in columns.items() if value]
-    given += [
-        f"--{name} {value}" for name, value in (("loss-on", settings.loss_on), ("dtype", settings.dtype)) if value
-    ]
-    switches = ("gradient_checkpointing", "load_in_4bit", "add_bos_token")
-    given += [f"--{name.replace('_', '-')}" for name in switches if getattr(settings, name)]
-    if settings.seed:
-        given.append(f"--seed {settings.seed}")
-    return " ".join(given)
+def _tune_options(suggestion: Suggestion, settings: TuneSettings, columns: dict[str, Any]) -> str:
+    """The options of the command that trains as suggested, quoted for a shell."""
+    completed = {name: getattr(suggestion.schedule, name) for name in _COMPLETED}
+    own = replace(settings, options=suggestion.schedule.options, **completed)
+    named = ("epsilon", *_COMPLETED, "mechanism")
+    words = [word for name in named for word in (flag(name), exact(getattr(own, name)))]
+    words += arguments_of(own, [name for name in _SUGGESTED if name not in (*named, "device")])
+    words += [word for name, value in columns.items() if value for word in (f"--{name}", value)]
+    return shlex.join(words)

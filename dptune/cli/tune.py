@@ -4,57 +4,30 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from dptune.cli.console import notice, show
-from dptune.cli.options import AsJson, Candidates, Options, Shape, read_options
+from dptune.cli.options import AsJson, Candidates, Shape
 from dptune.cli.tune_messages import by_option, check_command, set_up_logs
 from dptune.cli.tune_search import search_of_options, tune_by_search
 from dptune.cli.tuning_options import (
-    AddBosToken,
-    Alpha,
-    AlphaPattern,
-    AverageName,
-    BatchUnits,
     Completion,
-    DeltaOrNone,
-    Device,
-    Dtype,
-    Epsilon,
-    GradientCheckpointing,
-    InitLoraWeights,
-    LoadIn4bit,
-    LossOn,
-    MaxLength,
-    MechanismName,
     Messages,
     Model,
-    OptimizerName,
-    Passes,
     Prompt,
-    Rank,
-    RankPattern,
-    RecordsPerUnit,
     Revision,
-    Rows,
-    Rslora,
-    ScheduleName,
-    Seed,
-    TargetModules,
     Template,
     Text,
-    lora_settings,
-    named_labels,
-    words_of_labels,
+    takes_settings,
 )
 from dptune.corpus.reading.formats import ENDINGS, Format
 from dptune.corpus.reading.source import RecordsAre, RecordSource
-from dptune.errors import ConfigError, DptuneError, FullDeviceError, is_out_of_memory
+from dptune.errors import ConfigError, FullDeviceError, is_out_of_memory
 from dptune.files import read_json
 from dptune.options import assignments
-from dptune.tuning.settings import Task
+from dptune.tuning.settings import TuneSettings
 
 if TYPE_CHECKING:
     from dptune.tuning.prepare import PreparedRun
@@ -65,15 +38,14 @@ _INTERRUPTED = 130
 _SHOWN = 200
 
 
+@takes_settings()
 def tune(
     model: Model,
-    epsilon: Epsilon,
     data: Annotated[Path | None, typer.Option(help=f"Records: {', '.join(ENDINGS)}, or a saved data set.")] = None,
     source: Annotated[str | None, typer.Option(help="In place of --data: a benchmark, or a plug-in's source.")] = None,
     source_options: Annotated[
         list[str] | None, typer.Option("--source-set", help="Argument of that source, KEY=VALUE; repeatable.")
     ] = None,
-    delta: DeltaOrNone = None,
     unit: Annotated[str | None, typer.Option(help="Column whose values are protected as a whole.")] = None,
     own_id: Annotated[
         str | None,
@@ -84,56 +56,17 @@ def tune(
     completion: Completion = None,
     messages: Messages = None,
     template: Template = None,
-    task: Annotated[
-        Task, typer.Option(help="generate: learn to write the texts; classify: learn --label.")
-    ] = "generate",
     label: Annotated[str | None, typer.Option(help="Column of labels; else label.")] = None,
-    labels: Annotated[
-        str | None, typer.Option(help="Of task classify: all labels, by commas or as JSON's list; public.")
-    ] = None,
-    words: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--word", help='Of a label: 0=" poor"; repeatable, in place of a head. The likeliest after the text wins.'
-        ),
-    ] = None,
     file_format: Annotated[
         Format | None,
         typer.Option("--format", help="Else by the file's ending."),
     ] = None,
     records_are: Annotated[RecordsAre | None, typer.Option(help="Of a text file in which they differ.")] = None,
     public: Annotated[Path | None, typer.Option(help="Records of nobody, read in the same way.")] = None,
-    mechanism: MechanismName = "static",
-    options: Options = None,
+    *,
+    settings: dict[str, Any],
     out: Annotated[Path, typer.Option(help="Folder of the run; run again to go on.")] = Path("tuned"),
     revision: Revision = None,
-    batch: BatchUnits = None,
-    epochs: Passes = None,
-    learning_rate: Annotated[float | None, typer.Option(help="After warm-up.")] = None,
-    optimizer: OptimizerName = "adamw",
-    schedule: ScheduleName = "constant",
-    average: AverageName = "tail",
-    max_length: MaxLength = None,
-    records_per_unit: RecordsPerUnit = 4,
-    rows: Rows = 16,
-    gradient_checkpointing: GradientCheckpointing = False,
-    rank: Rank = 8,
-    alpha: Alpha = 16,
-    target_modules: TargetModules = None,
-    rslora: Rslora = False,
-    rank_pattern: RankPattern = None,
-    alpha_pattern: AlphaPattern = None,
-    init: InitLoraWeights = "true",
-    loss_on: LossOn = None,
-    add_bos_token: AddBosToken = False,
-    eval_share: Annotated[float, typer.Option(help="Of the units, held out for perplexity; 0: none.")] = 0.1,
-    telemetry: Annotated[
-        Literal["research", "private"], typer.Option(help="private: no statistic of private records is told.")
-    ] = "research",
-    seed: Seed = 0,
-    device: Device = None,
-    dtype: Dtype = None,
-    load_in_4bit: LoadIn4bit = False,
     search: Annotated[
         Path | None, typer.Option(help="YAML with a space of settings: the best of a random number is released.")
     ] = None,
@@ -143,46 +76,10 @@ def tune(
     register: Annotated[
         Path | None, typer.Option(help="What was published from which records; else spent.jsonl beside --out.")
     ] = None,
-    called: Annotated[str | None, typer.Option(help="What ledger and card call the records; public.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Check everything and say what it would take.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Fine-tune a model on records of your own with differential privacy; the adapter comes with its proof."""
-    given: dict[str, Any] = {
-        "epsilon": epsilon,
-        "task": task,
-        "labels": named_labels(labels),
-        "delta": delta,
-        "mechanism": mechanism,
-        "options": read_options(options),
-        "batch": batch,
-        "epochs": epochs,
-        "learning_rate": learning_rate,
-        "optimizer": optimizer,
-        "schedule": schedule,
-        "average": average,
-        "max_length": max_length,
-        "records_per_unit": records_per_unit,
-        "rows": rows,
-        "gradient_checkpointing": gradient_checkpointing,
-        "loss_on": loss_on,
-        "add_bos_token": add_bos_token,
-        "eval_share": eval_share,
-        "telemetry": telemetry,
-        "seed": seed,
-        "device": device,
-        "dtype": dtype,
-        "load_in_4bit": load_in_4bit,
-    }
-    lora: dict[str, Any] = {
-        "rank": rank,
-        "alpha": alpha,
-        "target_modules": target_modules,
-        "rslora": rslora,
-        "rank_pattern": rank_pattern,
-        "alpha_pattern": alpha_pattern,
-        "init": init,
-    }
     columns = {
         "id": own_id,
         "format": file_format,
@@ -196,16 +93,13 @@ def tune(
         "public": None if public is None else str(public),
     }
     try:
-        given["words"] = words_of_labels(words)
         records, name = records_of_options(data, source, source_options, unit, columns)
-        chosen = given | lora_settings(**lora) | {"called": called or name}
+        chosen = settings | ({"called": name} if settings["called"] == TuneSettings.called else {})
         asked = search_of_options(search, candidates, shape, again)
         if asked is not None:
             tune_by_search(model, revision, records, chosen, asked, out, register, dry_run, as_json)
         else:
             _tune(model, revision, records, chosen, out, register, dry_run, as_json)
-    except DptuneError as error:
-        raise DptuneError(by_option(str(error))) from None
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
@@ -243,7 +137,6 @@ def _tune(
     as_json: bool,
 ) -> None:
     from dptune.tuning.places import check_data, check_folder, check_model
-    from dptune.tuning.settings import TuneSettings
 
     settings = TuneSettings.of(**given)
     check_model(model, revision)
@@ -306,7 +199,7 @@ def _resources(prepared: PreparedRun) -> dict[str, Any]:
     each = sum(brought) / len(brought)  # how many records units have is private: then it is the most
     settings = prepared.settings
     again = settings.gradient_checkpointing
-    found = estimate(prepared.base, prepared.schedule, settings.rows, each, checkpointing=again)
+    found = estimate(prepared.base, prepared.schedule, settings.physical_batch_size, each, checkpointing=again)
     figures = {"estimated_memory_gib": found.memory / 2**30, "estimated_minutes": found.seconds / 60}
     follows = "shapes" if private or prepared.units.kind == RECORD else "shapes and the private records of each unit"
     about = (

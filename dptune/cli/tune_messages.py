@@ -9,9 +9,24 @@ from logging import LogRecord
 from pathlib import Path
 
 from dptune.cli.console import show_progress
+from dptune.declarations import declared
+from dptune.tuning.settings import RENAMED, TuneSettings
 
+#: Options whose name is not the setting's.
+_FLAGS = {"options": "--set", "words": "--word", "init_lora_weights": "--init"}
+
+
+def flag(name: str) -> str:
+    """The option of a setting."""
+    return _FLAGS.get(name, f"--{name.replace('_', '-')}")
+
+
+_SETTINGS = {name: flag(name) for name in (*declared(TuneSettings), *RENAMED)}
 #: The option of this command for each name that messages of the library use.
 _OPTIONS = {
+    # A name without an underscore is an English word too, and replaced only at the beginning of a message.
+    **{name: option for name, option in _SETTINGS.items() if "_" in name},
+    **{f"{section}.{name}": option for name, option in _SETTINGS.items() for section in ("training", "lora", "task")},
     "data.text": "--text",
     "data.prompt": "--prompt",
     "data.completion": "--completion",
@@ -24,27 +39,10 @@ _OPTIONS = {
     "data.public": "--public",
     "data.split": "--eval-share",
     "data.revision": "datasets saved to a folder",
-    "task.words": "--word",
     "model.source": "--model",
     "model.revision": "--revision",
     "model.load_in_4bit": "--load-in-4bit",
     "model.dtype": "--dtype",
-    "lora.target_modules": "--target-modules",
-    "lora.rank_pattern": "--rank-pattern",
-    "lora.alpha_pattern": "--alpha-pattern",
-    "lora.init_lora_weights": "--init",
-    "rank_pattern": "--rank-pattern",
-    "alpha_pattern": "--alpha-pattern",
-    "training.max_length": "--max-length",
-    "training.learning_rate": "--learning-rate",
-    "training.gradient_checkpointing": "--gradient-checkpointing",
-    "training.loss_on": "--loss-on",
-    "records_per_unit": "--records-per-unit",
-    "max_length": "--max-length",
-    "eval_share": "--eval-share",
-    "add_bos_token": "--add-bos-token",
-    "learning_rate": "--learning-rate",
-    "target_modules": "--target-modules",
     "options.": "--set ",
     "search.again": "--again",
     "search.candidates": "--candidates",
@@ -61,32 +59,10 @@ _OPTIONS = {
     "mauve_model": "--mauve-model",
 }
 #: Names that are English words too: they are replaced only at the beginning of a message.
-_WORDS = (
-    "data",
-    "model",
-    "source",
-    "labels",
-    "task",
-    "seed",
-    "dtype",
-    "telemetry",
-    "epsilon",
-    "delta",
-    "batch",
-    "epochs",
-    "rows",
-    "rank",
-    "alpha",
-    "mechanism",
-    "device",
-    "public",
-    "out",
-    "records",
-    "prompts",
-    "metrics",
-    "outputs",
-    "block",
-)
+_WORDS = {name: option for name, option in _SETTINGS.items() if "_" not in name} | {
+    name: f"--{name}"
+    for name in ("data", "model", "source", "public", "out", "records", "prompts", "metrics", "outputs", "block")
+}
 _NAMES = re.compile("|".join(rf"(?<![\w./-]){re.escape(name)}\b" for name in sorted(_OPTIONS, key=len, reverse=True)))
 
 
@@ -100,7 +76,7 @@ def by_option(message: str) -> str:
     field, colon, rest = message.partition(": ")
     if field.startswith("search.space"):  # names within the file of the space
         return message
-    named = f"--{message}" if colon and rest and field in _WORDS else message
+    named = f"{_WORDS[field]}: {rest}" if colon and rest and field in _WORDS else message
     return _NAMES.sub(lambda found: _OPTIONS[found[0]], named)
 
 

@@ -1,101 +1,153 @@
-"""Options that `dptune tune` and `dptune suggest` share."""
+"""Options that are made of the fields of ``TuneSettings``, and those about columns that several commands share.
+
+A field's name, type, default and sentence become the option. Only what a command line cannot know of a type is written
+here: short flags that options had before, and how a text becomes a mapping or a list.
+"""
 
 from __future__ import annotations
 
+import functools
+import inspect
 import json
 import re
-from typing import Annotated, Any, Literal
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import MISSING
+from typing import Annotated, Any, get_origin
 
 import typer
 
 from dptune.cli.catalogue import completions
-from dptune.errors import ConfigError
-from dptune.update_rule import Average, Optimizer, RateSchedule
+from dptune.cli.console import notice
+from dptune.cli.options import read_options
+from dptune.cli.tune_messages import by_option, flag
+from dptune.declarations import Declared, declared, differing
+from dptune.errors import ConfigError, DptuneError
+from dptune.step_settings import ScheduleSettings
+from dptune.training.lora import Lora
+from dptune.tuning.settings import RENAMED, TuneSettings
 
-AddBosToken = Annotated[
-    bool,
-    typer.Option(
-        "--add-bos-token", help="Learn how texts begin, for dptune sample, if the tokenizer puts nothing before."
-    ),
-]
-Alpha = Annotated[int, typer.Option(help="Of LoRA.")]
-AlphaPattern = Annotated[
-    list[str] | None, typer.Option(help="Alpha of some layers, NAME=NUMBER, as PEFT's alpha_pattern; repeatable.")
-]
-BatchUnits = Annotated[float | None, typer.Option(help="Expected units of a batch.")]
 Completion = Annotated[str | None, typer.Option(help="Column of completions.")]
-DeltaOrNone = Annotated[float | None, typer.Option(help="Of the guarantee, below 1 over the units.")]
-Device = Annotated[str | None, typer.Option(help="cpu or cuda:0; else a GPU where there is one.")]
-Dtype = Annotated[Literal["float32", "bfloat16"] | None, typer.Option(help="Of the frozen weights.")]
-Passes = Annotated[float | None, typer.Option(help="Passes over the units.")]
-Epsilon = Annotated[float, typer.Option(help="The budget, certified.")]
-GradientCheckpointing = Annotated[
-    bool, typer.Option("--gradient-checkpointing", help="Less memory, more time, the same result.")
-]
-InitLoraWeights = Annotated[
-    Literal["true", "gaussian", "orthogonal"],
-    typer.Option("--init", "--init-lora-weights", help="Start of the adapters, as PEFT has it."),
-]
-LoadIn4bit = Annotated[
-    bool, typer.Option("--load-in-4bit", help="Frozen weights in bitsandbytes' NF4, as transformers has it.")
-]
-LossOn = Annotated[Literal["completion", "assistant", "all"] | None, typer.Option(help="What is learned.")]
-MaxLength = Annotated[int | None, typer.Option(help="Tokens of a record.")]
-MechanismName = Annotated[str, typer.Option(help="See `dptune mechanisms`.", autocompletion=completions)]
 Messages = Annotated[str | None, typer.Option(help="Column of chats.")]
 Model = Annotated[str, typer.Option(help="Folder of a checkpoint, or a hub id with --revision.")]
 Prompt = Annotated[str | None, typer.Option(help="Column of prompts, which have no loss.")]
-OptimizerName = Annotated[Optimizer, typer.Option("--optimizer", help="adam_bc: Adam without the noise it knows of.")]
-ScheduleName = Annotated[RateSchedule, typer.Option("--schedule", help="Of the learning rate, after warm-up.")]
-AverageName = Annotated[
-    Average, typer.Option("--average", help="Of the weights; tail: of the last tenth of the steps.")
-]
-Rank = Annotated[int, typer.Option(help="Of LoRA.")]
-RankPattern = Annotated[
-    list[str] | None, typer.Option(help="Rank of some layers, NAME=NUMBER, as PEFT's rank_pattern; repeatable.")
-]
-RecordsPerUnit = Annotated[int, typer.Option(help="Most records of a unit in a batch.")]
 Revision = Annotated[str | None, typer.Option(help="40-digit commit of a hub id.")]
-Rows = Annotated[int, typer.Option(help="Of a micro-batch: memory and speed only.")]
-Rslora = Annotated[bool, typer.Option("--rslora", help="Scale by alpha / sqrt(rank).")]
-Seed = Annotated[int, typer.Option(help="Of the adapters' and head's start; public.")]
-TargetModules = Annotated[
-    str | None, typer.Option(help="Linear layers, by commas; all-linear; or a regular expression of whole names.")
-]
 Template = Annotated[
     str | None, typer.Option(help="Text with columns in braces: '{age} years'. {text} is the column of --text.")
 ]
 Text = Annotated[str | None, typer.Option(help="Column of texts.")]
 
+_SHARED = {**declared(ScheduleSettings), **declared(Lora)}
 _NAMES = re.compile(r"[\w.]+(\s*,\s*[\w.]+)*")
+#: What is the run's own comes before what all runs have.
+_OWN_FIRST = dict(sorted(declared(TuneSettings).items(), key=lambda item: item[0] in _SHARED))
+Command = Callable[..., None]
 
 
-def lora_settings(
-    *,
-    rank: int,
-    alpha: int,
-    target_modules: str | None,
-    rslora: bool,
-    rank_pattern: list[str] | None,
-    alpha_pattern: list[str] | None,
-    init: str,
-) -> dict[str, Any]:
-    """LoRA's settings by their names in ``TuneSettings``. Raises: ConfigError for a pattern that is no NAME=NUMBER."""
-    return {
-        "rank": rank,
-        "alpha": alpha,
-        "target_modules": _modules(target_modules),
-        "rslora": rslora,
-        "rank_pattern": _pattern("rank_pattern", rank_pattern),
-        "alpha_pattern": _pattern("alpha_pattern", alpha_pattern),
-        "init_lora_weights": True if init == "true" else init,
-    }
+def takes_settings(*names: str) -> Callable[[Command], Command]:
+    """Decorator that gives a command an option for each of these settings, or for all of ``TuneSettings``.
+
+    The command gets their values by name in its argument ``settings``. Former names of options still work, with a
+    warning. Messages of errors name options in place of settings.
+    """
+    chosen = {name: one for name, one in _OWN_FIRST.items() if not names or name in names}
+    former = {old: chosen[new] for old, new in RENAMED.items() if new in chosen}
+    made = [_parameter(name, one) for name, one in chosen.items()]
+    made += [_parameter(old, one, hidden=True) for old, one in former.items()]
+
+    def decorate(command: Command) -> Command:
+        own = inspect.signature(command, eval_str=True).parameters
+        before = [one for name, one in own.items() if name != "settings"]
+        place = list(own).index("settings")
+
+        @functools.wraps(command)
+        def run(**given: Any) -> None:
+            try:
+                settings = {name: _read(one, given.pop(name)) for name, one in chosen.items()}
+                for old, one in former.items():
+                    if (value := given.pop(old)) is not None:
+                        notice("warning", f"--{old} is the former name of {flag(one.name)}: use that")
+                        settings[one.name] = value
+                command(**given, settings=settings)
+            except DptuneError as error:
+                raise DptuneError(by_option(str(error))) from None
+
+        ordered = [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in before[:place] + made + before[place:]]
+        run.__signature__ = inspect.Signature(ordered)  # type: ignore[attr-defined]
+        run.__annotations__ = {one.name: one.annotation for one in ordered}
+        return run
+
+    return decorate
 
 
-def named_labels(given: str | None) -> tuple[Any, ...] | None:
+def arguments_of(settings: TuneSettings, names: Iterable[str]) -> list[str]:
+    """The words of a command line that give those of these settings that differ from their defaults."""
+    changed = {name: value for name, value in differing(settings).items() if name in names}
+    words: list[str] = []
+    for name, value in changed.items():
+        if isinstance(value, Mapping):
+            words += [word for key, one in value.items() for word in (flag(name), f"{key}={one}")]
+        elif isinstance(value, bool):
+            words += [flag(name)]
+        else:
+            words += [flag(name), ",".join(value) if isinstance(value, tuple) else exact(value)]
+    return words
+
+
+def exact(value: Any) -> str:
+    """A setting as a command takes it: all digits of a number, for one that was rounded would be another."""
+    return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
+
+
+def _parameter(name: str, one: Declared, *, hidden: bool = False) -> inspect.Parameter:
+    """The parameter of a command from which typer makes the option of a setting."""
+    kind, default = _typed(one)
+    more: dict[str, Any] = {"autocompletion": completions} if name == "mechanism" else {}
+    flags = dict.fromkeys((flag(name), f"--{name.replace('_', '-')}")) if name == "init_lora_weights" else (flag(name),)
+    option = typer.Option(*flags, help=_help(one), hidden=hidden, **more)
+    if hidden:
+        kind, default = kind | None, None
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, option])
+
+
+def _help(one: Declared) -> str:
+    """The sentence of a setting, and what is particular to a command line."""
+    if get_origin(one.choices[0]) is Mapping:
+        return f"{one.sentence} Repeatable: KEY=VALUE."
+    chosen = one.may_be_left_open and one.name in _SHARED and not _SHARED[one.name].may_be_left_open
+    return f"{one.sentence} Left out: chosen from public facts." if chosen else one.sentence
+
+
+def _typed(one: Declared) -> tuple[Any, Any]:
+    """Type and default of an option; a mapping is a list of texts, and what typer has no type for is a text."""
+    default = inspect.Parameter.empty if one.default is MISSING else one.default
+    kind, *others = one.choices
+    if get_origin(kind) is Mapping:
+        return list[str] | None, None
+    if others or get_origin(kind) is tuple:
+        kind, default = str, "true" if default is True else default
+    return (kind | None if one.may_be_left_open else kind), default
+
+
+def _read(one: Declared, given: Any) -> Any:
+    """The value of a setting from what its option was given."""
+    if given is None or given == []:
+        return one.default
+    if one.name == "options":
+        return read_options(given)
+    if one.name == "words":
+        return words_of_labels(given)
+    if one.name == "labels":
+        return named_labels(given)
+    kinds = one.choices
+    if get_origin(kinds[0]) is Mapping:
+        return _pattern(one.name, given)
+    if get_origin(kinds[0]) is tuple:
+        return _modules(given)
+    return True if len(kinds) > 1 and given == "true" else given
+
+
+def named_labels(given: str) -> tuple[Any, ...]:
     """Labels from a text with commas, or from a list in JSON, where a label holds a comma."""
-    if given is None:
-        return None
     if not given.lstrip().startswith("["):
         return tuple(name.strip() for name in given.split(","))
     try:
@@ -104,10 +156,10 @@ def named_labels(given: str | None) -> tuple[Any, ...] | None:
         raise ConfigError("--labels", f"{given!r} is no list in JSON", fix='write ["one, label", "another"]') from None
 
 
-def words_of_labels(given: list[str] | None) -> dict[str, str] | None:
-    """Each label's word, with the space at its beginning; None where none is given."""
+def words_of_labels(given: list[str]) -> dict[str, str]:
+    """Each label's word, with the space at its beginning."""
     found: dict[str, str] = {}
-    for text in given or ():
+    for text in given:
         label, sign, word = text.partition("=")
         if not (sign and label.strip() and word):
             problem = f"{text!r} is no LABEL=WORD"
@@ -115,20 +167,20 @@ def words_of_labels(given: list[str] | None) -> dict[str, str] | None:
         if label.strip() in found:
             raise ConfigError("task.words", f"label {label.strip()!r} is given twice", fix="give it one word")
         found[label.strip()] = word
-    return found or None
+    return found
 
 
-def _modules(given: str | None) -> tuple[str, ...] | str | None:
+def _modules(given: str) -> tuple[str, ...] | str:
     """Names of layers from a text with commas. What else is given is a regular expression, as PEFT takes texts."""
-    if given is None or given == "all-linear" or not _NAMES.fullmatch(given):
+    if given == "all-linear" or not _NAMES.fullmatch(given):
         return given
     return tuple(name.strip() for name in given.split(","))
 
 
-def _pattern(field: str, given: list[str] | None) -> dict[str, int]:
+def _pattern(field: str, given: list[str]) -> dict[str, int]:
     """Numbers by names of layers, which are regular expressions and may hold ``=``."""
     found = {}
-    for text in given or ():
+    for text in given:
         name, sign, number = text.rpartition("=")
         if not (sign and name and number.strip().isdigit()):
             fix = "write the layer's name, = and a whole number, such as q_proj=4"
@@ -137,13 +189,3 @@ def _pattern(field: str, given: list[str] | None) -> dict[str, int]:
             raise ConfigError(field, f"{name!r} is given twice", fix="give it once")
         found[name] = int(number)
     return found
-
-
-def lora_arguments(settings: Any) -> list[str]:
-    """The options that give these settings of LoRA, rank and alpha apart; defaults are left out."""
-    layers, start = settings.target_modules, settings.init_lora_weights
-    given = [] if layers is None else ["--target-modules", layers if isinstance(layers, str) else ",".join(layers)]
-    for option, pattern in (("--rank-pattern", settings.rank_pattern), ("--alpha-pattern", settings.alpha_pattern)):
-        given += [word for name, number in pattern.items() for word in (option, f"{name}={number}")]
-    given += ["--rslora"] if settings.rslora else []
-    return given if start is True else [*given, "--init", start]

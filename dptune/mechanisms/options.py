@@ -10,6 +10,7 @@ from dataclasses import MISSING, fields, is_dataclass
 from functools import cache
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
+from dptune.declarations import sentences
 from dptune.errors import ConfigError
 
 #: Largest whole number of an option: a larger count overflows somewhere, or makes a loop that never ends.
@@ -23,7 +24,7 @@ def option_names(cls: Any) -> list[str]:
 
 def option_rows(cls: type, options: Mapping[str, Any] | None = None) -> list[tuple[str, str, str]]:
     """Rows (option, default or "required", help) of one part, with ``options`` in place of its defaults."""
-    texts, over = _help(cls), options or {}
+    texts, over = sentences(cls), options or {}
     defaults = {item.name: "required" if item.default is MISSING else str(item.default) for item in _options(cls)}
     return [(name, str(over.get(name, default)), texts.get(name, "")) for name, default in defaults.items()]
 
@@ -73,17 +74,6 @@ def _options(cls: Any) -> list[Any]:
 
 def _required_names(cls: Any) -> set[str]:
     return {item.name for item in _options(cls) if item.default is item.default_factory is MISSING}
-
-
-def _help(cls: type) -> dict[str, str]:
-    """Help of every option, from the docstrings of the class and its bases."""
-    import docstring_parser
-
-    texts: dict[str, str] = {}
-    for base in reversed(cls.__mro__):
-        for item in docstring_parser.parse(base.__doc__ or "").params:
-            texts[item.arg_name] = " ".join((item.description or "").split())
-    return texts
 
 
 def convert(name: str, value: Any, kind: Any) -> Any:

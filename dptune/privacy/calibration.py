@@ -111,6 +111,13 @@ def sampling(records: int, batch: float, epochs: float) -> tuple[float, int]:
     return batch / records, math.ceil(epochs * math.ceil(records / batch))
 
 
+def check_delta(delta: float, units: int, fix: str) -> None:
+    """Raise ConfigError for a delta of 1 over the units or more, which publishing one of them in full satisfies."""
+    if delta * units >= 1:
+        problem = f"{delta:g} is 1 over the {units} units or more, which publishing one of them in full would satisfy"
+        raise ConfigError("delta", problem, fix=fix)
+
+
 def delta_warning(delta: float, units: int | None = None) -> str | None:
     """What makes a delta worthless, as one sentence; None where nothing does.
 

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -21,13 +21,12 @@ from dptune.corpus.reading.record import Chat, Labelled, PromptTarget, Record, T
 from dptune.corpus.reading.token_counts import TokenCounts
 from dptune.corpus.records import decode_content
 from dptune.errors import ConfigError, DataError
+from dptune.step_settings import LossOn
 from dptune.training.chat_template import TurnError, Turns, dated_template, render_chat, with_content
 from dptune.training.data import Tokens, tokenize, with_context
 from dptune.training.labelled import encode_labelled
 from dptune.training.token_file import token_batch
 
-#: The tokens that count in the loss: those of targets; those that an assistant says; or all.
-LossOn = Literal["completion", "assistant", "all"]
 _MARKED = re.compile(r"\{%-?\s*generation\s*-?%\}")
 _DEFAULT: dict[type, LossOn] = {Text: "all", PromptTarget: "completion", Chat: "assistant"}
 _RECORDS = 4096  # number of records of one batch of a token file

@@ -1,4 +1,9 @@
-"""Hyper-parameters of LoRA adapters. No torch, so that settings can be checked without it."""
+"""LoRA hyper-parameters of the adapters. No torch, so that settings can be checked without it.
+
+Example:
+    >>> Lora(rank=4).alpha
+    16
+"""
 
 from __future__ import annotations
 
@@ -10,9 +15,11 @@ from typing import Annotated, Literal
 from annotated_types import Ge, Len, Lt, MinLen
 
 from dptune.bounds import Few, Rank
+from dptune.declarations import check
 from dptune.errors import ConfigError, first_line
 
 _Layer = Annotated[str, Len(1, 200)]
+Dropout = Annotated[float, Ge(0), Lt(1)]
 #: Starts that read no record and leave the frozen weights alone; True is PEFT's default, B = 0.
 STARTS = (True, "gaussian", "orthogonal")
 #: Why PEFT's other starts are refused, by the first word of their name.
@@ -28,19 +35,20 @@ class Lora:
     """Hyper-parameters of the LoRA adapters, each with PEFT's meaning.
 
     Attributes:
-        rank, alpha: the update of a layer is alpha / rank times B A.
+        rank: LoRA rank: inner size of the two factors whose product updates a layer.
+        alpha: LoRA scaling: updates are multiplied by alpha / rank.
         dropout: share of the adapters' inputs that is dropped in training.
-        target_modules: names of linear layers, each of which is the end of a whole name; a text, which is a regular
-            expression of whole names, as PEFT takes it; "all-linear" for all but the output layer; None for those that
-            PEFT knows for the model's family, mostly query and value projections.
-        rslora: scale by alpha / sqrt(rank) instead of alpha / rank (PEFT's ``use_rslora``).
-        rank_pattern, alpha_pattern: rank and alpha of the layers whose name ends in, or matches, the key.
-        init_lora_weights: True for PEFT's default, "gaussian" or "orthogonal".
+        target_modules: linear layers to adapt: names, each the end of a whole name; a regular expression of whole
+            names; or "all-linear" for all but the output layer. Left out, PEFT's choice for the model's family.
+        rslora: scale updates by alpha / sqrt(rank) in place of alpha / rank.
+        rank_pattern: rank of the layers whose name ends in, or matches, the key.
+        alpha_pattern: alpha of the layers whose name ends in, or matches, the key.
+        init_lora_weights: start of the adapters: true for PEFT's default, "gaussian" or "orthogonal".
     """
 
     rank: Rank = 8
     alpha: Few = 16
-    dropout: Annotated[float, Ge(0), Lt(1)] = 0.05
+    dropout: Dropout = 0.05
     target_modules: Annotated[tuple[_Layer, ...], MinLen(1)] | Annotated[str, Len(1, 1000)] | None = None
     rslora: bool = False
     rank_pattern: Mapping[str, Rank] = field(default_factory=dict)
@@ -48,10 +56,9 @@ class Lora:
     init_lora_weights: Literal[True] | str = True  # checked below, where each refusal has its reason
 
     def __post_init__(self) -> None:
-        """Raises: ConfigError for a start that is refused, and for a pattern without positive whole numbers."""
-        if not isinstance(self.rslora, bool):
-            raise ConfigError("lora.rslora", f"{self.rslora!r} is no boolean", fix="use true or false")
+        """Raises: ConfigError for a value out of bounds, a start that is refused, and a pattern without numbers."""
         _check_start(self.init_lora_weights)
+        check(self, "lora." if type(self) is Lora else "")
         for name in ("rank_pattern", "alpha_pattern"):
             _check_pattern(f"lora.{name}", getattr(self, name))
         for rank in (self.rank, *self.rank_pattern.values()):

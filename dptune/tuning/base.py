@@ -54,7 +54,7 @@ from dptune.training.verbalizer import cut_at_beginning, load_verbalizer, load_v
 from dptune.training.weight_files import check_finite, digest_of_weights
 from dptune.tuning.named_base import NamedBase
 from dptune.tuning.places import check_model
-from dptune.tuning.settings import TuneSettings
+from dptune.tuning.settings import JobSettings
 
 _MIB = 2**20
 _PIECES, _PIECE = 1024, 4096  # of a file of weights: 4 MiB in all
@@ -153,7 +153,7 @@ class Base:
         return model
 
 
-def open_base(model: Any, settings: TuneSettings, revision: str | None = None, tokenizer: Any = None) -> Base:
+def open_base(model: Any, settings: JobSettings, revision: str | None = None, tokenizer: Any = None) -> Base:
     """Check a model and its tokenizer within seconds.
 
     Args:
@@ -162,16 +162,7 @@ def open_base(model: Any, settings: TuneSettings, revision: str | None = None, t
 
     Raises: ConfigError naming what is missing: files, a causal form, target modules, padding.
     """
-    lora = Lora(
-        settings.rank,
-        settings.alpha,
-        0.0,
-        settings.target_modules,
-        settings.rslora,
-        settings.rank_pattern,
-        settings.alpha_pattern,
-        settings.init_lora_weights,
-    )
+    lora = settings.lora
     if settings.task == "classify" and not isinstance(model, str | Path):
         problem = "is a loaded model, and a classifier is made of a checkpoint"
         raise ConfigError("model", problem, fix="give its folder, or a hub id")

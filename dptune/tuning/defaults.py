@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from dptune.errors import ConfigError
 from dptune.mechanisms.planning import Schedule
-from dptune.privacy.calibration import sampling
+from dptune.privacy.calibration import check_delta, sampling
 from dptune.tuning.settings import TuneSettings
 
 _BATCHES = (64, 1024)
@@ -35,14 +35,14 @@ class TuneSchedule:
     """A complete schedule. Public.
 
     Attributes:
-        batch: expected number of units of a batch.
+        expected_batch_size: expected number of units of a batch.
         epochs: passes over the units.
         options: the mechanism's own options.
         reasons: for each setting that the user left open, why its value was chosen.
     """
 
     delta: float
-    batch: float
+    expected_batch_size: float
     epochs: float
     sample_rate: float
     steps: int
@@ -81,17 +81,16 @@ def schedule_of(
         return asked
 
     delta = pick("delta", settings.delta, default_delta(units), "the power of ten at or below 1 / (10 x units)")
-    if delta * units >= 1:
-        problem = f"{delta:g} is 1 over the {units} units or more, which publishing one of them in full would satisfy"
-        raise ConfigError("delta", problem, fix=f"use {default_delta(units):g}, or leave it out")
+    check_delta(delta, units, fix=f"use {default_delta(units):g}, or leave it out")
     batch = pick(
-        "batch",
-        settings.batch,
+        "expected_batch_size",
+        settings.expected_batch_size,
         default_batch(units),
         "near 4 x sqrt(units), a power of two, but a quarter of the units at most: noise shrinks with it",
     )
     if batch > units:
-        raise ConfigError("batch", f"{batch:g} is more than the {units} units", fix="lower it, or leave it out")
+        problem = f"{batch:g} is more than the {units} units"
+        raise ConfigError("expected_batch_size", problem, fix="lower it, or leave it out")
     epochs = pick("epochs", settings.epochs, default_epochs(units, batch), "3 to 20, so that there are some 100 steps")
     sample_rate, _ = sampling(units, batch, epochs)
     steps = math.ceil(epochs / sample_rate - 1e-9)  # rounding up once: an epoch need not be whole steps
@@ -102,13 +101,13 @@ def schedule_of(
         options["max_grad_norm"], reasons["max_grad_norm"] = _radius(settings)
     return TuneSchedule(
         delta=delta,
-        batch=batch,
+        expected_batch_size=batch,
         epochs=epochs,
         sample_rate=sample_rate,
         steps=steps,
         learning_rate=learning_rate,
-        warmup_steps=max(1, steps // 10),
-        checkpoint_every=min(10, max(1, steps // 50)),
+        warmup_steps=max(1, steps // 10) if settings.warmup_steps is None else settings.warmup_steps,
+        checkpoint_every=settings.checkpoint_every or min(10, max(1, steps // 50)),
         max_length=max_length_of(settings, positions),
         options=options,
         reasons=reasons,

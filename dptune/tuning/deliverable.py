@@ -26,11 +26,10 @@ from dptune.files import (
     write_text,
 )
 from dptune.privacy.run_folder import RunFolder
-from dptune.training.model import save_adapter
 from dptune.tuning.card import TAG, card_text, has_guarantee
 from dptune.tuning.named_base import BASE, NamedBase
 from dptune.tuning.verifying import CARD, CONFIG, section_of
-from dptune.tuning.weights import partial_of
+from dptune.tuning.weights import partial_of, written_adapter
 
 
 def write_weights(
@@ -45,10 +44,7 @@ def write_weights(
     Args:
         kept: what else is needed to use them, by name of file, as JSON; see ``PreparedRun.kept``. Public.
     """
-    partial = partial_of(folder)
-    shutil.rmtree(partial, ignore_errors=True)
-    try:
-        save_adapter(model, partial)
+    with written_adapter(model, folder) as partial:
         with naming(partial):
             tokenizer.save_pretrained(str(partial))
         for name, content in {**kept, BASE: base.to_dict()}.items():
@@ -56,9 +52,6 @@ def write_weights(
         _change(partial / CONFIG, base_model_name_or_path=base.name, revision=base.revision)
         if (named := partial / "tokenizer_config.json").exists() and "name_or_path" in named.read_text("utf-8"):
             _change(named, name_or_path=base.name)
-    except BaseException:  # on a full disk, what stays would make the next try fail too
-        shutil.rmtree(partial, ignore_errors=True)
-        raise
 
 
 def deliver(folder: RunFolder, result: Mapping[str, Any]) -> None:

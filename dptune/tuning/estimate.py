@@ -50,7 +50,7 @@ def estimate(
     logits = _LOGIT_COPIES * 4 * tokens * base.vocabulary
     kept = _ACTIVATIONS + base.layers if checkpointing else _ACTIVATIONS * base.layers
     activations = kept * tokens * base.width * base.bytes_each
-    passes = schedule.steps * math.ceil(schedule.batch * records_each / rows)
+    passes = schedule.steps * math.ceil(schedule.expected_batch_size * records_each / rows)
     # Two operations a parameter and token in the forward pass, and two in the backward pass: frozen weights need no
     # gradient. A checkpointed layer runs forward twice.
     products = (6 if checkpointing else 4) * base.parameters * tokens / _product_speed(base)

@@ -18,7 +18,7 @@ from dptune.corpus.records import form_of
 from dptune.errors import ConfigError
 from dptune.mechanisms.idle_agent import idle_agent
 from dptune.mechanisms.mechanism import Mechanism
-from dptune.mechanisms.planning import Calibrated, calibrated, planned
+from dptune.mechanisms.planning import Calibrated
 from dptune.mechanisms.registry import MECHANISMS, PARTS, build, describe_options, of_model, takes_noise
 from dptune.mechanisms.rldp import Rldp
 from dptune.privacy.calibration import delta_warning
@@ -28,9 +28,10 @@ from dptune.training.chat_template import check_template
 from dptune.training.data import PrivacyUnits, Tokens
 from dptune.training.encoding import tokens_of
 from dptune.training.labelled import BESIDE_TEXT, labelled_tokens
-from dptune.training.spec import TrainingPlan, header_of
+from dptune.training.spec import TrainingPlan
 from dptune.tuning.base import Base
 from dptune.tuning.defaults import TuneSchedule, max_length_of, schedule_of
+from dptune.tuning.job import job_header, mechanism_of, training_plan
 from dptune.tuning.labels import check_labels
 from dptune.tuning.settings import TuneSettings
 from dptune.tuning.verifying import LABELS, RECORDS, WORDS
@@ -38,10 +39,10 @@ from dptune.units import MADE_OF_OTHERS, RECORD
 
 #: Runs with fewer units are warned that noise hides nearly everything in their records.
 _FEW_UNITS = 100
-#: The column of labels where none is named.
-DEFAULT_LABEL = "label"
 #: Names of units that a column must not have, because ledgers use them for units of other kinds.
 _TAKEN = (RECORD, *MADE_OF_OTHERS, "user")
+#: The column of labels where none is named.
+DEFAULT_LABEL = "label"
 
 
 @dataclass(frozen=True)
@@ -103,32 +104,12 @@ class PreparedRun:
     @property
     def plan(self) -> TrainingPlan:
         """The schedule as the training loop takes it."""
-        chosen = self.schedule
-        return TrainingPlan(
-            sample_rate=chosen.sample_rate,
-            expected_batch_size=chosen.batch,
-            steps=chosen.steps,
-            learning_rate=chosen.learning_rate,
-            warmup_steps=chosen.warmup_steps,
-            physical_batch_size=self.settings.rows,
-            checkpoint_every=chosen.checkpoint_every,
-            gradient_checkpointing=self.settings.gradient_checkpointing,
-            rule=self.settings.rule,
-        )
+        return training_plan(self.settings, self.schedule)
 
     @property
     def header(self) -> RunHeader:
-        """The first line of the run's ledger."""
-        return header_of(
-            self.mechanism.mechanism,
-            self.units,
-            OsEntropy(),
-            delta=self.schedule.delta,
-            epsilon=self.settings.epsilon,
-            data=self.settings.called,
-            telemetry=self.settings.telemetry,
-            renyi_filter=self.mechanism.renyi_filter,
-        )
+        """The first line of the run's ledger. Raises: ConfigError as ``job_header``."""
+        return job_header(self.settings, self.mechanism, self.units, OsEntropy(), self.schedule.priced)
 
     def digest_of_keys(self, salt: str) -> str:
         """A keyed digest of the units' keys, by which correlated noise deals them into groups. Private, as ``digest``.
@@ -315,15 +296,7 @@ def trained_schedule(settings: TuneSettings, base: Base, units: int, mechanism: 
 def calibrate_mechanism(settings: TuneSettings, base: Base, schedule: TuneSchedule) -> Calibrated:
     """The mechanism with the least noise that keeps the schedule within ``settings.epsilon``. Raises: ConfigError."""
     options = of_model(settings.mechanism, schedule.options, base.pairs, base.dimension)
-    priced = schedule.priced
-    found = calibrated(
-        lambda noise: build(settings.mechanism, options | {"noise_multiplier": noise}),
-        settings.epsilon,
-        priced,
-        "certified",
-    )
-    assert planned(found.mechanism, priced)
-    return found
+    return mechanism_of(settings, options, schedule.priced)
 
 
 def _few_units_warning(units: int, delta: float) -> list[str]:

@@ -45,7 +45,7 @@ from dptune.training.data import Tokens
 from dptune.training.evaluation import perplexity
 from dptune.training.loop import train
 from dptune.training.losses import is_classifier
-from dptune.training.model import DIVERGED, attach_lora
+from dptune.training.model import DIVERGED
 from dptune.training.opening import rehearse_run
 from dptune.training.rehearsal import first_evaluation
 from dptune.training.run import StepReport
@@ -53,14 +53,22 @@ from dptune.training.scores import score_classifier
 from dptune.training.spec import RunSpec
 from dptune.tuning.card import HELD_OUT, PUBLIC, said_words
 from dptune.tuning.deliverable import deliver, write_card, write_weights
+from dptune.tuning.job import job_spec
 from dptune.tuning.places import check_folder
 from dptune.tuning.prepare import PreparedRun
+from dptune.tuning.settings import FREE, as_written_now, rows_of
 from dptune.tuning.verifying import CARD, check_deliverable
 from dptune.tuning.weights import partial_of
 
 _log = logging.getLogger(__name__)
 
 _PERPLEXITY = "perplexity"
+#: Settings that the card has rows for whatever they are, or under names of its own.
+_ROWS = (
+    *("expected_batch_size", "epochs", "learning_rate", "max_length", "records_per_unit"),
+    *("optimizer", "schedule", "average"),
+    *("rank", "alpha", "target_modules", "rslora", "rank_pattern", "alpha_pattern", "init_lora_weights"),
+)
 
 
 @dataclass(frozen=True)
@@ -212,14 +220,16 @@ def paid_before(register: Register, prepared: PreparedRun, *own: Path) -> list[s
 
 def spec_of(prepared: PreparedRun, weights: Any, header: RunHeader) -> RunSpec:
     """The specification of a run, with new adapters on these weights."""
-    return RunSpec(
-        attach_lora(weights, prepared.base.lora, prepared.settings.seed, prepared.base.head),
+    return job_spec(
+        prepared.settings,
+        prepared.base,
+        weights,
         prepared.tokens,
         prepared.units,
         prepared.mechanism.mechanism,
         prepared.plan,
         header,
-        public=prepared.public,
+        prepared.public,
     )
 
 
@@ -267,14 +277,11 @@ def figures_of(prepared: PreparedRun, model: Any) -> dict[str, dict[str, float]]
     held_out = prepared.evaluation
     if prepared.settings.telemetry == "private" or (held_out and held_out.without_loss == len(held_out.rows)):
         del sides[HELD_OUT]  # a figure of no token would end the run, and that tells something of the records
-    rows = prepared.settings.rows
+    rows, autocast = prepared.settings.physical_batch_size, prepared.plan.autocast_dtype
+    given = {name: own for name, own in sides.items() if own is not None}
     if is_classifier(model):
-        return {
-            name: asdict(score_classifier(model, tokens, rows)) for name, tokens in sides.items() if tokens is not None
-        }
-    return {
-        name: {_PERPLEXITY: perplexity(model, tokens, rows)} for name, tokens in sides.items() if tokens is not None
-    }
+        return {name: asdict(score_classifier(model, own, rows, autocast=autocast)) for name, own in given.items()}
+    return {name: {_PERPLEXITY: perplexity(model, own, rows, autocast=autocast)} for name, own in given.items()}
 
 
 def result_of(prepared: PreparedRun, figures: Mapping[str, Mapping[str, Sequence[float | str]]]) -> dict[str, Any]:
@@ -308,7 +315,7 @@ def public_settings(prepared: PreparedRun) -> dict[str, Any]:
         "mechanism": settings.mechanism,
         **schedule.options,
         **({"bands": bands} if (bands := prepared.mechanism.mechanism.bands) > 1 else {}),
-        "expected batch": schedule.batch,
+        "expected batch": schedule.expected_batch_size,
         "epochs": schedule.epochs,
         "steps": schedule.steps,
         "learning rate": schedule.learning_rate,
@@ -324,6 +331,7 @@ def public_settings(prepared: PreparedRun) -> dict[str, Any]:
         **({"head": ", ".join(prepared.base.head)} if prepared.base.head else {}),
         **({"base weights": weights} if (weights := prepared.base.weights) else {}),
         **{name: value for name, value in further.items() if value},
+        **rows_of(settings, besides=_ROWS),
         "canaries": "none",
     }
 
@@ -370,11 +378,11 @@ def check_same(prepared: PreparedRun, folder: RunFolder) -> str:
     }
     if checkpoint := prepared.base.checkpoint:
         asked["dtype"] = checkpoint.dtype  # by default it follows the device, and a resumed run may have another
-    for name in ("device", "rows", "gradient_checkpointing"):  # they change no result
+    for name in FREE:
         del asked[name]
     written = json.loads(json.dumps(asked))
     # Earlier versions wrote no digest of the keys. Such a run goes on, and from then on it has one.
-    then = {"keys": written["keys"], **known}
+    then = {"keys": written["keys"], **as_written_now(known)}
     changed = [name for name in written if written[name] != then.get(name)]
     begun = first_header(folder.ledger)
     if not known or begun is None:
@@ -383,12 +391,12 @@ def check_same(prepared: PreparedRun, folder: RunFolder) -> str:
         write_json(folder.cell, written | {"run_id": run_id, "kind": "run"})
         return run_id
     if changed:
-        told = [part for name in changed for part in _differences(name, known.get(name), written[name])]
+        told = [part for name in changed for part in _differences(name, then.get(name), written[name])]
         problem = f"{folder.path} was started with other settings ({'; '.join(told)})"
         afresh = f"{fresh_start(folder.path)}{said_within(folder.path)}"
         raise ConfigError("out", problem, fix=f"take them back, give another folder, or {afresh}")
     if "keys" not in known:
-        write_json(folder.cell, then)
+        write_json(folder.cell, {**known, "keys": written["keys"]})
     # Of an earlier version it follows from the secret salt, and does not show it. Of others it is the ledger's own,
     # which may have been lost for a while.
     return begun.run_id if "run_id" in known else sha256(salt.encode()).hexdigest()[:32]

@@ -3,131 +3,96 @@
 from __future__ import annotations
 
 import difflib
-import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any, Literal, get_args
+import logging
+from collections.abc import Iterable, Mapping
+from dataclasses import MISSING, dataclass, field
+from typing import Annotated, Any, Literal
 
-from annotated_types import Ge, Le
+from annotated_types import Ge, Lt
 
-from dptune.bounds import LearningRate, Rank, Seed
+from dptune.bounds import Count, CountOrZero, Delta, Epochs, Epsilon, LearningRate, Rows, Seed
 from dptune.corpus.reading.spelling import spelled
+from dptune.declarations import declared, differing, part_of
 from dptune.errors import ConfigError
+from dptune.step_settings import BatchSize, LossOn, ScheduleSettings, Width
+from dptune.training.lora import Dropout, Lora
 from dptune.tuning.labels import HIDDEN, HIDDEN_NAMED, RENAME_HIDDEN
-from dptune.update_rule import Average, Optimizer, RateSchedule, UpdateRule
+from dptune.update_rule import Average
 
-if TYPE_CHECKING:
-    from dptune.training.encoding import LossOn
+_log = logging.getLogger(__name__)
 
 Telemetry = Literal["research", "private"]
 Task = Literal["generate", "classify"]
 
 
-@dataclass(frozen=True)
-class TuneSettings:
-    """The settings of a run; where a field is None, ``defaults`` chooses from public facts. Public.
+#: Settings that change no result.
+FREE = ("device", "physical_batch_size", "gradient_checkpointing")
+#: Settings that had another name, with the one that they have now.
+RENAMED = {"batch": "expected_batch_size", "rows": "physical_batch_size"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobSettings(ScheduleSettings, Lora):
+    """The settings of a run, apart from its model and records, as every door makes them. Public.
 
     Attributes:
-        epsilon: the budget that ``epsilon_certified`` keeps.
-        task: "generate" learns to write the records' text; "classify" learns their labels, by a head that trains in
-            full beside the adapters, or by ``words``.
-        labels: names of all labels, in the order of the outputs; None takes those that have words. Public: they decide
-            the head's shape, and are delivered, so they are given and never read from the records.
-        words: of a causal model that classifies: for each label a word that is one token, such as " good". The label is
-            that of the word which the model finds likeliest after the text. None trains a head. Public.
-        delta: delta of the guarantee, below 1 over the units.
-        mechanism: name of a registered mechanism; ``options`` are the mechanism's own.
-        batch: expected number of units of a batch.
-        epochs: passes over the units.
-        learning_rate: learning rate after warm-up.
-        optimizer, schedule, average: update rule, see ``dptune.update_rule.UpdateRule``.
-        max_length: width of a batch in tokens, one of which stays padding; longer records are cut.
-        records_per_unit: the most records that one unit brings to a batch.
-        rows: number of rows of a micro-batch; changes memory and speed only.
-        gradient_checkpointing: run each transformer layer again on the way back; changes memory and speed only.
-        rank, alpha, target_modules: settings of LoRA; None targets the modules that PEFT knows for the family.
-        rslora, rank_pattern, alpha_pattern, init_lora_weights: settings of LoRA, see ``dptune.training.lora.Lora``.
-        loss_on: the tokens that count in the loss; None follows the kind of record.
-        add_bos_token: put a beginning-of-text token before each record where the tokenizer puts none, so that the first
-            token of a text is learned too; the delivered tokenizer puts it as well. For ``dptune.sample``.
-        eval_share: share of the units that is held out to measure perplexity. Under private telemetry nobody is.
-        telemetry: "private" tells no statistic of private records; "research" also shows their owner their perplexity.
-        seed: seed of the initialisation of adapters and head. Public.
-        device: a device such as "cuda:0"; None takes a GPU if there is one.
-        dtype: dtype of the frozen weights; None is bfloat16 on a GPU, else float32.
-        load_in_4bit: hold the frozen weights of linear layers in 4 bits; ``dtype`` is that of products with them.
-        called: name of the records in the ledger and on the card. Public.
+        epsilon: privacy budget, which the certified epsilon never exceeds.
+        delta: delta of the guarantee, below 1 / units; left out, at most 1 / (10 x units).
+        task: "generate" learns to write the records' texts; "classify" learns their labels.
+        labels: all labels of task classify, in the order of the outputs; they become public, and are never read from
+            the records.
+        words: word for each label of task classify, such as 0=" poor", in place of a trained head: the likeliest word
+            after the text wins.
+        mechanism: name of a registered mechanism; `dptune mechanisms` lists them.
+        options: option of the mechanism; `dptune mechanisms NAME` lists them.
+        loss_on: tokens that are learned; left out, it follows the kind of record.
+        add_bos_token: put a beginning-of-text token before each record where the tokenizer puts none, so that the
+            first token is learned too; for `dptune sample`.
+        telemetry: "private" publishes nothing computed from private records; "research" also shows their owner the
+            scores of held-out ones.
+        seed: seed of the start of adapters and head; public.
+        device: device such as cpu or cuda:0; left out, a GPU where there is one.
+        dtype: number format of the frozen weights; left out, bfloat16 on a GPU and float32 elsewhere.
+        load_in_4bit: hold the frozen weights in 4 bits, bitsandbytes' NF4; products with them are in dtype.
+        called: name of the records in the ledger and on the card; public.
     """
 
-    epsilon: float
+    epsilon: Epsilon | None = None
+    delta: Delta | None = None
     task: Task = "generate"
     labels: tuple[str, ...] | None = None
     words: Mapping[str, str] | None = None
-    delta: float | None = None
     mechanism: str = "static"
     options: Mapping[str, Any] = field(default_factory=dict)
-    batch: float | None = None
-    epochs: float | None = None
-    learning_rate: float | None = None
-    optimizer: Optimizer = "adamw"
-    schedule: RateSchedule = "constant"
-    average: Average = "tail"
-    max_length: int | None = None
-    records_per_unit: int = 4
-    rows: int = 16
-    gradient_checkpointing: bool = False
-    rank: int = 8
-    alpha: int = 16
-    target_modules: tuple[str, ...] | str | None = None
-    rslora: bool = False
-    rank_pattern: Mapping[str, int] = field(default_factory=dict)
-    alpha_pattern: Mapping[str, int] = field(default_factory=dict)
-    init_lora_weights: Literal[True, "gaussian", "orthogonal"] = True
     loss_on: LossOn | None = None
     add_bos_token: bool = False
-    eval_share: float = 0.1
     telemetry: Telemetry = "research"
-    seed: int = 0
+    seed: Seed = 0
     device: str | None = None
     dtype: Literal["float32", "bfloat16"] | None = None
     load_in_4bit: bool = False
     called: str = "own records"
 
     def __post_init__(self) -> None:
-        self._check_numbers()
-        _ = self.rule
-        if self.delta is not None and self.delta >= 1:
-            raise ConfigError(
-                "delta", f"{self.delta:g} is no probability below 1", fix="use less than 1 over the units"
-            )
-        if not (_is_number(self.eval_share) and 0 <= self.eval_share < 1):
-            raise ConfigError("eval_share", f"{self.eval_share!r} is not in [0, 1)", fix="give a share, such as 0.1")
-        for name, known in (
-            ("task", get_args(Task)),
-            ("telemetry", get_args(Telemetry)),
-            ("dtype", (None, "float32", "bfloat16")),
-        ):
-            if getattr(self, name) not in known:
-                listed = " or ".join(one for one in known if one)
-                raise ConfigError(name, f"{getattr(self, name)!r} is unknown", fix=f"use {listed}")
+        """Raises: ConfigError for a value that a setting cannot have, or that does not go with the others."""
+        Lora.__post_init__(self)
         self._check_task()
-        if "noise_multiplier" in self.options:
-            problem = "is what the budget decides"
-            raise ConfigError("options.noise_multiplier", problem, fix="leave it out, and change epsilon")
 
     def check_rows(self, unit: str | None) -> None:
         """Check that a micro-batch holds all that one unit brings: a record, or ``records_per_unit`` of a column's.
 
         Raises: ConfigError if it does not.
         """
-        if unit is not None and self.rows < self.records_per_unit:
-            problem = f"{self.rows} is less than the {self.records_per_unit} records that one unit may bring"
-            raise ConfigError("rows", problem, fix="raise it, or lower records_per_unit")
+        if unit is not None and self.physical_batch_size < self.records_per_unit:
+            problem = (
+                f"{self.physical_batch_size} is less than the {self.records_per_unit} records that one unit may bring"
+            )
+            raise ConfigError("physical_batch_size", problem, fix="raise it, or lower records_per_unit")
 
     @property
-    def rule(self) -> UpdateRule:
-        """The update rule. Raises: ConfigError for one that is unknown."""
-        return UpdateRule(optimizer=self.optimizer, schedule=self.schedule, average=self.average)
+    def lora(self) -> Lora:
+        """The hyper-parameters of the adapters."""
+        return part_of(Lora, self)
 
     @property
     def named_labels(self) -> tuple[str, ...] | None:
@@ -158,33 +123,98 @@ class TuneSettings:
         _check_labels(labels)
         _check_words(self.words, labels)
 
-    def _check_numbers(self) -> None:
-        """Raise ConfigError for what is no number, no whole one, no boolean, or beyond its bounds."""
-        for name in _POSITIVE:
-            value = getattr(self, name)
-            if value is not None and not (_is_number(value) and value > 0):
-                raise ConfigError(
-                    name, f"{value!r} is not a positive number", fix=f"give one, such as {_SUCH_AS[name]}"
-                )
-        for name in _WHOLE:
-            if not isinstance(value := getattr(self, name), int) or isinstance(value, bool):
-                raise ConfigError(name, f"{value!r} is no whole number", fix=f"give one, such as {_SUCH_AS[name]}")
-        for name in _SWITCHES:
-            if not isinstance(value := getattr(self, name), bool):
-                raise ConfigError(name, f"{value!r} is no boolean", fix="use True or False")
-        for name, bounds in (("learning_rate", LearningRate), ("rank", Rank), ("seed", Seed)):
-            _check_bounds(name, getattr(self, name), bounds)
+
+@dataclass(frozen=True, kw_only=True)
+class TuneSettings(JobSettings):
+    """The settings of ``dptune.tune``, apart from its model and records. Public.
+
+    Those of its bases are declared there, and have other defaults here. What is None, ``defaults`` chooses from public
+    facts: the number of units, the size of the model and its context. The budget decides the noise.
+
+    Example:
+        >>> TuneSettings.of(epsilon=8, optimizer="sgd", momentum=0.5).rule.momentum
+        0.5
+
+    Attributes:
+        eval_share: share of the units that is held out to measure perplexity; with telemetry private nobody is.
+    """
+
+    epsilon: Epsilon
+    eval_share: Annotated[float, Ge(0), Lt(1)] = 0.1
+    # Declared in the bases, with their bounds and sentences: other defaults, and None where ``defaults`` chooses.
+    expected_batch_size: BatchSize | None = None  # type: ignore[assignment]
+    epochs: Epochs | None = None  # type: ignore[assignment]
+    max_length: Width | None = None  # type: ignore[assignment]
+    learning_rate: LearningRate | None = None  # type: ignore[assignment]
+    warmup_steps: CountOrZero | None = None  # type: ignore[assignment]
+    checkpoint_every: Count | None = None  # type: ignore[assignment]
+    records_per_unit: Rows = 4
+    average: Average = "tail"
+    dropout: Dropout = 0.0
+
+    def __post_init__(self) -> None:
+        """Raises: ConfigError as its base, and for noise that is given."""
+        super().__post_init__()
+        if "noise_multiplier" in self.options:
+            problem = "is what the budget decides"
+            raise ConfigError("options.noise_multiplier", problem, fix="leave it out, and change epsilon")
 
     @classmethod
     def of(cls, **given: Any) -> TuneSettings:
         """Make settings from names and values. Raises: ConfigError for an unknown name, suggesting a similar one."""
-        known = [item.name for item in fields(cls)]
-        for name in given:
-            if name not in known:
-                close = difflib.get_close_matches(name, known, n=1)
-                fix = f"use {close[0]}" if close else f"use one of {', '.join(known)}"
-                raise ConfigError(name, "is no setting", fix=fix)
-        return cls(**given)
+        return cls(**by_new_names(given))
+
+    @classmethod
+    def check_name(cls, name: str) -> None:
+        """Raise ConfigError for a name that no setting has."""
+        known = list(declared(cls))
+        if name not in known:
+            close = difflib.get_close_matches(name, known, n=1)
+            fix = f"use {close[0]}" if close else f"use one of {', '.join(known)}"
+            raise ConfigError(name, "is no setting", fix=fix)
+
+
+def by_new_names(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings by the names that they have now; warns of each former name.
+
+    Raises: ConfigError for a name that no setting has, and for one that is given under both of its names.
+    """
+    found: dict[str, Any] = {}
+    for name, value in given.items():
+        new = RENAMED.get(name, name)
+        TuneSettings.check_name(new)
+        if new in found or (new != name and new in given):
+            raise ConfigError(name, f"is the former name of {new}, which is given too", fix="leave it out")
+        if new != name:
+            _log.warning("%s is the former name of %s: use that", name, new)
+        found[new] = value
+    return found
+
+
+def rows_of(settings: ScheduleSettings | Lora, besides: Iterable[str] = ()) -> dict[str, Any]:
+    """Rows of a card: the settings of schedule and adapters that differ from their defaults and can change a result.
+
+    Args:
+        besides: settings that the card says elsewhere.
+    """
+    lora, left_out = declared(Lora), {*besides, *FREE, "checkpoint_every"}
+    shared = {**declared(ScheduleSettings), **lora}
+    return {
+        f"LoRA {name.replace('_', ' ')}" if name in lora else name.replace("_", " "): value
+        for name, value in differing(settings).items()
+        if name in shared and name not in left_out
+    }
+
+
+def as_written_now(known: Mapping[str, Any]) -> dict[str, Any]:
+    """What a folder of an earlier version says that it was made with, as this version would say it.
+
+    Settings have their present names, and those that it did not know their defaults. What changes no result is left
+    out.
+    """
+    new = {name: one.default for name, one in declared(TuneSettings).items() if one.default is not MISSING}
+    found = new | {RENAMED.get(name, name): value for name, value in known.items()}
+    return {name: value for name, value in found.items() if name not in FREE}
 
 
 def _check_labels(labels: tuple[str, ...]) -> None:
@@ -223,34 +253,3 @@ def _check_words(words: Mapping[str, str] | None, labels: tuple[str, ...]) -> No
 
 
 _WORDS = "task.words"
-
-_SUCH_AS = {
-    "epsilon": 4,
-    "delta": 1e-6,
-    "batch": 256,
-    "epochs": 3,
-    "learning_rate": 0.005,
-    "rank": 8,
-    "alpha": 16,
-    "rows": 16,
-    "records_per_unit": 4,
-    "seed": 0,
-}
-
-
-_POSITIVE = tuple(name for name in _SUCH_AS if name != "seed")
-_WHOLE = ("rank", "alpha", "rows", "records_per_unit", "seed")
-_SWITCHES = ("add_bos_token", "gradient_checkpointing", "rslora", "load_in_4bit")
-
-
-def _check_bounds(name: str, value: Any, bounds: Any) -> None:
-    """Raise ConfigError for a number beyond the bounds that ``dptune.bounds`` annotates its type with."""
-    for bound in get_args(bounds)[1:] if value is not None else ():
-        if isinstance(bound, Ge) and not value >= bound.ge:
-            raise ConfigError(name, f"{value!r} is below {bound.ge}", fix=f"use {bound.ge} or more")
-        if isinstance(bound, Le) and not value <= bound.le:
-            raise ConfigError(name, f"{value!r} is above {bound.le}", fix=f"use {bound.le} or less")
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

@@ -32,10 +32,11 @@ from dptune.training.loop import train
 from dptune.training.model import attach_lora
 from dptune.training.per_sample import lora_pairs, per_sample_gradients
 from dptune.training.rehearsal import first_evaluation, rehearse
-from dptune.training.spec import RunSpec, TrainingPlan, header_of
+from dptune.training.spec import header_of
 from dptune.training.together import shared_copy
 from dptune.tuning.base import Base
 from dptune.tuning.defaults import TuneSchedule, max_length_of
+from dptune.tuning.job import job_spec, training_plan
 from dptune.tuning.prepare import calibrated_schedule, tokens_of_side, units_of_side
 from dptune.tuning.settings import TuneSettings
 
@@ -84,11 +85,11 @@ class Suggestion:
         """A public space around the schedule, for ``search=``: a third to three times the rate and the radius, and half
         and twice the batch where ``units`` are enough for it and all bands."""
         schedule = self.schedule
-        batches = {schedule.batch / 2, schedule.batch, schedule.batch * 2}
+        batches = {schedule.expected_batch_size / 2, schedule.expected_batch_size, schedule.expected_batch_size * 2}
         largest = units / self.mechanism.mechanism.bands
         found = {
             "learning_rate": _around(schedule.learning_rate),
-            "batch": sorted(one for one in batches if 1 <= one <= largest),
+            "expected_batch_size": sorted(one for one in batches if 1 <= one <= largest),
         }
         radius = schedule.options.get("max_grad_norm")
         return found | ({} if radius is None else {"options.max_grad_norm": _around(radius)})
@@ -139,7 +140,8 @@ def suggest(
     before = None
     if trials:
         with first_evaluation(model):
-            before = perplexity(model, records.evaluation, settings.rows)
+            plan = training_plan(settings, schedule)
+            before = perplexity(model, records.evaluation, plan.physical_batch_size, autocast=plan.autocast_dtype)
         rates = [schedule.learning_rate * factor for factor in FACTORS]
         measured = {rate: trial(base, weights, settings, schedule, mechanism, records, rate) for rate in rates}
         best = min(measured, key=lambda rate: measured[rate])
@@ -183,8 +185,8 @@ def unit_norms(model: Any, records: PublicRecords, settings: TuneSettings) -> ND
     pairs, device = lora_pairs(model), next(model.parameters()).device
     drawn = [one[: records.units.most] for one in islice(records.units.members, _MEASURED) if len(one)]
     norms = []
-    for part in micro_batches(drawn, settings.rows):
-        ids, mask = records.tokens.batch(part.records, device, height=settings.rows)
+    for part in micro_batches(drawn, settings.physical_batch_size):
+        ids, mask = records.tokens.batch(part.records, device, height=settings.physical_batch_size)
         owners, again = part.owners_of(len(ids), device), settings.gradient_checkpointing
         found = per_sample_gradients(model, pairs, ids, mask, owners, part.units, checkpointing=again)
         norms.append(found.norms().square().sum(1).sqrt())
@@ -218,25 +220,16 @@ def trial(
     Raises: ConfigError if there are fewer public units than a batch, or than one for each of the mechanism's bands.
     """
     count, bands = len(records.units), calibrated.mechanism.bands
-    if count < schedule.batch * bands:
-        problem = f"has {count} units to train on, fewer than {_batches(bands)} of {schedule.batch:g}"
+    if count < schedule.expected_batch_size * bands:
+        problem = f"has {count} units to train on, fewer than {_batches(bands)} of {schedule.expected_batch_size:g}"
         raise ConfigError("public", problem, fix="give more public records, or leave trials out")
-    model = attach_lora(shared_copy(weights), base.lora, settings.seed)
     mechanism = _rebuild_mechanism(settings, base, calibrated.mechanism, schedule)
-    plan = TrainingPlan(
-        sample_rate=schedule.batch / count,
-        expected_batch_size=schedule.batch,
-        steps=schedule.steps,
-        learning_rate=learning_rate,
-        warmup_steps=schedule.warmup_steps,
-        physical_batch_size=settings.rows,
-        checkpoint_every=schedule.steps,
-        gradient_checkpointing=settings.gradient_checkpointing,
-        rule=settings.rule,
-    )
+    own = replace(schedule, sample_rate=schedule.expected_batch_size / count, learning_rate=learning_rate)
+    plan = training_plan(settings, replace(own, checkpoint_every=schedule.steps))
     entropy = OsEntropy()
     header = header_of(mechanism, records.units, entropy, delta=schedule.delta, data="public records")
-    spec = RunSpec(model, records.tokens, records.units, mechanism, plan, header, public=records.tokens)
+    tokens, frozen = records.tokens, shared_copy(weights)
+    spec = job_spec(settings, base, frozen, tokens, records.units, mechanism, plan, header, tokens)
     with (
         tempfile.TemporaryDirectory(prefix="dptune-trial-") as folder,
         Meter(f"trial at learning rate {learning_rate:g}", total=plan.steps, unit="steps", keep=True) as meter,
@@ -246,7 +239,7 @@ def trial(
                 ledger.finish()
         except DivergedError:
             return math.inf
-        return perplexity(model, records.evaluation, settings.rows)
+        return perplexity(spec.model, records.evaluation, plan.physical_batch_size, autocast=plan.autocast_dtype)
 
 
 def _batches(bands: int) -> str:

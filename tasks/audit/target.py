@@ -19,8 +19,9 @@ from dptune.privacy.ledger_file import LedgerContents, LedgerError, read_ledger
 from dptune.privacy.run_folder import RunFolder
 from dptune.privacy.set_aside import fresh_start
 from dptune.training.weight_files import read_tensors
-from tasks.experiment.base_model import base_model
+from tasks.experiment.base_model import open_model
 from tasks.experiment.cells import Cell, digests, plugin_digest
+from tasks.experiment.prepare import job_of
 from tasks.experiment.result import CellResult
 from tasks.experiment.weights import adapter_digest
 from tasks.paths import MANIFEST, TRAIN, planted_secrets
@@ -86,14 +87,15 @@ def load_target(directory: Path, settings: Audit, device: torch.device, checks: 
     contents = _finished_ledger(cell, directory, again)
     _check_inputs(cell, directory, again)
     base = cell.model.weights
+    opened = open_model(cell.model, job_of(cell, device))
     try:
-        adapted = PeftModel.from_pretrained(base_model(cell.model, cell.task, device).model, str(folder.adapter)).eval()
+        adapted = PeftModel.from_pretrained(opened.load(), str(folder.adapter)).eval()
     except (OSError, ValueError, RuntimeError, KeyError) as error:
         reason = str(error).strip().splitlines()[0]
         fix = f"restore it; or {fresh_start(directory)}"
         raise DataError(f"does not fit {base.source} ({reason})", fix=fix, file=folder.adapter) from None
     _check_adapter(adapted, directory)
-    about, public = read_about(TRAIN), base_model(cell.model, cell.task, device)
+    about = read_about(TRAIN)
     return Target(
         cell=cell,
         directory=directory,
@@ -101,8 +103,8 @@ def load_target(directory: Path, settings: Audit, device: torch.device, checks: 
         checks=checks,
         contents=contents,
         adapted=adapted,
-        public=public.model.eval(),
-        tokenizer=public.tokenizer,
+        public=opened.load().eval(),
+        tokenizer=opened.tokenizer,
         secrets=read_secrets(planted_secrets()),
         source=str(about["source"]),
         form=form_at(about),

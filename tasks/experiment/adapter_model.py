@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import shutil
 import warnings
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -20,12 +20,12 @@ import yaml
 
 from dptune.files import read_json, write_json, write_text
 from dptune.privacy.run_folder import RunFolder
-from dptune.training.lora import Lora
 from dptune.training.pinned import name_of
 from dptune.training.weight_files import digest_of_weights
 from dptune.tuning.card import PUBLIC
 from dptune.tuning.deliverable import write_card
 from dptune.tuning.named_base import BASE, NamedBase
+from dptune.tuning.settings import rows_of
 from tasks.experiment.cells import Cell, model_digest
 from tasks.experiment.result import CellResult
 from tasks.metrics import PUBLIC as PUBLIC_PERPLEXITY
@@ -77,8 +77,11 @@ def _told(cell: Cell, result: CellResult) -> dict[str, Any]:
             "mechanism": cell.mechanism,
             **{name: value for name, value in cell.options.items() if name != "init_from"},  # a path; ledgers name it
             **{name.replace("_", " "): training[name] for name in shown},
+            **rows_of(cell.training, besides=shown),
             "steps": result.planned_releases,
-            **{f"LoRA {name.replace('_', ' ')}": value for name, value in _chosen(cell.lora).items()},
+            "LoRA rank": cell.lora.rank,
+            "LoRA alpha": cell.lora.alpha,
+            **rows_of(cell.lora, besides=("rank", "alpha")),
             "base weights": f"{cell.model.dtype}{', 4 bits' if cell.model.load_in_4bit else ''}",
             "seed of the start": cell.seed,
         },
@@ -91,14 +94,6 @@ def _loader(cell: Cell) -> str:
     from dptune.training.model import load_config
 
     return str(auto_class(load_config(cell.model.weights)).__name__)
-
-
-def _chosen(lora: Lora) -> dict[str, Any]:
-    """Rank, alpha, and what else differs from the defaults."""
-    default = Lora()
-    names = (item.name for item in fields(lora))
-    always = ("rank", "alpha")
-    return {name: value for name in names if (value := getattr(lora, name)) != getattr(default, name) or name in always}
 
 
 def _save(target: Path, adapter: Path, cell: Cell) -> None:

@@ -1,41 +1,43 @@
-"""The frozen model that a cell starts from: a causal language model, or a classifier of the task's labels."""
+"""Base model of a cell, opened and loaded as ``dptune tune`` does it, and the settings of the cell's job."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
-import torch
-
-from dptune.training.classifier import empty_classifier, head_names, load_classifier, load_classifier_config
-from dptune.training.model import load_base, load_tokenizer
-from dptune.training.verbalizer import cut_at_beginning, load_verbalizer
+from dptune.declarations import declared
+from dptune.step_settings import ScheduleSettings
+from dptune.training.lora import Lora
+from dptune.tuning.base import Base, open_base
+from dptune.tuning.settings import JobSettings
 from tasks.settings.experiment import Model
 from tasks.settings.task import Task
+from tasks.settings.training import TrainingSettings
 
 
-@dataclass(frozen=True)
-class StartingModel:
-    """A frozen model on its device, and its tokenizer. Public.
+def job_settings(
+    model: Model, task: Task, lora: Lora, training: TrainingSettings, device: str, **rest: Any
+) -> JobSettings:
+    """The settings of a run of the pipeline as the library takes them.
 
-    Attributes:
-        head: modules of a classifier that train in full beside the adapters; none of other models.
+    Args:
+        rest: further settings, such as ``mechanism`` and ``epsilon``.
+
+    Raises: ConfigError for settings that do not go together.
     """
-
-    model: Any
-    tokenizer: Any
-    head: tuple[str, ...] = ()
-
-
-def base_model(model: Model, task: Task, device: torch.device) -> StartingModel:
-    """Load the model of a task. Raises: ConfigError if the checkpoint cannot be had, or has no form for the task."""
-    source = model.weights
-    tokenizer = load_tokenizer(source)
-    if not task.classifies:
-        return StartingModel(load_base(source, device), tokenizer)
+    labelled: dict[str, Any] = {"task": "classify", "labels": task.labels} if task.classifies else {}
     if task.words:
-        tokenizer = cut_at_beginning(tokenizer)
-        return StartingModel(load_verbalizer(source, task.labels, task.words, tokenizer, device), tokenizer)
-    config = load_classifier_config(source, task.labels, tokenizer.pad_token_id)
-    head = head_names(source, empty_classifier(source, config))
-    return StartingModel(load_classifier(source, config, head, device), tokenizer, head)
+        labelled["words"] = dict(zip(task.labels, task.words, strict=True))
+    return JobSettings(
+        device=device,
+        dtype=model.dtype,
+        load_in_4bit=model.load_in_4bit,
+        **{name: getattr(training, name) for name in declared(ScheduleSettings)},
+        **vars(lora),
+        **labelled,
+        **rest,
+    )
+
+
+def open_model(model: Model, settings: JobSettings) -> Base:
+    """Check a cell's model and tokenizer, without reading weights. Raises: ConfigError as ``open_base``."""
+    return open_base(model.source, settings, model.revision)

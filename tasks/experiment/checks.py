@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import logging
 import math
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -120,25 +119,10 @@ def _check_devices(settings: Settings) -> None:
 
 
 def _positions(model: Model, settings: Settings) -> int | None:
-    from dptune.tuning.base import open_base
-    from dptune.tuning.settings import TuneSettings
+    from tasks.experiment.base_model import job_settings, open_model
 
-    task = settings.task
-    classified: dict[str, Any] = {"task": "classify", "labels": task.labels} if task.classifies else {}
-    if task.words:
-        classified["words"] = dict(zip(task.labels, task.words, strict=True))
-    lora = {key: value for key, value in asdict(settings.lora).items() if key != "dropout"}
-    again = settings.training.gradient_checkpointing
-    asked = TuneSettings(
-        epsilon=1,
-        device="cpu",
-        dtype=model.dtype,
-        load_in_4bit=model.load_in_4bit,
-        gradient_checkpointing=again,
-        **lora,
-        **classified,
-    )
-    base = open_base(model.source, asked, model.revision)
+    asked = job_settings(model, settings.task, settings.lora, settings.training, "cpu")
+    base = open_model(model, asked)
     _check_template(settings, base.tokenizer)
     _check_canaries(settings, base.tokenizer)
     return base.positions

@@ -304,7 +304,7 @@ def _train_all(training: Sequence[_TrainingCell], shared: SharedInputs, entropy:
             opened.append(error)
     runs = [run for run in opened if isinstance(run, Run)]
     try:
-        errors = iter(train_together(shared.base.model, runs) if runs else [])
+        errors = iter(train_together(shared.model, runs) if runs else [])
     except (DptuneError, OSError):
         raise
     except Exception as error:  # of the pass as a whole

@@ -16,23 +16,23 @@ import torch
 from dptune.corpus.records import form_at, read_about, read_batches
 from dptune.errors import ConfigError
 from dptune.mechanisms.idle_agent import idle_agent
-from dptune.mechanisms.planning import Calibrated, Schedule, calibrated, fitted, planned
-from dptune.mechanisms.registry import build, of_model, takes_noise
-from dptune.privacy.calibration import sampling
+from dptune.mechanisms.planning import Schedule
+from dptune.mechanisms.registry import of_model
+from dptune.privacy.calibration import check_delta, delta_warning, sampling
 from dptune.privacy.entropy import Entropy
 from dptune.training.data import PrivacyUnits, Tokens
 from dptune.training.encoding import encode_stored, encode_stored_labels
-from dptune.training.model import attach_lora
 from dptune.training.per_sample import trained_blocks
-from dptune.training.spec import RunSpec, TrainingPlan, header_of
-from dptune.training.target_modules import lora_targets
+from dptune.training.spec import RunSpec, TrainingPlan
 from dptune.training.together import shared_copy
 from dptune.training.token_file import FORMAT, Corpus, open_or_tokenize
-from tasks.experiment.base_model import StartingModel, base_model
+from dptune.tuning.base import Base
+from dptune.tuning.job import job_header, job_spec, mechanism_of, training_plan
+from dptune.tuning.settings import JobSettings
+from tasks.experiment.base_model import job_settings, open_model
 from tasks.experiment.cells import Cell, federation, of_a_pass, plugin_digest, policy_digest, shared_digests
 from tasks.identity import changes, versions_of
 from tasks.paths import EVAL, PUBLIC_VALIDATION, TOKENS, TRAIN
-from tasks.settings.library_section import part_of
 from tasks.settings.training import TrainingSettings
 
 _log = logging.getLogger(__name__)
@@ -45,7 +45,8 @@ class SharedInputs:
     Attributes:
         cell: one of the cells.
         digests: digests of the model's and the data's files at the time they were read.
-        base: the frozen model on its device, with its tokenizer.
+        base: the base model as it was checked, with its tokenizer.
+        model: the frozen model on its device.
         train: the training records.
         evaluation: the held-out private records.
         validation: the public validation records.
@@ -54,7 +55,8 @@ class SharedInputs:
 
     cell: Cell
     digests: dict[str, str]
-    base: StartingModel
+    base: Base
+    model: Any
     train: Corpus
     evaluation: Tokens
     validation: Tokens
@@ -69,13 +71,13 @@ def shared_inputs(cell: Cell, device: torch.device) -> SharedInputs:
     """
     digests = shared_digests(cell.model)
     _check_inputs(cell, digests)
-    base = base_model(cell.model, cell.task, device)
-    lora_targets(base.model, cell.lora)  # raises before hours of tokenising
+    base = open_model(cell.model, job_of(cell, device))  # raises before hours of tokenising
     tokenizer = base.tokenizer
     shared = SharedInputs(
         cell=cell,
         digests=digests,
         base=base,
+        model=base.load(),
         train=corpus_of(cell, TRAIN, tokenizer),
         evaluation=corpus_of(cell, EVAL, tokenizer).tokens,
         validation=corpus_of(cell, PUBLIC_VALIDATION, tokenizer).tokens,
@@ -131,46 +133,49 @@ def prepare(cell: Cell, shared: SharedInputs, entropy: Entropy) -> PreparedCell:
         raise ConfigError("init_from", "changed since the cell was made", fix="run the flow again")
     if plugin_digest(cell.mechanism, cell.options) != {k: v for k, v in cell.inputs.items() if k == "plugins"}:
         raise ConfigError("plugins", "changed since the cell was made", fix="run the flow again")
-    model = attach_lora(shared_copy(shared.base.model), cell.lora, cell.seed, shared.base.head)
+    base, job = shared.base, job_of(cell, shared.base.device, called=str(shared.about["label"]))
     units, expected_batch_size = units_of(cell, shared.train)
     plan = plan_of(cell.training, len(units), expected_batch_size)
-    adapters = trained_blocks(model)
-    pairs = tuple(pair.name for pair in adapters)
-    dimension = sum(parameter.numel() for pair in adapters for parameter in pair.parameters)
-    schedule = Schedule(plan.sample_rate, plan.steps, cell.delta)
-    options = of_model(cell.mechanism, cell.options, len(pairs), dimension)
-    ready = _calibrate(cell, options, schedule)
+    priced = Schedule(plan.sample_rate, plan.steps, cell.delta)
+    options = of_model(cell.mechanism, cell.options, base.pairs, base.dimension)
+    ready = mechanism_of(job, options, priced, cell.accounting)
     mechanism = ready.mechanism
-    if warning := idle_agent(mechanism, plan.steps):
+    if cell.accounting == "certified":
+        check_delta(cell.delta, len(units), fix="lower experiment.delta")
+    for warning in filter(None, (idle_agent(mechanism, plan.steps), delta_warning(cell.delta, len(units)))):
         _log.warning("%s: %s", cell.label, warning)
-    header = header_of(
-        mechanism,
-        units,
-        entropy,
-        delta=cell.delta,
+    try:
+        header = job_header(job, ready, units, entropy, priced, cell.accounting)
+    except ConfigError as error:
+        raise ConfigError(f"experiment.{error.field}", f"{error.problem} ({cell.label})", fix=error.fix) from None
+    frozen = shared_copy(shared.model)
+    spec = job_spec(job, base, frozen, shared.train.tokens, units, mechanism, plan, header, shared.validation)
+    pairs = tuple(block.name for block in trained_blocks(spec.model))
+    return PreparedCell(cell, spec, shared.evaluation, dict(shared.about), pairs, base.tokenizer)
+
+
+def job_of(cell: Cell, device: torch.device, **rest: Any) -> JobSettings:
+    """The settings of a cell's run, as the library takes them."""
+    return job_settings(
+        cell.model,
+        cell.task,
+        cell.lora,
+        cell.training,
+        str(device),
         epsilon=cell.epsilon,
-        accounting=cell.accounting,
-        data=str(shared.about["label"]),
+        delta=cell.delta,
+        mechanism=cell.mechanism,
+        options=cell.options,
         telemetry=cell.telemetry,
-        renyi_filter=ready.renyi_filter,
+        seed=cell.seed,
+        **rest,
     )
-    leaks = header.leaks_of(planned(mechanism, schedule))
-    if cell.telemetry == "private" and leaks:
-        raise ConfigError(
-            "experiment.telemetry",
-            f"private cannot hold for {cell.label}: {'; '.join(leaks)}",
-            fix="leave that mechanism out, or use research",
-        )
-    spec = RunSpec(model, shared.train.tokens, units, mechanism, plan, header, public=shared.validation)
-    return PreparedCell(cell, spec, shared.evaluation, dict(shared.about), pairs, shared.base.tokenizer)
 
 
 def plan_of(training: TrainingSettings, units: int, expected_batch_size: float) -> TrainingPlan:
     """The public schedule of a run on ``units`` privacy units."""
     sample_rate, steps = sampling(units, expected_batch_size, training.epochs)
-    return part_of(
-        TrainingPlan, training, sample_rate=sample_rate, expected_batch_size=expected_batch_size, steps=steps
-    )
+    return training_plan(training, sample_rate=sample_rate, expected_batch_size=expected_batch_size, steps=steps)
 
 
 def units_of(cell: Cell, corpus: Corpus) -> tuple[PrivacyUnits, float]:
@@ -215,14 +220,3 @@ def _token_file(cell: Cell, records: Path) -> Path:
     task = [cell.task.labels, bool(cell.task.words)] if cell.task.classifies else []
     content = json.dumps([FORMAT, cell.inputs["data"], cell.inputs["model"], cell.training.max_length, *task])
     return TOKENS / f"{records.stem}-{hashlib.sha256(content.encode()).hexdigest()[:32]}.arrow"
-
-
-def _calibrate(cell: Cell, options: dict[str, Any], schedule: Schedule) -> Calibrated:
-    if cell.epsilon is None or "noise_multiplier" in options or not takes_noise(cell.mechanism, options):
-        return Calibrated(fitted(build(cell.mechanism, options), schedule))
-    return calibrated(
-        lambda noise: build(cell.mechanism, options | {"noise_multiplier": noise}),
-        cell.epsilon,
-        schedule,
-        cell.accounting,
-    )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -10,20 +9,15 @@ from dptune.files import put_folder, sha256
 from dptune.mechanisms.rl import LearnedControl
 from dptune.privacy.ledger_file import LedgerContents
 from dptune.privacy.run_folder import RunFolder
-from dptune.training.model import save_adapter
+from dptune.tuning.weights import written_adapter
 from tasks.experiment.prepare import PreparedCell
 
 
 def write_adapter(model: Any, directory: Path) -> None:
     """Write a run's adapter, whole or not at all."""
-    partial, final = directory / ".adapter.partial", RunFolder(directory).adapter
-    shutil.rmtree(partial, ignore_errors=True)
-    try:
-        save_adapter(model, partial)
-    except BaseException:  # on a full disk, what stays would make the next try fail too
-        shutil.rmtree(partial, ignore_errors=True)
-        raise
-    put_folder(partial, final)
+    folder = RunFolder(directory)
+    with written_adapter(model, folder) as partial:
+        put_folder(partial, folder.adapter)
 
 
 def adapter_digest(directory: Path) -> str:

@@ -26,6 +26,7 @@ import typer
 from dptune.corpus.canaries import ALPHABET, SECRET_LENGTH, suffix
 from dptune.corpus.records import Records, read_records
 from dptune.corpus.splits import keys_of
+from dptune.declarations import part_of
 from dptune.errors import ConfigError
 from dptune.files import jsonable, locked, private_directory, read_json, sha256, write_json, write_text
 from dptune.policy.method import PUBLISHED_ACCOUNTANT, Dppg, calibrated_method, method_of
@@ -38,7 +39,6 @@ from dptune.training.groups import hash_keys, turns_of
 from tasks.experiment.spent import plan_booking, run_id_of
 from tasks.identity import differing
 from tasks.paths import DATA, PUBLIC_MODEL, PUBLIC_NARRATIVES, SPENT, SPLITS
-from tasks.settings.library_section import part_of
 from tasks.settings.rlhf import Rlhf, settings_of
 from tasks.split_records import split_digest
 from tasks.stage import run_command

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from dptune.declarations import part_of
 from dptune.digits import at_most
 from dptune.errors import DataError
 from dptune.files import jsonable, locked, private_directory, read_json, sha256, write_json
@@ -26,7 +27,7 @@ from dptune.privacy.run_folder import RunFolder
 from dptune.privacy.set_aside import set_aside, spending_of
 from tasks.identity import differing
 from tasks.paths import DATA, PUBLIC_MODEL, PUBLIC_NARRATIVES
-from tasks.settings.library_section import as_json, part_of
+from tasks.settings.library_section import as_json
 from tasks.settings.tenants import Tenants, settings_of
 from tasks.stage import run_command
 

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, fields
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
 
+from dptune.declarations import declared
 from dptune.errors import ConfigError
+from dptune.step_settings import ScheduleSettings
+from dptune.training.lora import Lora
 from dptune.tuning.search.space import Space
-from dptune.tuning.settings import TuneSettings
+from dptune.tuning.settings import RENAMED, TuneSettings
 from dptune.units import RECORD
-from dptune.update_rule import UpdateRule
 from tasks.paths import SEARCH
 from tasks.search.twin import check_twin
 from tasks.settings.experiment import Model
@@ -19,16 +19,12 @@ from tasks.settings.params import Settings
 
 #: The entry of params.yaml that each of the library's settings comes from, unless the space has it.
 _ENTRIES = {
-    **{"batch": "training.expected_batch_size", "rows": "training.physical_batch_size"},
-    **{
-        name: f"training.{name}"
-        for name in ("epochs", "learning_rate", "optimizer", "schedule", "average", "max_length", "records_per_unit")
-    },
+    **{name: f"training.{name}" for name in declared(ScheduleSettings)},
+    **{name: f"lora.{name}" for name in declared(Lora)},
     **{"mechanism": "search.space.mechanism", "eval_share": "search.score", "public": "data.public"},
     **{"epsilon": "search.epsilon", "delta": "experiment.delta", "out": "search.name", "labels": "task.labels"},
-    **{"gradient_checkpointing": "training.gradient_checkpointing", "task": "task.kind"},
+    **{"task": "task.kind", "telemetry": "experiment.telemetry", "seed": "experiment.seeds"},
 }
-_RULE = ("optimizer", "schedule", "average")
 
 
 def folder_of(settings: Settings) -> Path:
@@ -56,17 +52,6 @@ def model_of(settings: Settings) -> tuple[str, Model]:
 def check_search(settings: Settings) -> None:
     """Raise ConfigError for what candidates cannot follow, before any work; it names the entry."""
     model_of(settings)
-    training = settings.training
-    plain = UpdateRule(**{name: getattr(training, name) for name in _RULE})
-    for item in fields(UpdateRule):
-        if getattr(training, item.name) != getattr(plain, item.name):
-            fix = f"use {getattr(plain, item.name)}"
-            raise ConfigError(f"training.{item.name}", "is no setting of a search's candidates", fix=fix)
-    if training.autocast is not None:
-        fix = "leave it empty, or use a model with dtype: bfloat16"
-        raise ConfigError("training.autocast", "is no setting of a search's candidates", fix=fix)
-    if settings.lora.dropout:
-        raise ConfigError("lora.dropout", "is no setting of a search's candidates", fix="use 0")
     if settings.task.words:
         raise ConfigError("task.words", "are for cells: a search's classifiers train a head", fix="leave them out")
     if settings.search.rehearses and settings.task.classifies:
@@ -89,29 +74,22 @@ def tune_settings(settings: Settings, called: str, device: str | None) -> TuneSe
     Args:
         called: the public description of the records.
     """
-    training, task = settings.training, settings.task
-    lora: dict[str, Any] = {key: value for key, value in asdict(settings.lora).items() if key != "dropout"}
-    _, model = model_of(settings)
+    task, (_, model) = settings.task, model_of(settings)
+    # The numbers of steps of candidates differ, so warm-up and checkpoints follow each one's own.
+    names = [name for name in declared(ScheduleSettings) if name not in ("warmup_steps", "checkpoint_every")]
+    shared = {name: getattr(settings.training, name) for name in names} | vars(settings.lora)
     return TuneSettings(
         epsilon=settings.search.epsilon,
         task=task.kind,
         labels=task.labels or None,
         delta=settings.experiment.delta,
-        batch=training.expected_batch_size,
-        epochs=training.epochs,
-        learning_rate=training.learning_rate,
-        **{name: getattr(training, name) for name in _RULE},
-        max_length=training.max_length,
-        records_per_unit=training.records_per_unit,
-        rows=training.physical_batch_size,
-        gradient_checkpointing=training.gradient_checkpointing,
-        **lora,
         telemetry=settings.experiment.telemetry,
         seed=settings.experiment.seeds[0],
         device=device,
         dtype=model.dtype,
         load_in_4bit=model.load_in_4bit,
         called=called,
+        **shared,
     )
 
 
@@ -121,9 +99,9 @@ def in_the_file(error: ConfigError, settings: Settings) -> ConfigError:
 
 
 def _entry(name: str, space: Space) -> str:
-    searched = {setting for table in space.tables for setting in table.domains}
+    searched = {RENAMED.get(setting, setting): setting for table in space.tables for setting in table.domains}
     if name in searched or name.startswith("options."):
-        return f"search.space.{name}"
+        return f"search.space.{searched.get(name, name)}"
     if f"options.{name}" in searched:  # as the part that refuses it calls it
         return f"search.space.options.{name}"
     if name.startswith("model."):

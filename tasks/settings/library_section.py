@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import GetCoreSchemaHandler, TypeAdapter, ValidationError
+from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler, TypeAdapter, ValidationError
 from pydantic_core import CoreSchema, InitErrorDetails, core_schema
 
+from dptune.declarations import sentences
 from dptune.errors import ConfigError
 from tasks.settings.plain_numbers import plain_numbers
 from tasks.settings.strict import text_of
@@ -46,6 +47,16 @@ class LibrarySection:
 
         return core_schema.no_info_wrap_validator_function(validate, plain_numbers(handler(kind), handler))
 
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        """pydantic's hook: the schema of the section, in which each entry has its sentence, for forms."""
+        found = handler(schema)
+        section = handler.resolve_ref_schema(found)
+        cls = schema.get("schema", {}).get("cls")
+        for name, text in (sentences(cls) if cls else {}).items():
+            if name in section.get("properties", {}):
+                section["properties"][name].setdefault("description", text)
+        return found
+
 
 def read_section(kind: type[Part], entries: Mapping[str, Any]) -> Part:
     """The section with these entries. Raises: ValidationError naming each entry that is unknown or out of range."""
@@ -61,16 +72,6 @@ def as_json(section: Any) -> dict[str, Any]:
 
 def _adapter(kind: Any) -> TypeAdapter[Any]:
     return TypeAdapter(Annotated[kind, LibrarySection()])
-
-
-def part_of(kind: type[Part], section: Any, **rest: Any) -> Part:
-    """The dataclass of the library that a section extends, with the section's entries.
-
-    Args:
-        rest: entries of ``kind`` that the section does not have, or not as one value.
-    """
-    names = [field.name for field in fields(kind) if field.name not in rest]  # type: ignore[arg-type]
-    return kind(**{name: getattr(section, name) for name in names}, **rest)
 
 
 def _located(error: ConfigError, value: Any, kind: Any) -> ValidationError:

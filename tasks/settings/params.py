@@ -30,6 +30,10 @@ from tasks.settings.training import REQUIRED, TrainingSettings
 _Module = Annotated[str, Field(pattern=r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*$", max_length=200)]
 
 
+LoraSection = Annotated[Lora, LibrarySection(("rank", "alpha", "dropout"))]
+TrainingSection = Annotated[TrainingSettings, LibrarySection(REQUIRED)]
+
+
 class Settings(StrictModel):
     """All of params.yaml. Plug-ins are imported first, because the sections may name their parts.
 
@@ -46,8 +50,8 @@ class Settings(StrictModel):
     task: Task
     canaries: Canaries
     pretrain: Annotated[Pretrain, LibrarySection("all")]
-    lora: Annotated[Lora, LibrarySection(("rank", "alpha", "dropout"))]
-    training: Annotated[TrainingSettings, LibrarySection(REQUIRED)]
+    lora: LoraSection
+    training: TrainingSection
     mechanisms: dict[str, dict[str, Any]]
     experiment: Experiment
     audit: Audit

@@ -27,16 +27,18 @@ _OWN = ("name", "model", "epsilon", "rehearse_on", "twin_seed", "check_ranking")
 
 class Search(StrictModel):
     """A search whose winner is released with one guarantee: `make search`. What it searches beside ``space`` are the
-    values of ``training`` and ``lora``; delta and telemetry are the experiment's, and candidates have no canaries.
+    values of ``training`` and ``lora``, but for warm-up and checkpoints, which follow each candidate's number of steps.
+    Delta and telemetry are the experiment's, and candidates have no canaries.
 
     Attributes:
         name: name of the search, of its folder data/search/NAME and of its run in MLflow.
         model: a model of ``experiment.models``; empty takes the only one.
         epsilon: budget of the whole search.
-        space: settings with the values to try: mechanism (names of `dptune mechanisms`), learning_rate, batch, epochs,
-            optimizer, schedule, average and options.NAME; a list of values, or of learning_rate and
-            options.max_grad_norm a range such as {log_uniform: [0.001, 0.02]}. Several tables in a list have a
-            ``weight``. Public: it must not be chosen by looking at these records.
+        space: settings with the values to try: mechanism (names of `dptune mechanisms`), learning_rate, warmup_steps,
+            expected_batch_size, epochs, those of the update rule (optimizer, momentum, ...) and options.NAME; a list of
+            values, or of numbers that decide no release (learning_rate, momentum, options.max_grad_norm, ...) a range
+            such as {log_uniform: [0.001, 0.02]}. Several tables in a list have a ``weight``. Public: it must not be
+            chosen by looking at these records.
         candidates: how many candidates there are on average. How many there were is secret.
         shape: of the law of their number: 0 logarithmic, 1 geometric, inf Poisson.
         most: the most candidates there can be; empty leaves out a thousandth of the law.

@@ -19,7 +19,8 @@ from dptune.privacy.ledger_file import read_ledger
 from dptune.privacy.set_aside import set_aside
 from dptune.training import gradients, together
 from dptune.training.run import Run
-from tasks.experiment import base_model, finetune
+from dptune.tuning import base as base_model
+from tasks.experiment import finetune
 from tasks.experiment.cells import Cell, is_finished
 from tasks.experiment.finetune import CellsError, run_cells
 from tasks.experiment.groups import CellGroup, group_cells

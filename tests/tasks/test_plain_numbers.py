@@ -157,7 +157,7 @@ def test_options_of_commands_are_read_alike(option: str) -> None:
 
 @pytest.mark.parametrize("value", [True, "2"])
 def test_the_library_reads_them_alike(value: Any) -> None:
-    for name in ("epsilon", "delta", "batch", "epochs", "learning_rate", "rank", "seed"):
+    for name in ("epsilon", "delta", "expected_batch_size", "epochs", "learning_rate", "rank", "seed", "momentum"):
         with pytest.raises(ConfigError, match=rf"^{name}: "):
             TuneSettings.of(**{"epsilon": 2, name: value})
     for name in ("candidates", "most", "together"):

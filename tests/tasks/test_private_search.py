@@ -14,6 +14,7 @@ import pytest
 from tiny_pipeline import mode, params, read_json, write_params
 
 from dptune.corpus.records import read_about, read_records, write_records
+from dptune.declarations import declared
 from dptune.errors import ConfigError, DataError, DivergedError, DptuneError
 from dptune.files import locked, private_directory, write_text
 from dptune.mechanisms import rldp
@@ -24,6 +25,7 @@ from dptune.privacy.ledger_file import read_ledger
 from dptune.privacy.run_folder import RunFolder
 from dptune.privacy.selection_law import SelectionLaw
 from dptune.privacy.spent import Register
+from dptune.step_settings import ScheduleSettings
 from dptune.training.run import Run
 from dptune.tuning.search import candidates as candidates_module
 from dptune.tuning.search import rehearsal as rehearsal_module
@@ -34,7 +36,7 @@ from tasks.report.page import write_index
 from tasks.report.search import PAGE, PICTURE, answer, countings, failure_of, write_page
 from tasks.search import run as run_module
 from tasks.search import told as told_module
-from tasks.search.asked import check_search, folder_of
+from tasks.search.asked import check_search, folder_of, tune_settings
 from tasks.search.outcome import FILE as OUTCOME
 from tasks.search.prices import _of_winner, _scaled, choice_prices
 from tasks.search.publish import figures_of, params_of
@@ -102,9 +104,6 @@ def test_a_refused_search_is_named(changed: dict[str, Any], named: str, empty: P
     [
         ({"search": {"model": "other"}}, "search.model: 'other' is not in experiment.models"),
         ({"experiment": {"models": {"b": {"source": "x"}}}}, "search.model: is empty, and experiment.models has 2"),
-        ({"lora": {"dropout": 0.1}}, "lora.dropout"),
-        ({"training": {"autocast": "bfloat16"}}, "training.autocast"),
-        ({"training": {"optimizer": "sgd", "momentum": 0.5}}, "training.momentum"),
         ({"data": {"unit": "patient"}, "training": {"physical_batch_size": 2}}, "training.physical_batch_size"),
     ],
 )
@@ -114,6 +113,20 @@ def test_what_candidates_cannot_follow_is_refused_before_any_work(
     write_params(changed)
     with pytest.raises(ConfigError, match=named):
         check_search(load_settings())
+
+
+def test_candidates_have_every_setting_of_training_and_lora(empty: Path) -> None:
+    """But for warm-up and checkpoints: candidates have different numbers of steps."""
+    rule = {"optimizer": "sgd", "momentum": 0.5, "average": "ema", "average_decay": 0.5, "schedule": "linear"}
+    write_params({"training": {**rule, "autocast": "bfloat16"}, "lora": {"dropout": 0.1, "rank": 3}})
+    settings = load_settings()
+    check_search(settings)
+    found = tune_settings(settings, "records", None)
+    assert found.lora == settings.lora
+    assert found.rule == settings.training.rule
+    for name in declared(ScheduleSettings):
+        left = name in ("warmup_steps", "checkpoint_every")
+        assert getattr(found, name) == (None if left else getattr(settings.training, name)), name
 
 
 def test_a_space_that_is_given_replaces_the_files(empty: Path) -> None:

@@ -120,7 +120,7 @@ def test_every_start_leaves_the_model_as_it_was(way: str) -> None:
         ({"init_lora_weights": 1}, "init_lora_weights", "is unknown"),
         ({"init_lora_weights": "orthogonal", "rank": 3}, "init_lora_weights", "even ranks, not 3"),
         ({"init_lora_weights": "orthogonal", "rank_pattern": {"q_proj": 5}}, "init_lora_weights", "even ranks, not 5"),
-        ({"rslora": "yes"}, "rslora", "is no boolean"),
+        ({"rslora": "yes"}, "rslora", "neither true nor false"),
         ({"rank_pattern": {"q_proj": 0}}, "rank_pattern", "no positive whole number"),
         ({"rank_pattern": {"q_proj": True}}, "rank_pattern", "no positive whole number"),
         ({"alpha_pattern": {"q_(proj": 4}}, "alpha_pattern", "is no name of a layer"),

@@ -66,7 +66,7 @@ def test_what_is_whole_is_taken(model: Path, tmp_path: Path) -> None:
 def command(model: Path, folder: Path, *more: str) -> Any:
     data = write_csv(folder / "records.csv", rows(60, 30))
     given = ["--data", str(data), "--unit", "customer_id", "--epsilon", "8", "--delta", "0.001", "--epochs", "2"]
-    given += ["--batch", "8", "--rank", "2", "--target-modules", "c_attn", "--out", str(folder / "out")]
+    given += ["--expected-batch-size", "8", "--rank", "2", "--target-modules", "c_attn", "--out", str(folder / "out")]
     return CliRunner().invoke(app, ["tune", "--model", str(model), *given, *more])
 
 

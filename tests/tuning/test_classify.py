@@ -37,7 +37,7 @@ from dptune.tuning.settings import TuneSettings
 from dptune.tuning.suggest import suggest
 from dptune.tuning.verifying import CardError, check_deliverable
 
-ARGUMENTS = ["--task", "classify", "--text", "sentence", "--epsilon", "8", "--batch", "16", "--rank", "2"]
+ARGUMENTS = ["--task", "classify", "--text", "sentence", "--epsilon", "8", "--expected-batch-size", "16", "--rank", "2"]
 
 
 def table(count: int = 80, seed: int = 3) -> list[dict[str, Any]]:
@@ -131,7 +131,8 @@ def test_a_classifier_learns_and_python_gives_its_scores(tmp_path: Path) -> None
     """At a huge budget the first word is learned; the loaded folder gives the result's own logits."""
     result = dptune.tune(
         str(encoder()), table(400), task="classify", epsilon=1000, text="sentence", public=table(60, seed=9),
-        labels=("0", "1"), rank=2, batch=64, epochs=12, learning_rate=0.02, max_length=20, rows=64,
+        labels=("0", "1"), rank=2, expected_batch_size=64, epochs=12, learning_rate=0.02, max_length=20,
+        physical_batch_size=64,
     )  # fmt: skip
     assert set(result.scores) == {HELD_OUT, PUBLIC}
     assert result.perplexity == {}
@@ -146,7 +147,7 @@ def test_a_classifier_learns_and_python_gives_its_scores(tmp_path: Path) -> None
 def test_private_telemetry_tells_no_score_of_private_records() -> None:
     result = dptune.tune(
         str(encoder()), table(), task="classify", epsilon=8, text="sentence", labels=("0", "1"), max_length=20,
-        telemetry="private", epochs=2, batch=8, rank=2,
+        telemetry="private", epochs=2, expected_batch_size=8, rank=2,
     )  # fmt: skip
     assert result.scores == {}
     assert "Not told: figures are of public records alone" in (result.folder / "adapter" / "README.md").read_text()
@@ -156,7 +157,7 @@ def delivered(records: list[dict[str, Any]], **settings: Any) -> Path:
     """The folder of a run under private telemetry."""
     result = dptune.tune(
         str(encoder()), records, task="classify", epsilon=8, text="sentence", labels=("0", "1"), max_length=20,
-        telemetry="private", epochs=1, batch=8, rank=2, **settings,
+        telemetry="private", epochs=1, expected_batch_size=8, rank=2, **settings,
     )  # fmt: skip
     return result.folder / "adapter"
 
@@ -212,7 +213,7 @@ def test_labels_are_named_and_never_read_from_the_records(telemetry: Any, tmp_pa
     with pytest.raises(ConfigError, match=r"labels: are missing: .* no epsilon would cover") as refused:
         dptune.tune(
             str(encoder()), Unread(), task="classify", epsilon=8, text="sentence", telemetry=telemetry,
-            out=tmp_path / "out", search={"space": {"batch": [4, 8]}},
+            out=tmp_path / "out", search={"space": {"expected_batch_size": [4, 8]}},
         )  # fmt: skip
     assert "good,bad" in str(refused.value)
     assert not list(tmp_path.iterdir())
@@ -390,7 +391,7 @@ def test_a_batch_of_the_delivered_tokenizer_is_scored_as_each_text_alone(kind: s
     model = Path(shutil.copytree(MODELS[kind](), tmp_path / "model"))
     AutoTokenizer.from_pretrained(model, padding_side="left").save_pretrained(model)
     assert AutoTokenizer.from_pretrained(model).padding_side == "left"
-    settings: dict[str, Any] = {"epsilon": 20, "epochs": 2, "batch": 8, "rank": 2, "max_length": 20}
+    settings: dict[str, Any] = {"epsilon": 20, "epochs": 2, "expected_batch_size": 8, "rank": 2, "max_length": 20}
     dptune.tune(model, table(), task="classify", labels=("0", "1"), text="sentence", out=tmp_path / "out", **settings)
     own = AutoTokenizer.from_pretrained(tmp_path / "out" / "adapter")
     classifier, texts = loaded(model, tmp_path / "out" / "adapter"), ["a", "a rather good one", "bad"]

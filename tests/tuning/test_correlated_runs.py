@@ -18,7 +18,7 @@ from dptune.tuning.base import open_base
 from dptune.tuning.prepare import PreparedRun, prepare
 from dptune.tuning.settings import TuneSettings
 
-ARGUMENTS = ["--epsilon", "8", "--epochs", "2", "--batch", "8", "--rank", "2"]
+ARGUMENTS = ["--epsilon", "8", "--epochs", "2", "--expected-batch-size", "8", "--rank", "2"]
 
 
 def command(*arguments: str) -> Result:
@@ -32,11 +32,11 @@ def prepared(records: list[dict[str, Any]], **settings: Any) -> PreparedRun:
 
 def test_bands_are_refused_by_the_sample_rate_of_the_run_alone() -> None:
     many = {"mechanism": "banded", "options": {"bands": 16}}
-    found = prepared(rows(60, customers=60), batch=2, **many)
+    found = prepared(rows(60, customers=60), expected_batch_size=2, **many)
     assert found.mechanism.mechanism.bands == 16
     assert found.mechanism.mechanism.group_sample_rate(found.schedule.sample_rate) < 1
     with pytest.raises(ConfigError, match=r"16 at sample rate 0\.14.* with chance 2\..*use at most 7"):
-        prepared(rows(60, customers=60), batch=8, epochs=4, **many)
+        prepared(rows(60, customers=60), expected_batch_size=8, epochs=4, **many)
 
 
 def test_past_noise_that_does_not_fit_is_refused_by_a_dry_run_and_before_the_run_is_booked(tmp_path: Path) -> None:
@@ -54,7 +54,9 @@ def test_where_bands_are_open_memory_bounds_them(caplog: pytest.LogCaptureFixtur
     found = {}
     for memory in (2.0, 1e-9):
         options = {"bands": "auto", "noise_memory": memory}
-        found[memory] = prepared(rows(400), batch=2, epochs=1, epsilon=8.0, mechanism="banded", options=options)
+        found[memory] = prepared(
+            rows(400), expected_batch_size=2, epochs=1, epsilon=8.0, mechanism="banded", options=options
+        )
     assert found[2.0].mechanism.mechanism.bands > 1
     assert "allow bands up to 1" in caplog.text
     assert found[1e-9].mechanism.mechanism.bands == 1

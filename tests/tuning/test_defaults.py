@@ -26,12 +26,12 @@ def test_a_default_delta_is_a_power_of_ten_at_most_a_tenth_of_one_over_the_units
 
 @given(units=st.integers(4, 10**8), parameters=st.integers(1, 10**11))
 def test_a_default_schedule_is_one_that_can_run(units: int, parameters: int) -> None:
-    chosen = schedule_of(TuneSettings(4.0), units, parameters, None)
+    chosen = schedule_of(TuneSettings(epsilon=4.0), units, parameters, None)
     assert 0 < chosen.sample_rate <= 0.25
-    assert chosen.batch <= 1024
+    assert chosen.expected_batch_size <= 1024
     assert 12 <= chosen.steps <= max(140, 3 * units // 1024 + 4)
     assert 1 <= chosen.checkpoint_every <= 10
-    assert set(chosen.reasons) == {"delta", "batch", "epochs", "learning_rate", "max_grad_norm"}
+    assert set(chosen.reasons) == {"delta", "expected_batch_size", "epochs", "learning_rate", "max_grad_norm"}
 
 
 @given(fewer=st.integers(1, 10**7), more=st.integers(0, 10**7))
@@ -41,10 +41,16 @@ def test_more_units_never_make_a_smaller_batch(fewer: int, more: int) -> None:
 
 def test_what_is_asked_for_is_kept_and_needs_no_reason() -> None:
     asked = TuneSettings(
-        4.0, delta=1e-7, batch=10, epochs=2, learning_rate=0.1, max_length=20, options={"max_grad_norm": 2}
+        epsilon=4.0,
+        delta=1e-7,
+        expected_batch_size=10,
+        epochs=2,
+        learning_rate=0.1,
+        max_length=20,
+        options={"max_grad_norm": 2},
     )
     chosen = schedule_of(asked, 100, 1000, 32)
-    assert (chosen.delta, chosen.batch, chosen.epochs, chosen.learning_rate, chosen.max_length) == (
+    assert (chosen.delta, chosen.expected_batch_size, chosen.epochs, chosen.learning_rate, chosen.max_length) == (
         1e-7,
         10,
         2,
@@ -59,25 +65,25 @@ def test_what_is_asked_for_is_kept_and_needs_no_reason() -> None:
 @pytest.mark.parametrize(("delta", "units"), [(0.01, 100), (0.5, 2), (1e-3, 5000)])
 def test_a_delta_that_publishing_one_unit_would_satisfy_is_refused(delta: float, units: int) -> None:
     with pytest.raises(ConfigError, match=r"delta: .* 1 over the .* units or more.*Fix: use"):
-        schedule_of(TuneSettings(4.0, delta=delta), units, 1000, None)
+        schedule_of(TuneSettings(epsilon=4.0, delta=delta), units, 1000, None)
 
 
 def test_a_length_beyond_the_context_is_refused() -> None:
     with pytest.raises(ConfigError, match="max_length: 33 exceeds the model's 32"):
-        schedule_of(TuneSettings(4.0, max_length=33), 100, 1000, 32)
-    assert schedule_of(TuneSettings(4.0), 100, 1000, 32).max_length == 32
+        schedule_of(TuneSettings(epsilon=4.0, max_length=33), 100, 1000, 32)
+    assert schedule_of(TuneSettings(epsilon=4.0), 100, 1000, 32).max_length == 32
 
 
 @pytest.mark.parametrize(("mechanism", "small", "large"), [("static", 0.02, 5e-4), ("banded", 0.08, 5e-4)])
 def test_correlated_noise_has_a_rate_of_its_own_at_the_same_radius(mechanism: str, small: float, large: float) -> None:
     for parameters, rate in ((1000, small), (10**9, large)):
-        chosen = schedule_of(TuneSettings(4.0, mechanism=mechanism), 1000, parameters, None)
+        chosen = schedule_of(TuneSettings(epsilon=4.0, mechanism=mechanism), 1000, parameters, None)
         assert (chosen.learning_rate, chosen.options["max_grad_norm"]) == (rate, 0.1)
 
 
 @pytest.mark.parametrize(("bands", "rate"), [(1, 0.02), (2, 0.04), (4, 0.08), (64, 0.08)])
 def test_a_rate_that_was_left_open_follows_the_bands(bands: int, rate: float) -> None:
-    settings = TuneSettings(4.0, mechanism="banded", options={"bands": bands}, batch=8, rank=2)
+    settings = TuneSettings(epsilon=4.0, mechanism="banded", options={"bands": bands}, expected_batch_size=8, rank=2)
     base = open_base(str(checkpoint()), settings)
     schedule, found = calibrated_schedule(settings, base, 1000)
     assert found.mechanism.bands == bands

@@ -48,7 +48,14 @@ FILES = {
     "tokenizer.json",
     "tokenizer_config.json",
 }
-CLASSIFY: dict[str, Any] = {"task": "classify", "text": "text", "rank": 2, "batch": 8, "epochs": 1, "max_length": 20}
+CLASSIFY: dict[str, Any] = {
+    "task": "classify",
+    "text": "text",
+    "rank": 2,
+    "expected_batch_size": 8,
+    "epochs": 1,
+    "max_length": 20,
+}
 
 
 def records(world: int) -> list[dict[str, Any]]:
@@ -143,7 +150,9 @@ def test_texts_of_two_worlds_of_one_release_have_the_same_card(tmp_path: Path) -
 def test_what_the_owner_was_shown_stays_in_the_runs_folder(tmp_path: Path) -> None:
     out = tmp_path / "out"
     given = ["tune", "--model", str(checkpoint()), "--data", str(write_csv(tmp_path / "secret name.csv", rows()))]
-    done = CliRunner().invoke(app, [*given, "--epsilon", "8", "--epochs", "1", "--batch", "8", "--out", str(out)])
+    done = CliRunner().invoke(
+        app, [*given, "--epsilon", "8", "--epochs", "1", "--expected-batch-size", "8", "--out", str(out)]
+    )
     assert done.exit_code == 0, done.output
     kept = json.loads((out / "result.json").read_text())["perplexity"][HELD_OUT]
     assert f"{kept[1]:.6g}" in done.stdout

@@ -58,7 +58,7 @@ def by_command(found: list[Row], folder: Path, unit: str | None) -> None:
         "private",
         "--epochs",
         "2",
-        "--batch",
+        "--expected-batch-size",
         "8",
         "--rank",
         "2",
@@ -80,7 +80,7 @@ def by_search_together(found: list[Row], folder: Path, unit: str | None) -> None
 
 
 def by_suggestion(found: list[Row], folder: Path, unit: str | None) -> None:
-    chosen = TuneSettings.of(options=OPTIONS, **GIVEN | {"batch": 4})
+    chosen = TuneSettings.of(options=OPTIONS, **GIVEN | {"expected_batch_size": 4})
     suggest(open_base(str(checkpoint()), chosen), chosen, len(found), RecordSource(found, unit=unit), trials=True)
 
 

@@ -47,7 +47,7 @@ def command(folder: Path, *arguments: str, model: Path | None = None) -> Result:
     data = write_tsv(folder / "train.tsv", "sentence", table())
     given = ["--model", str(model or checkpoint()), "--data", str(data), "--epsilon", "8", "--text", "sentence"]
     given += ["--template", TEMPLATE] if "--template" not in arguments else []
-    given += ["--out", str(folder / "out"), "--rank", "2", "--batch", "16", "--max-length", "20"]
+    given += ["--out", str(folder / "out"), "--rank", "2", "--expected-batch-size", "16", "--max-length", "20"]
     return CliRunner().invoke(app, ["tune", *given, *arguments])
 
 
@@ -58,7 +58,8 @@ BY_WORDS = ["--task", "classify", "--word", "0=dog", "--word", "1=cat"]
 def tuned() -> Tuned:
     return dptune.tune(
         str(checkpoint()), table(400), task="classify", words=WORDS, epsilon=1000, text="sentence", template=TEMPLATE,
-        public=table(60, seed=9), rank=4, batch=64, epochs=24, learning_rate=0.03, max_length=20, rows=64,
+        public=table(60, seed=9), rank=4, expected_batch_size=64, epochs=24, learning_rate=0.03, max_length=20,
+        physical_batch_size=64,
         target_modules="all-linear", schedule="linear",
     )  # fmt: skip
 

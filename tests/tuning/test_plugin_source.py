@@ -44,7 +44,7 @@ def plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def tune(plugin: str, *arguments: str) -> Result:
-    quick = ["--epsilon", "8", "--epochs", "2", "--batch", "8", "--rank", "2"]
+    quick = ["--epsilon", "8", "--epochs", "2", "--expected-batch-size", "8", "--rank", "2"]
     return CliRunner().invoke(app, ["--plugin", plugin, "tune", "--model", str(checkpoint()), *quick, *arguments])
 
 

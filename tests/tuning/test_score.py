@@ -246,7 +246,7 @@ def test_a_benchmark_whose_texts_are_written_otherwise_than_in_training_is_notic
     pair = ["--source-set", "template={first}</s></s>{second}"]
     rows = ["--model", str(checkpoint()), "--source", "glue", "--source-set", f"path={tmp_path}"]
     rows += ["--source-set", "task=qnli"]
-    limits = ["--epsilon", "8", "--max-length", "20", "--rank", "2", "--batch", "8", "--epochs", "1"]
+    limits = ["--epsilon", "8", "--max-length", "20", "--rank", "2", "--expected-batch-size", "8", "--epochs", "1"]
     out, labels = ["--out", str(tmp_path / "out")], "entailment,not_entailment"
     done = CliRunner().invoke(app, ["tune", *rows, *pair, "--task", "classify", "--labels", labels, *limits, *out])
     assert done.exit_code == 0, done.output

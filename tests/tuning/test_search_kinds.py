@@ -85,7 +85,11 @@ def test_settings_that_start_alike_are_started_once(monkeypatch: pytest.MonkeyPa
         begin(mechanism, facts)
 
     monkeypatch.setattr(Mechanism, "start", count_starts)
-    space = {"learning_rate": {"log_uniform": [0.001, 0.05]}, "optimizer": ["adamw", "sgd"], "batch": [8, 16]}
+    space = {
+        "learning_rate": {"log_uniform": [0.001, 0.05]},
+        "optimizer": ["adamw", "sgd"],
+        "expected_batch_size": [8, 16],
+    }
     plan_of_search(usual(), asked(space=space, bound="one_shift"))
     assert begun == ["static", "static"], "one for each batch"
 
@@ -97,7 +101,7 @@ def _nothing_began(folder: Path) -> None:
 
 
 def test_a_mixture_that_costs_more_than_each_kind_gets_more_noise(monkeypatch: pytest.MonkeyPatch) -> None:
-    own, settings, alone = usual(), asked(space={"batch": [1, 24]}), []
+    own, settings, alone = usual(), asked(space={"expected_batch_size": [1, 24]}), []
     fit = kinds_module._fit_average
 
     def look(*arguments: Any) -> Any:

@@ -195,7 +195,7 @@ def test_a_configuration_may_be_drawn_again(monkeypatch: pytest.MonkeyPatch) -> 
     Without replacement none would be, at a price that is too low. False alarm: below 1e-9.
     """
     draws(monkeypatch, 2)
-    settings, pairs = asked(space={"batch": [4, 8]}), 400
+    settings, pairs = asked(space={"expected_batch_size": [4, 8]}), 400
     plans = [Plan.draw(settings, (), OsEntropy()) for _ in range(pairs)]
     equal = sum(first.options == second.options for first, second in (plan.candidates for plan in plans))
     assert abs(equal - pairs / 2) < 6.2 * (pairs / 4) ** 0.5

@@ -73,7 +73,7 @@ def test_another_number_of_units_or_telemetry_is_another_rehearsal(
         rehearsed(given, given, replace(chosen, **changes), search, units, out)
 
     monkeypatch.setattr(module, "rehearse_space", rehearse)
-    for changes in ({}, {}, {"rows": 16}, {"device": "cpu"}):
+    for changes in ({}, {}, {"physical_batch_size": 16}, {"device": "cpu"}):
         ask(**changes)
     assert tried == [20], "the same is asked"
     ask(21)
@@ -98,7 +98,7 @@ def test_two_calls_in_one_folder_do_not_rehearse_at_once(tmp_path: Path, monkeyp
         with pytest.raises(DptuneError, match="out: another process works on it"):
             tuned(out)
         given = ["--data", str(data), "--unit", "customer_id", "--public", str(public), "--epsilon", "8"]
-        quick = ["--epochs", "2", "--batch", "8", "--rank", "2", "--search", str(tmp_path / "space.yaml")]
+        quick = ["--epochs", "2", "--expected-batch-size", "8", "--rank", "2", "--search", str(tmp_path / "space.yaml")]
         command = ["tune", "--model", str(checkpoint()), *given, *quick, "--out", str(out)]
         done = CliRunner().invoke(app, command)
     assert "another process works on it" in done.stderr, done.output
@@ -119,7 +119,7 @@ def test_a_second_rehearsal_is_told_what_the_records_paid_and_a_dry_one_leaves_n
     data, public = write_csv(tmp_path / "own.csv", rows()), write_csv(tmp_path / "public.csv", rows(40, 40))
     (tmp_path / "space.yaml").write_text(json.dumps(SEARCH))
     given = ["--data", str(data), "--unit", "customer_id", "--public", str(public), "--epsilon", "8"]
-    quick = ["--epochs", "2", "--batch", "8", "--rank", "2", "--search", str(tmp_path / "space.yaml")]
+    quick = ["--epochs", "2", "--expected-batch-size", "8", "--rank", "2", "--search", str(tmp_path / "space.yaml")]
     before = sorted(tmp_path.iterdir())
     dry = ["tune", "--model", str(checkpoint()), *given, *quick, "--out", str(tmp_path / "third"), "--dry-run"]
     done = CliRunner().invoke(app, dry)

@@ -294,7 +294,7 @@ def test_a_public_score_needs_public_records_and_costs_no_noise(
         ({"space": {"mechanism": ["static", "autoclip_published"]}}, "certified"),
         ({"space": {"mechanism": ["static", "no_such"]}}, "mechanism"),
         ({"space": {"options.no_such": [1, 2]}}, "options.no_such"),
-        ({"space": {"batch": [8, 100000]}}, "batch"),
+        ({"space": {"expected_batch_size": [8, 100000]}}, "batch"),
         ({"score": {"on": "held_out", "noise_multiplier": 0.01}}, "search.score.noise_multiplier"),
     ],
 )

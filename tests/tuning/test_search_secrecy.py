@@ -137,7 +137,7 @@ def test_candidates_have_the_noise_of_their_own_kind_and_their_own_settings(
         return make(shared, candidate, own)
 
     monkeypatch.setattr(candidates_module, "_spec", look)
-    space = {"batch": [4, 12], "learning_rate": [0.01, 0.02]}
+    space = {"expected_batch_size": [4, 12], "learning_rate": [0.01, 0.02]}
     numbers = iter([0, 1, 2, 3, 3, 0])
 
     def draw(own: Any, entropy: Any) -> tuple[int, dict[str, Any]]:

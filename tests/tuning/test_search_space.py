@@ -12,13 +12,15 @@ import pytest
 
 from dptune.errors import ConfigError
 from dptune.privacy.entropy import FixedSeed
+from dptune.tuning.search.kinds import settings_of
 from dptune.tuning.search.settings import SearchSettings
 from dptune.tuning.search.space import Range, Space
+from dptune.tuning.settings import TuneSettings, as_written_now
 
 SPACE = {
     "mechanism": ["static", "quantile"],
     "learning_rate": {"log_uniform": [0.001, 0.02]},
-    "batch": [32, 64, 128],
+    "expected_batch_size": [32, 64, 128],
 }
 
 
@@ -28,18 +30,18 @@ def test_kinds_are_all_combinations_of_values_with_their_chances() -> None:
     assert len(kinds) == 7
     assert math.fsum(weight for weight, _ in kinds) == pytest.approx(1)
     assert [weight for weight, _ in kinds] == pytest.approx([0.125] * 6 + [0.25])
-    assert kinds[1][1] == {"batch": 32, "learning_rate": 0.001, "mechanism": "quantile"}
+    assert kinds[1][1] == {"expected_batch_size": 32, "learning_rate": 0.001, "mechanism": "quantile"}
 
 
 def test_each_kind_is_checked_at_both_ends_of_its_own_ranges() -> None:
     """Tables may name the same settings, with other ranges."""
-    rates = [{"learning_rate": {"uniform": [low, 2 * low]}, "batch": [8, 16]} for low in (0.1, 0.3)]
-    space = Space.of([*rates, {"batch": [32]}])
+    rates = [{"learning_rate": {"uniform": [low, 2 * low]}, "expected_batch_size": [8, 16]} for low in (0.1, 0.3)]
+    space = Space.of([*rates, {"expected_batch_size": [32]}])
     assert space.ends() == [
-        ({"batch": batch, "learning_rate": low}, {"batch": batch, "learning_rate": 2 * low})
+        ({"expected_batch_size": batch, "learning_rate": low}, {"expected_batch_size": batch, "learning_rate": 2 * low})
         for low in (0.1, 0.3)
         for batch in (8, 16)
-    ] + [({"batch": 32},)]
+    ] + [({"expected_batch_size": 32},)]
     assert [ends[0] for ends in space.ends()] == [kind for _, kind in space.kinds()]
 
 
@@ -53,8 +55,8 @@ def test_draws_follow_the_space_and_know_their_kind() -> None:
         if number < 6:
             assert 0.001 <= options["learning_rate"] <= 0.02
             configuration = space.kinds()[number][1]
-            assert {name: options[name] for name in ("mechanism", "batch")} == {
-                name: configuration[name] for name in ("mechanism", "batch")
+            assert {name: options[name] for name in ("mechanism", "expected_batch_size")} == {
+                name: configuration[name] for name in ("mechanism", "expected_batch_size")
             }
     shares = [drawn[number] / 3000 for number in range(7)]
     assert shares == pytest.approx([0.125] * 6 + [0.25], abs=0.03)
@@ -67,9 +69,9 @@ def test_a_range_is_uniform_in_the_logarithm() -> None:
 
 def test_points_outside_the_space_have_no_kind() -> None:
     space = Space.of(SPACE)
-    inside = {"mechanism": "static", "learning_rate": 0.01, "batch": 32}
+    inside = {"mechanism": "static", "learning_rate": 0.01, "expected_batch_size": 32}
     assert space.kind_of(inside) == 0
-    for change in ({"learning_rate": 0.5}, {"batch": 16}, {"mechanism": "rldp"}, {"epochs": 3}):
+    for change in ({"learning_rate": 0.5}, {"expected_batch_size": 16}, {"mechanism": "rldp"}, {"epochs": 3}):
         assert space.kind_of(inside | change) is None
 
 
@@ -89,7 +91,7 @@ def test_a_space_comes_back_from_json() -> None:
         (None, "search.space"),
         ({"learning_rate": 0.1}, "one point"),
         ({"learning_rate": [0.1]}, "one point"),
-        ({"batch": [8, 8]}, "search.space.batch"),
+        ({"expected_batch_size": [8, 8]}, "search.space.expected_batch_size"),
         ({"rank": [4, 8]}, "search.space.rank"),
         ({"unit": ["a", "b"]}, "search.space.unit"),
         ({"max_length": [8, 16]}, "search.space.max_length"),
@@ -104,9 +106,9 @@ def test_a_space_comes_back_from_json() -> None:
         ({"learning_rate": {"normal": [0, 1]}}, "search.space.learning_rate"),
         ({"batch": {"uniform": [8, 64]}}, "search.space.batch"),
         ({"learning_rate": [float("nan"), 1.0]}, "search.space.learning_rate"),
-        ({"batch": [list(range(3))]}, "search.space.batch"),
+        ({"expected_batch_size": [list(range(3))]}, "search.space.expected_batch_size"),
         ({"learning_rate": [n / 1000 for n in range(1, 300)]}, "search.space"),
-        ([{"weight": 0, "batch": [8, 16]}], "weight"),
+        ([{"weight": 0, "expected_batch_size": [8, 16]}], "weight"),
     ],
 )
 def test_a_space_that_cannot_be_searched_is_refused_by_its_entry(space: Any, named: str) -> None:
@@ -166,3 +168,20 @@ def test_a_file_that_is_no_search_is_refused(text: str, tmp_path: Path) -> None:
         SearchSettings.of(path, candidates=4)
     with pytest.raises(ConfigError, match="search"):
         SearchSettings.of(tmp_path / "none.yaml", candidates=4)
+
+
+def test_a_former_name_in_a_space_is_kept_as_written_and_sets_the_same(tmp_path: Path) -> None:
+    """Certificates and plans of earlier searches number their kinds in the order of names."""
+    space = Space.of({"batch": [8, 16], "learning_rate": [0.1, 0.2]})
+    assert [set(kind) for _, kind in space.kinds()] == [{"batch", "learning_rate"}] * 4
+    asked = settings_of(TuneSettings(epsilon=1), space.kinds()[0][1])
+    assert (asked.expected_batch_size, asked.learning_rate) == (8, 0.1)
+    with pytest.raises(ConfigError, match=r"search\.space\.batch: is the former name of expected_batch_size"):
+        Space.of({"batch": [8], "expected_batch_size": [16]})
+
+
+def test_a_folder_of_an_earlier_version_is_read_with_the_names_and_defaults_of_this_one() -> None:
+    known = {"epsilon": 8.0, "batch": 16.0, "rows": 4, "device": "cpu", "rank": 2, "run_id": "a"}
+    found = as_written_now(known)
+    assert (found["expected_batch_size"], found["momentum"], found["run_id"]) == (16.0, 0.9, "a")
+    assert not {"batch", "rows", "device", "physical_batch_size"} & set(found)

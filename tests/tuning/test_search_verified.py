@@ -40,7 +40,7 @@ Line = dict[str, Any]
 def found(tmp_path_factory: pytest.TempPathFactory) -> Tuned:
     with pytest.MonkeyPatch.context() as patched:
         draws(patched, 1)
-        return start(tmp_path_factory.mktemp("verified"), space={"batch": [4, 8]}, candidates=2)
+        return start(tmp_path_factory.mktemp("verified"), space={"expected_batch_size": [4, 8]}, candidates=2)
 
 
 def lines_of(folder: Path) -> list[Line]:
@@ -74,7 +74,7 @@ FIRST: dict[str, Callable[[Line], Line]] = {
     "weights that do not add up": kinds(lambda weight: weight / 2),
     "more kinds than the space": lambda line: {"kinds": [*line["kinds"], line["kinds"][0]]},
     "fewer kinds than the space": lambda line: {"kinds": [[1.0, line["kinds"][1][1]]]},
-    "a larger space": lambda line: {"space": [{"weight": 1.0, "batch": [4, 8, 16]}]},
+    "a larger space": lambda line: {"space": [{"weight": 1.0, "expected_batch_size": [4, 8, 16]}]},
     "no space": lambda line: {"space": [{"weight": 1.0, "batch": {"uniform": [1, 2]}}]},
     "a score that is public": lambda line: {
         "score": {"on": "public", "clip": 0.0, "noise_multiplier": 0.0, "units": 6}
@@ -126,14 +126,14 @@ def test_a_winner_that_contradicts_is_refused(case: str, copy: Path) -> None:
 
 def test_a_winner_of_a_cheaper_kind_is_refused(copy: Path) -> None:
     first, second = lines_of(copy)
-    other = 8 if second["options"]["batch"] == 4 else 4
+    other = 8 if second["options"]["expected_batch_size"] == 4 else 4
     with pytest.raises(CardError, match="released more"):
-        sealed(copy, [first, second | {"options": {"batch": other}}])
+        sealed(copy, [first, second | {"options": {"expected_batch_size": other}}])
 
 
 def test_a_winner_outside_the_space_is_refused(copy: Path) -> None:
     first, second = lines_of(copy)
-    for options in ({"batch": 5}, {"batch": 4, "epochs": 1}, {}):
+    for options in ({"expected_batch_size": 5}, {"expected_batch_size": 4, "epochs": 1}, {}):
         with pytest.raises(CardError, match="no point of its space"):
             sealed(copy, [first, second | {"options": options}])
 

@@ -258,7 +258,7 @@ def test_a_run_that_moves_its_noise_counts_as_its_whole_budget(tmp_path: Path) -
 def test_the_command_warns_and_adds_up(tmp_path: Path) -> None:
     csv = write_csv(tmp_path / "records.csv", RECORDS)
     given = ["--data", str(csv), "--unit", "customer_id", "--epsilon", "8", "--delta", "0.001"]
-    quick = ["--epochs", "2", "--batch", "8", "--rank", "2"]
+    quick = ["--epochs", "2", "--expected-batch-size", "8", "--rank", "2"]
     for number in (1, 2):
         command = ["tune", "--model", str(checkpoint()), *given, *quick, "--out", str(tmp_path / f"out{number}")]
         done = CliRunner().invoke(app, command)

@@ -34,7 +34,7 @@ UNITS = 400
 
 
 def asked(**changes: Any) -> TuneSettings:
-    return TuneSettings(4.0, device="cpu", **QUICK | changes)
+    return TuneSettings(epsilon=4.0, device="cpu", **QUICK | changes)
 
 
 @pytest.fixture
@@ -99,7 +99,10 @@ def test_a_trial_meets_the_noise_batch_and_steps_of_the_private_run(
     calibrated = found.mechanism.mechanism.noise.noise_multiplier
     for spec in specs:
         assert spec.mechanism.noise.noise_multiplier == calibrated
-        assert (spec.plan.steps, spec.plan.expected_batch_size) == (found.schedule.steps, found.schedule.batch)
+        assert (spec.plan.steps, spec.plan.expected_batch_size) == (
+            found.schedule.steps,
+            found.schedule.expected_batch_size,
+        )
         assert spec.plan.gradient_checkpointing, "or trials of a model that fits with it alone would run out of memory"
         assert spec.header.data == "public records"
     assert len({id(spec.mechanism) for spec in specs}) == len(specs)
@@ -121,8 +124,8 @@ def test_trials_need_public_records_and_a_batch_of_them(public: RecordSource) ->
     with pytest.raises(ConfigError, match="public: is missing"):
         suggest(base, asked(), UNITS, trials=True)
     with pytest.raises(ConfigError, match=r"public: has \d+ units to train on, fewer than a batch of 100"):
-        suggest(base, asked(batch=100), UNITS, public, trials=True)
-    banded = asked(mechanism="banded", options={"bands": 4}, batch=16)
+        suggest(base, asked(expected_batch_size=100), UNITS, public, trials=True)
+    banded = asked(mechanism="banded", options={"bands": 4}, expected_batch_size=16)
     with pytest.raises(
         ConfigError, match=r"public: has \d+ units .* fewer than the batches, one for each of 4 bands, of 16"
     ):
@@ -130,7 +133,7 @@ def test_trials_need_public_records_and_a_batch_of_them(public: RecordSource) ->
 
 
 def test_correlated_noise_is_tried_at_each_rate(public: RecordSource) -> None:
-    banded = asked(mechanism="banded", options={"bands": 2}, batch=8, epochs=1)
+    banded = asked(mechanism="banded", options={"bands": 2}, expected_batch_size=8, epochs=1)
     found = suggest(open_base(checkpoint(), banded), banded, UNITS, public, trials=True)
     assert len(found.trials) == len(FACTORS)
     assert all(map(math.isfinite, found.trials.values()))
@@ -145,7 +148,7 @@ def test_the_command_it_prints_runs(tmp_path: Path) -> None:
         str(model),
         "--epsilon",
         "4",
-        "--batch",
+        "--expected-batch-size",
         "8",
         "--epochs",
         "2",
@@ -154,7 +157,7 @@ def test_the_command_it_prints_runs(tmp_path: Path) -> None:
     ]
     said = CliRunner().invoke(app, ["suggest", *given, "--units", "54", "--public", str(public), "--rank", "2"])
     assert said.exit_code == 0, said.output
-    assert "--batch 8 --epochs 2 " in said.stdout
+    assert "--expected-batch-size 8 --epochs 2 " in said.stdout
     command = said.stdout.partition("Use it: dptune ")[2].replace("\n", " ").replace("FILE", shlex.quote(str(private)))
     done = CliRunner().invoke(app, [*shlex.split(command), "--out", str(tmp_path / "out"), "--dry-run"])
     assert done.exit_code == 0, done.output
@@ -162,7 +165,7 @@ def test_the_command_it_prints_runs(tmp_path: Path) -> None:
     space = tmp_path / "space.yaml"
     (written,) = (line for line in said.stdout.splitlines() if line.startswith("space.yaml: "))
     space.write_text(written.removeprefix("space.yaml: "))
-    fewer = re.sub(r"--(batch|learning-rate|set) \S+ ", "", command)
+    fewer = re.sub(r"--(expected-batch-size|learning-rate|set) \S+ ", "", command)
     searched = [*shlex.split(fewer), "--search", str(space), "--candidates", "2", "--out", str(tmp_path / "best")]
     done = CliRunner().invoke(app, [*searched, "--dry-run"])
     assert done.exit_code == 0, done.output
@@ -171,14 +174,14 @@ def test_the_command_it_prints_runs(tmp_path: Path) -> None:
 def test_a_space_lies_around_what_is_suggested(public: RecordSource) -> None:
     """Within what the units bear: a batch is drawn from them, of correlated noise from one of as many groups."""
     base = open_base(checkpoint(), asked())
-    given = asked(batch=16, learning_rate=0.03, options={"max_grad_norm": 1.0})
+    given = asked(expected_batch_size=16, learning_rate=0.03, options={"max_grad_norm": 1.0})
     found = suggest(base, given, UNITS)
     assert found.space(UNITS) == {
         "learning_rate": {"log_uniform": [0.01, 0.09]},
-        "batch": [8.0, 16.0, 32.0],
+        "expected_batch_size": [8.0, 16.0, 32.0],
         "options.max_grad_norm": {"log_uniform": [0.333, 3.0]},
     }
-    assert found.space(20)["batch"] == [8.0, 16.0]
+    assert found.space(20)["expected_batch_size"] == [8.0, 16.0]
     assert SearchSettings.of({"space": found.space(UNITS), "candidates": 10}).space
     assert "options.max_grad_norm" not in suggest(base, asked(mechanism="auto_s"), UNITS).space(UNITS)
 
@@ -191,7 +194,7 @@ LORA = [
 
 def test_settings_of_lora_reach_the_adapter_and_the_command_that_is_printed(tmp_path: Path) -> None:
     private = write_csv(tmp_path / "private.csv", rows(60))
-    given = ["--model", str(checkpoint()), "--epsilon", "8", "--batch", "8", "--epochs", "2", *LORA]
+    given = ["--model", str(checkpoint()), "--epsilon", "8", "--expected-batch-size", "8", "--epochs", "2", *LORA]
     said = CliRunner().invoke(app, ["suggest", *given, "--units", "54"])
     assert said.exit_code == 0, said.output
     command = said.stdout.partition("Use it: dptune ")[2].replace("\n", " ").replace("FILE", shlex.quote(str(private)))

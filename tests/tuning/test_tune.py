@@ -37,7 +37,7 @@ from dptune.tuning.prepare import PreparedRun, prepare
 from dptune.tuning.settings import TuneSettings
 from dptune.tuning.verifying import CardError, check_deliverable, section_of
 
-ARGUMENTS = ["--epsilon", "8", "--epochs", "2", "--batch", "8", "--rank", "2"]
+ARGUMENTS = ["--epsilon", "8", "--epochs", "2", "--expected-batch-size", "8", "--rank", "2"]
 
 
 def command(*arguments: str) -> Result:
@@ -208,7 +208,7 @@ def test_checkpointing_changes_no_setting_of_a_run(tmp_path: Path, monkeypatch: 
         run, "train", lambda spec, *a: (asked.append(spec.plan.gradient_checkpointing), real(spec, *a))[1]
     )
     file, out = write_csv(tmp_path / "a.csv", rows()), tmp_path / "out"
-    for more in (["--gradient-checkpointing"], ["--rows", "8"]):
+    for more in (["--gradient-checkpointing"], ["--physical-batch-size", "8"]):
         done = command("--data", str(file), "--unit", "customer_id", *ARGUMENTS, "--out", str(out), *more)
         assert done.exit_code == 0, done.output
     assert asked[0]
@@ -243,7 +243,7 @@ def test_a_base_in_4_bits_is_tuned_verified_and_named_on_the_card(tmp_path: Path
     assert any(bool(one.any()) for key, one in again.state_dict().items() if "lora_B" in key)
     other = command(*(one for one in arguments if one != "--load-in-4bit"))
     assert other.exit_code == 2
-    assert "load_in_4bit: True then, False now" in other.output
+    assert "--load-in-4bit: True then, False now" in other.output
 
 
 def test_a_loaded_model_in_4_bits_is_tuned() -> None:
@@ -294,7 +294,18 @@ def _is_of(unit: frozenset[tuple[int, ...]], customer: str) -> bool:
 
 def test_a_killed_run_goes_on_where_it_was(tmp_path: Path) -> None:
     data, out = write_csv(tmp_path / "r.csv", rows()), tmp_path / "out"
-    arguments = ["--data", str(data), "--epsilon", "8", "--epochs", "30", "--batch", "8", "--out", str(out)]
+    arguments = [
+        "--data",
+        str(data),
+        "--epsilon",
+        "8",
+        "--epochs",
+        "30",
+        "--expected-batch-size",
+        "8",
+        "--out",
+        str(out),
+    ]
     child = subprocess.Popen(
         [sys.executable, "-m", "dptune.cli", "tune", "--model", str(checkpoint()), *arguments],
         stdout=subprocess.DEVNULL,
@@ -463,7 +474,7 @@ def test_adaptive_mechanisms_tune_within_the_budget(mechanism: str, options: dic
 
 
 def test_adapters_start_alike_whatever_the_records_are(tmp_path: Path) -> None:
-    base = open_base(str(checkpoint()), TuneSettings(8.0, rank=2))
+    base = open_base(str(checkpoint()), TuneSettings(epsilon=8.0, rank=2))
     one, other = (trainable_state(_attached(base)) for _ in range(2))
     assert all(np.array_equal(one[name], other[name]) for name in one)
 

@@ -24,7 +24,14 @@ from dptune.tuning.loading import load_adapter
 
 _USUAL = ("gemma3", "qwen3_5", "mistral3")
 _FAMILIES = [family if family in _USUAL else pytest.param(family, marks=pytest.mark.slow) for family in KINDS]
-_QUICK: dict[str, Any] = {"epsilon": 8, "epochs": 0.5, "batch": 8, "rank": 2, "max_length": 16, "device": "cpu"}
+_QUICK: dict[str, Any] = {
+    "epsilon": 8,
+    "epochs": 0.5,
+    "expected_batch_size": 8,
+    "rank": 2,
+    "max_length": 16,
+    "device": "cpu",
+}
 
 
 def adapted(folder: Path, modules: tuple[str, ...] | str | None) -> list[str]:

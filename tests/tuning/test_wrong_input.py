@@ -39,9 +39,9 @@ def refused(folder: Path, *arguments: str, model: Path | str | None = None, data
 
 
 OPTIONS: dict[str, tuple[list[str], str, str]] = {
-    "negative epsilon": (["--epsilon", "-1"], "--epsilon: -1.0 is not a positive number", "such as 4"),
+    "negative epsilon": (["--epsilon", "-1"], "--epsilon: -1.0 is below 1e-06", "give a number at least"),
     "large delta": (["--delta", "0.1"], "--delta: 0.1 is 1 over the", "use 0.001"),
-    "delta of one": (["--delta", "1"], "--delta: 1 is no probability below 1", "use less than"),
+    "delta of one": (["--delta", "1"], "--delta: 1.0 is not below 1", "or leave it out"),
     "missing column": (["--text", "note"], "column 'note': this column does not exist", "name one of 'customer_id'"),
     "missing unit": (["--unit", "patient"], "column 'patient': this column does not exist", "name one of"),
     "two ways": (["--text", "text", "--messages", "m"], "text and messages cannot be given like this", "give text"),
@@ -54,11 +54,11 @@ OPTIONS: dict[str, tuple[list[str], str, str]] = {
     "own noise": (["--set", "noise_multiplier=1"], "--set noise_multiplier: is what the budget", "leave it out"),
     "target modules": (["--target-modules", "q_proj"], "--target-modules: no layer is called 'q_proj'", "c_attn"),
     "beyond context": (["--max-length", "25"], "--max-length: 25 exceeds the model's 24", "use 24 or less"),
-    "large batch": (["--batch", "1000"], "--batch: 1000 is more than the", "lower it"),
+    "large batch": (["--expected-batch-size", "1000"], "--expected-batch-size: 1000 is more than the", "lower it"),
     "device": (["--device", "cuda:9"], "'cuda:9' cannot be used", "use cpu"),
     "few rows": (
-        ["--unit", "customer_id", "--rows", "2"],
-        "--rows: 2 is less than the 4 records",
+        ["--unit", "customer_id", "--physical-batch-size", "2"],
+        "--physical-batch-size: 2 is less than the 4 records",
         "--records-per-unit",
     ),
 }
@@ -99,7 +99,7 @@ def test_a_misspelt_option_is_named(tmp_path: Path) -> None:
         (["--data", "nowhere.csv"], "nowhere.csv: the file does not exist"),
         (["--data", "records.xyz"], "the ending of records.xyz does not show the format"),
         (["--out", "records.xyz"], "--out: records.xyz is a file"),
-        (["--epsilon", "0"], "--epsilon: 0.0 is not a positive number"),
+        (["--epsilon", "0"], "--epsilon: 0.0 is below 1e-06"),
         (["--text", "a", "--messages", "b"], "--data: text and messages cannot be given like this"),
     ],
 )
@@ -251,7 +251,7 @@ def test_a_dry_run_counts_the_records_that_units_bring(tmp_path: Path, monkeypat
         monkeypatch.setattr(f"dptune.tuning.estimate.{speed}", lambda base: 1e6)
     data = str(write_csv(tmp_path / "r.csv", rows()))
     given = ["tune", "--model", str(checkpoint()), "--data", data, "--unit", "customer_id", "--epsilon", "8"]
-    given += ["--batch", "8", "--epochs", "2", "--rows", "4", "--dry-run", "--json"]
+    given += ["--expected-batch-size", "8", "--epochs", "2", "--physical-batch-size", "4", "--dry-run", "--json"]
 
     def minutes(*arguments: str) -> float:
         return float(json.loads(CliRunner().invoke(app, [*given, *arguments]).stdout)["estimated_minutes"])
@@ -287,7 +287,19 @@ def test_a_dry_run_takes_the_configuration_of_a_model_that_is_not_there(tmp_path
     config = {"hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32, "vocab_size": 32000}
     LlamaConfig(**config, max_position_embeddings=4096).save_pretrained(model)
     AutoTokenizer.from_pretrained(checkpoint()).save_pretrained(model)
-    given = ["tune", "--model", str(model), "--data", str(data), "--epsilon", "8", "--dry-run", "--json", "--rows", "4"]
+    given = [
+        "tune",
+        "--model",
+        str(model),
+        "--data",
+        str(data),
+        "--epsilon",
+        "8",
+        "--dry-run",
+        "--json",
+        "--physical-batch-size",
+        "4",
+    ]
     memory = {}
     for more in ([], ["--gradient-checkpointing"], ["--dtype", "bfloat16"]):
         done = CliRunner().invoke(app, [*given, *more])
@@ -304,14 +316,14 @@ def test_a_dry_run_takes_the_configuration_of_a_model_that_is_not_there(tmp_path
 @pytest.mark.parametrize(
     ("given", "problem"),
     [
-        ({"rank": 8.5}, "rank: 8.5 is no whole number"),
+        ({"rank": 8.5}, "rank: 8.5 is not a whole number"),
         ({"rank": 10**9}, "rank: 1000000000 is above 4096"),
         ({"learning_rate": 1e9}, "learning_rate: 1000000000.0 is above 10"),
         ({"seed": -1}, "seed: -1 is below 0"),
-        ({"seed": True}, "seed: True is no whole number"),
-        ({"records_per_unit": 1.5}, "records_per_unit: 1.5 is no whole number"),
-        ({"load_in_4bit": "false"}, "load_in_4bit: 'false' is no boolean"),
-        ({"gradient_checkpointing": "no"}, "gradient_checkpointing: 'no' is no boolean"),
+        ({"seed": True}, "seed: True is not a whole number"),
+        ({"records_per_unit": 1.5}, "records_per_unit: 1.5 is not a whole number"),
+        ({"load_in_4bit": "false"}, "load_in_4bit: 'false' is neither true nor false"),
+        ({"gradient_checkpointing": "no"}, "gradient_checkpointing: 'no' is neither true nor false"),
     ],
 )
 def test_numbers_and_switches_of_the_call_are_checked(given: dict[str, Any], problem: str) -> None:
@@ -323,7 +335,7 @@ def test_names_within_a_spaces_file_are_not_taken_for_options(tmp_path: Path) ->
     space = tmp_path / "space.yaml"
     space.write_text("space: {rank: [4, 8]}\n")
     line = refused(tmp_path, "--search", str(space), "--candidates", "3", "--epsilon", "8")
-    assert "Fix: use mechanism, learning_rate, batch" in line
+    assert "Fix: use mechanism, learning_rate, expected_batch_size" in line
 
 
 def test_a_command_that_checks_an_adapter_fits_a_shell() -> None:
@@ -336,15 +348,28 @@ def test_a_full_gpu_is_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr("dptune.tuning.run.train", train)
     said = refused(tmp_path)
-    assert said.startswith("error: memory is full, the GPU's or the machine's. Fix: lower --rows"), said
+    assert said.startswith("error: memory is full, the GPU's or the machine's. Fix: lower --physical-batch-size"), said
 
 
 def test_rows_below_a_units_records_matter_only_where_units_are_a_column(tmp_path: Path) -> None:
     """A record that is a unit of its own brings itself; the same option is refused of a column's (``OPTIONS``)."""
     data = write_csv(tmp_path / "r.csv", rows())
-    given = ["tune", "--model", str(checkpoint()), "--data", str(data), "--epsilon", "8", "--dry-run", "--rows", "1"]
+    given = [
+        "tune",
+        "--model",
+        str(checkpoint()),
+        "--data",
+        str(data),
+        "--epsilon",
+        "8",
+        "--dry-run",
+        "--physical-batch-size",
+        "1",
+    ]
     assert CliRunner().invoke(app, given).exit_code == 0
-    assert "--rows: 1 is less than the 4" in refused(tmp_path, "--rows", "1", "--unit", "customer_id")
+    assert "--physical-batch-size: 1 is less than the 4" in refused(
+        tmp_path, "--physical-batch-size", "1", "--unit", "customer_id"
+    )
     one = [*given, "--unit", "customer_id", "--records-per-unit", "1"]
     assert CliRunner().invoke(app, one).exit_code == 0
 

@@ -18,7 +18,7 @@ from dptune.tuning.named_base import BASE
 from dptune.tuning.verifying import LABELS
 
 #: What a run of a second or two needs.
-QUICK: dict[str, Any] = {"epochs": 2, "batch": 8, "rank": 2, "target_modules": ("c_attn",)}
+QUICK: dict[str, Any] = {"epochs": 2, "expected_batch_size": 8, "rank": 2, "target_modules": ("c_attn",)}
 CHAT = (
     "{% for message in messages %}{{ message['content'] }}{% if message['role'] == 'assistant' %}{{ eos_token }}"
     "{% endif %}{% endfor %}"

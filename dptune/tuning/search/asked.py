@@ -9,9 +9,8 @@ from typing import Any
 
 from dptune.tuning.prepare import PreparedRun
 from dptune.tuning.search.settings import SearchSettings
+from dptune.tuning.settings import FREE, as_written_now
 
-#: Settings that change no result.
-FREE = ("device", "rows", "gradient_checkpointing")
 #: Settings of earlier versions, which changed no result either.
 _GONE = {"cut_records"}
 
@@ -35,5 +34,5 @@ def asked_of(prepared: PreparedRun, asked: SearchSettings, salt: str) -> dict[st
 
 def changes(known: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     """The names of what differs, as a list in a text; empty where nothing does. Earlier versions knew no ``keys``."""
-    known = {"keys": now.get("keys"), **known}
+    known = {"keys": now.get("keys"), **as_written_now(known)}
     return ", ".join(sorted(name for name in {*now, *known} - _GONE if now.get(name) != known.get(name)))

@@ -47,13 +47,13 @@ from dptune.training.checkpoints import CheckpointError
 from dptune.training.data import PrivacyUnits, Tokens
 from dptune.training.evaluation import mean_loss
 from dptune.training.loop import train
-from dptune.training.model import attach_lora
 from dptune.training.opening import open_run
 from dptune.training.run import Run
 from dptune.training.spec import RunSpec
 from dptune.training.together import rehearse_pass, shared_copy, train_together
 from dptune.tuning.deliverable import write_weights
 from dptune.tuning.prepare import PreparedRun, trained_schedule
+from dptune.tuning.run import spec_of
 from dptune.tuning.search.journal import Journal, LostError
 from dptune.tuning.search.kinds import build_mechanism, candidate_schedule, settings_of
 from dptune.tuning.search.plan import Drawn, Plan, PlanError
@@ -96,7 +96,7 @@ class SearchRun:
     ) -> SearchRun:
         """Compute the base model's losses on the units that score."""
         scored = scored_units(prepared, terms := certificate.score)
-        before = None if scored is None else unit_losses(weights, *scored, prepared.settings.rows)
+        before = None if scored is None else unit_losses(weights, *scored, prepared.settings.physical_batch_size)
         journal = Journal(folder, plan.id)
         return cls(prepared, plan, terms, folder, journal, weights, scored, before, certificate.kinds)
 
@@ -192,21 +192,9 @@ def _begun(shared: SearchRun, candidate: Drawn) -> Iterator[None]:
 
 
 def _spec(shared: SearchRun, candidate: Drawn, own: PreparedRun) -> RunSpec:
-    base = own.base
-    model = attach_lora(shared_copy(shared.weights), base.lora, own.settings.seed, base.head)
     header = replace(own.header, search=shared.plan.id, run_id=candidate.name)
     on_failure, booked = partial(_count_own, shared, candidate), partial(_begun, shared, candidate)
-    return RunSpec(
-        model,
-        own.tokens,
-        own.units,
-        own.mechanism.mechanism,
-        own.plan,
-        header,
-        public=own.public,
-        on_failure=on_failure,
-        booked=booked,
-    )
+    return replace(spec_of(own, shared_copy(shared.weights), header), on_failure=on_failure, booked=booked)
 
 
 def _train_shared(shared: SearchRun, candidates: Sequence[Drawn], again: set[tuple[str, bool]]) -> None:
@@ -329,11 +317,11 @@ def _score(shared: SearchRun, folder: RunFolder, model: Any, own: PreparedRun) -
     """
     if shared.scored is None:
         assert own.public is not None
-        loss = mean_loss(model, own.public, own.settings.rows)
+        loss = mean_loss(model, own.public, own.settings.physical_batch_size)
         return -loss if math.isfinite(loss) else None
     assert shared.before is not None
     tokens, units = shared.scored
-    losses = unit_losses(model, tokens, units, own.settings.rows)
+    losses = unit_losses(model, tokens, units, own.settings.physical_batch_size)
     name, ledger, journal = folder.path.name, folder.path / SCORE_LEDGER, shared.journal
     if name not in journal.noise:
         if is_charged(ledger):

@@ -30,7 +30,7 @@ from dptune.tuning.defaults import TuneSchedule, schedule_of
 from dptune.tuning.prepare import check_mechanism, check_public
 from dptune.tuning.search.settings import SearchSettings
 from dptune.tuning.search.space import OPTION, Configuration
-from dptune.tuning.settings import TuneSettings
+from dptune.tuning.settings import RENAMED, TuneSettings
 
 _log = logging.getLogger(__name__)
 #: Growth of all noise where the average of kinds would cost a little more than each alone.
@@ -59,7 +59,7 @@ class CandidateKind:
 def settings_of(settings: TuneSettings, configuration: Mapping[str, Any]) -> TuneSettings:
     """The settings of a candidate."""
     options = {name.removeprefix(OPTION): value for name, value in configuration.items() if name.startswith(OPTION)}
-    own = {name: value for name, value in configuration.items() if not name.startswith(OPTION)}
+    own = {RENAMED.get(name, name): value for name, value in configuration.items() if not name.startswith(OPTION)}
     return replace(settings, options={**settings.options, **options}, **own)
 
 
@@ -191,7 +191,7 @@ def _facts(settings: TuneSettings, base: Base, schedule: TuneSchedule) -> RunFac
     return RunFacts(
         pair_sizes=base.pair_sizes,
         device=torch.device("cpu"),
-        expected_batch_size=schedule.batch,
+        expected_batch_size=schedule.expected_batch_size,
         sample_rate=schedule.sample_rate,
         steps=schedule.steps,
         epsilon=settings.epsilon,
@@ -201,7 +201,13 @@ def _facts(settings: TuneSettings, base: Base, schedule: TuneSchedule) -> RunFac
 
 def _start_of(settings: TuneSettings, schedule: TuneSchedule) -> str:
     """The settings that a mechanism's start depends on, for it is slow for some; noise follows from them."""
-    decisive = [settings.mechanism, schedule.options, schedule.batch, schedule.sample_rate, schedule.steps]
+    decisive = [
+        settings.mechanism,
+        schedule.options,
+        schedule.expected_batch_size,
+        schedule.sample_rate,
+        schedule.steps,
+    ]
     return json.dumps(decisive, sort_keys=True)
 
 

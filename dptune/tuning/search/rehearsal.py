@@ -22,11 +22,11 @@ from dptune.privacy.entropy import OsEntropy
 from dptune.privacy.run_folder import RunFolder
 from dptune.tuning.base import Base
 from dptune.tuning.prepare import calibrate_mechanism, trained_schedule
-from dptune.tuning.search.asked import FREE, changes
+from dptune.tuning.search.asked import changes
 from dptune.tuning.search.kinds import candidate_schedule, check_kinds, settings_of
 from dptune.tuning.search.settings import SearchSettings
 from dptune.tuning.search.space import Configuration
-from dptune.tuning.settings import TuneSettings
+from dptune.tuning.settings import FREE, TuneSettings
 from dptune.tuning.suggest import read_public, trial
 
 

@@ -13,6 +13,7 @@ from dptune.privacy.selection import BOUNDS, Bound
 from dptune.privacy.selection_law import DEFAULT_SHAPE, SelectionLaw
 from dptune.streams import read_input
 from dptune.tuning.search.space import OPTION, SEARCHED, Space
+from dptune.tuning.settings import RENAMED
 
 #: What a file or mapping may say.
 _KEYS = ("space", "candidates", "shape", "most", "bound", "score", "together", "keep_losers", "again")
@@ -153,7 +154,11 @@ def _check_keys(where: str, given: Mapping[str, Any], known: tuple[str, ...]) ->
         if name in ("time_limit", "max_time", "timeout"):
             problem = "would end a search by the clock: the number of candidates that fit then tells how long they took"
             raise ConfigError(f"{where}.{name}", problem, fix="leave it out; `most` caps the number of candidates")
-        if name not in known and "space" in known and (name in SEARCHED or str(name).startswith(OPTION)):
+        if (
+            name not in known
+            and "space" in known
+            and (RENAMED.get(name, name) in SEARCHED or str(name).startswith(OPTION))
+        ):
             raise ConfigError(f"{where}.{name}", "stands outside the space", fix="indent it under `space:`")
         if name not in known:
             raise ConfigError(f"{where}.{name}", "is no setting", fix=f"use {', '.join(known)}")

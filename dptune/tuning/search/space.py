@@ -13,16 +13,21 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
+from dptune.declarations import declared
 from dptune.errors import ConfigError
 from dptune.privacy.entropy import Entropy, uniform
+from dptune.tuning.settings import RENAMED
+from dptune.update_rule import UpdateRule
 
 Value = str | int | float | bool
 Configuration = dict[str, Value]
 
-#: Settings that may be searched, beside ``options.<name>``.
-SEARCHED = ("mechanism", "learning_rate", "batch", "epochs", "optimizer", "schedule", "average")
+_RULE = tuple(declared(UpdateRule))
+#: Settings that may be searched, beside ``options.<name>``. A former name stays as it is written, for kinds are
+#: numbered in the order of names, and certificates and plans of earlier searches hold them.
+SEARCHED = ("mechanism", "learning_rate", "expected_batch_size", "epochs", *_RULE, "warmup_steps")
 #: Settings that decide no release, so that they may be ranges.
-RANGED = ("learning_rate", "options.max_grad_norm")
+RANGED = ("learning_rate", "options.max_grad_norm", *(n for n in _RULE if float in declared(UpdateRule)[n].choices))
 _LAWS = ("uniform", "log_uniform")
 #: What the name of a mechanism's option begins with.
 OPTION = "options."
@@ -88,6 +93,10 @@ class Space:
         tables = list(given) if isinstance(given, Sequence) and not isinstance(given, str) else [given]
         if not tables or not all(isinstance(table, Mapping) and table for table in tables):
             raise ConfigError("search.space", "is empty", fix="name settings with the values to try")
+        for former, name in RENAMED.items():
+            if any(former in table and name in table for table in tables):
+                problem = f"is the former name of {name}, which stands there too"
+                raise ConfigError(f"search.space.{former}", problem, fix="leave it out")
         weights = [table.get("weight", 1) for table in tables]
         if not all(_is_number(weight) and weight > 0 for weight in weights):
             raise ConfigError("search.space.weight", f"{weights} are not all positive", fix="give numbers above 0")
@@ -182,7 +191,7 @@ def _place(table: SpaceTable, configuration: Mapping[str, Any]) -> int | None:
 def _domain(name: str, value: Any) -> Domain:
     where = f"search.space.{name}"
     option = name.removeprefix(OPTION)
-    if name not in SEARCHED and (option == name or not option):
+    if RENAMED.get(name, name) not in SEARCHED and (option == name or not option):
         problem = "is no setting that a search may choose: it would decide what is read, or the adapter's shape"
         raise ConfigError(where, problem, fix=f"use {', '.join(SEARCHED)} or options.<name>")
     if option in _REFUSED:
