@@ -19,6 +19,7 @@ from dptune.privacy.spent import Register
 from dptune.training import run as training_run
 from dptune.tuning.search import candidates as candidates_module
 from dptune.tuning.search.asked import asked_of, changes
+from dptune.tuning.search.journal import Journal
 from dptune.tuning.search.plan import Drawn, Plan
 from dptune.tuning.search.search import NoWinnerError, id_of, working_folder
 
@@ -54,14 +55,14 @@ def test_a_winners_ledger_is_ended_though_its_run_was_killed_before_that(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     draws(monkeypatch, 1)
-    write = candidates_module.write_json
+    end = Journal.end
 
-    def die(path: Path, outcome: Any) -> None:
-        write(path, outcome)
+    def die(journal: Journal, *outcome: Any) -> None:
+        end(journal, *outcome)
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(candidates_module, "write_json", die)
+        patched.setattr(Journal, "end", die)
         with pytest.raises(KeyboardInterrupt):
             start(tmp_path)
     assert start(tmp_path).ledger.complete
