@@ -200,7 +200,7 @@ MUTANTS = (
         "guessable_dropout_masks",
         "on a CPU a seed of 32 bits can be tried through",
         OPENING,
-        "if on_cpu and spec.mechanism.private and not spec.header.leaks and uses_dropout(spec.model):",
+        "if spec.mechanism.private and not spec.header.leaks and uses_dropout(spec.model):",
         "if False:",
         (f"{LOOP}::test_certified_runs_with_guessable_dropout_masks_are_refused",),
     ),
