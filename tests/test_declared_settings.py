@@ -22,8 +22,10 @@ from dptune.declarations import check, declared, problem_of
 from dptune.errors import ConfigError
 from dptune.step_settings import ScheduleSettings
 from dptune.training.lora import Lora
+from dptune.tuning.defaults import schedule_of
+from dptune.tuning.job import training_plan
 from dptune.tuning.search.space import SEARCHED
-from dptune.tuning.settings import RENAMED, TuneSettings
+from dptune.tuning.settings import RENAMED, TuneSettings, rows_of
 from dptune.update_rule import UpdateRule
 from tasks.settings.comments import commented
 
@@ -109,6 +111,21 @@ def test_the_comments_of_params_yaml_are_the_sentences_of_the_fields() -> None:
 
 def test_the_rule_may_be_searched() -> None:
     assert {*declared(UpdateRule), "learning_rate", "expected_batch_size", "epochs", "warmup_steps"} <= set(SEARCHED)
+
+
+def test_what_is_set_reaches_the_plan_of_a_run_and_its_card() -> None:
+    given: dict[str, Any] = {"optimizer": "sgd", "momentum": 0.5, "autocast": "bfloat16", "warmup_steps": 7}
+    settings = TuneSettings.of(epsilon=1, checkpoint_every=3, dropout=0.25, **given)
+    plan = training_plan(settings, schedule_of(settings, 1000, 10**6, 64))
+    assert plan.rule == settings.rule == UpdateRule(optimizer="sgd", momentum=0.5, average="tail")
+    assert (plan.autocast, plan.warmup_steps, plan.checkpoint_every) == ("bfloat16", 7, 3)
+    assert settings.lora.dropout == 0.25
+    assert rows_of(settings) == {
+        **{name.replace("_", " "): value for name, value in given.items()},
+        "LoRA dropout": 0.25,
+    }
+    left_open = TuneSettings(epsilon=1)
+    assert training_plan(left_open, schedule_of(left_open, 1000, 10**6, 64)).warmup_steps == 10
 
 
 @pytest.mark.parametrize("former", RENAMED)

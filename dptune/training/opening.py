@@ -165,6 +165,13 @@ def _facts(pairs: list[Block], spec: RunSpec) -> RunFacts:
     )
 
 
+def check_masks(device: torch.device) -> None:
+    """Raise ConfigError for a device on which the masks of dropout are not secret."""
+    if device.type == "cpu":
+        problem = "on a CPU its masks come from a seed of 32 bits"
+        raise ConfigError("lora.dropout", problem, fix="set it to 0, or use CUDA")
+
+
 def _check(spec: RunSpec, entropy: Entropy) -> None:
     """Check everything that would otherwise fail only after a charge."""
     _check_header(spec, entropy)
@@ -176,11 +183,8 @@ def _check(spec: RunSpec, entropy: Entropy) -> None:
     if positions is not None and positions < spec.tokens.width:
         problem = f"{spec.tokens.width} exceeds the model's {positions}"
         raise ConfigError("training.max_length", problem, fix="lower it")
-    on_cpu = next(spec.model.parameters()).device.type == "cpu"
-    if on_cpu and spec.mechanism.private and not spec.header.leaks and uses_dropout(spec.model):
-        raise ConfigError(
-            "lora.dropout", "on a CPU its masks come from a seed of 32 bits", fix="set it to 0, or use CUDA"
-        )
+    if spec.mechanism.private and not spec.header.leaks and uses_dropout(spec.model):
+        check_masks(next(spec.model.parameters()).device)
 
 
 def _check_units(spec: RunSpec) -> None:

@@ -28,6 +28,7 @@ from dptune.training.chat_template import check_template
 from dptune.training.data import PrivacyUnits, Tokens
 from dptune.training.encoding import tokens_of
 from dptune.training.labelled import BESIDE_TEXT, labelled_tokens
+from dptune.training.opening import check_masks
 from dptune.training.spec import TrainingPlan
 from dptune.tuning.base import Base
 from dptune.tuning.defaults import TuneSchedule, max_length_of, schedule_of
@@ -174,6 +175,8 @@ def check_mechanism(settings: TuneSettings, base: Base) -> None:
         raise ConfigError("mechanism", problem, fix="use a sound one: `dptune mechanisms` says which are")
     if base.head:
         probe.check_head()
+    if settings.dropout:  # a run would refuse it too, and a search has booked its budget by then
+        check_masks(base.device)
     if probe.clipper.federation is not None:
         raise ConfigError("mechanism", f"{name} trains simulated clients", fix="use static, or another without clients")
 

@@ -220,17 +220,8 @@ def paid_before(register: Register, prepared: PreparedRun, *own: Path) -> list[s
 
 def spec_of(prepared: PreparedRun, weights: Any, header: RunHeader) -> RunSpec:
     """The specification of a run, with new adapters on these weights."""
-    return job_spec(
-        prepared.settings,
-        prepared.base,
-        weights,
-        prepared.tokens,
-        prepared.units,
-        prepared.mechanism.mechanism,
-        prepared.plan,
-        header,
-        prepared.public,
-    )
+    one, mechanism = prepared, prepared.mechanism.mechanism
+    return job_spec(one.settings, one.base, weights, one.tokens, one.units, mechanism, one.plan, header, one.public)
 
 
 def _train(

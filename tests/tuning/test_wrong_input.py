@@ -56,6 +56,11 @@ OPTIONS: dict[str, tuple[list[str], str, str]] = {
     "beyond context": (["--max-length", "25"], "--max-length: 25 exceeds the model's 24", "use 24 or less"),
     "large batch": (["--expected-batch-size", "1000"], "--expected-batch-size: 1000 is more than the", "lower it"),
     "device": (["--device", "cuda:9"], "'cuda:9' cannot be used", "use cpu"),
+    "dropout on a CPU": (
+        ["--dropout", "0.1", "--device", "cpu"],
+        "--dropout: on a CPU its masks come from",
+        "use CUDA",
+    ),
     "few rows": (
         ["--unit", "customer_id", "--physical-batch-size", "2"],
         "--physical-batch-size: 2 is less than the 4 records",
