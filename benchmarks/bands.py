@@ -14,8 +14,8 @@ import torch
 
 from dptune.mechanisms.banded import BandedGaussian
 from dptune.mechanisms.noise import Gaussian
+from dptune.privacy.accounting.strategy import square_root
 from dptune.privacy.entropy import OsEntropy
-from dptune.privacy.strategy import square_root
 
 #: Trained weights of the default model, of LoRA of rank 8 on GPT-2 small, and the bands.
 CASES = ((4_096, 8), (294_912, 8), (294_912, 32))

@@ -13,14 +13,14 @@ from benchmarks.measure import Deadline, Effort, Results, Stopwatch
 from benchmarks.shapes import LORA, Setting
 from dptune.mechanisms.registry import build
 from dptune.privacy.entropy import OsEntropy
-from dptune.training.data import PrivacyUnits
+from dptune.training.gradients.parameter_groups import lora_pairs
+from dptune.training.gradients.together import shared_copy, train_together
 from dptune.training.loop import train
-from dptune.training.model import attach_lora
-from dptune.training.opening import open_run
-from dptune.training.per_sample import lora_pairs
+from dptune.training.models.model import attach_lora
+from dptune.training.privacy_units import PrivacyUnits
 from dptune.training.run import StepReport
+from dptune.training.run_start import open_run
 from dptune.training.spec import RunSpec, TrainingPlan, header_of
-from dptune.training.together import shared_copy, train_together
 
 CELLS = 8
 APART, TOGETHER = f"{CELLS} cells, one after another", f"{CELLS} cells, together"

@@ -23,27 +23,27 @@ from typing import Any
 
 from scipy.stats import spearmanr
 
-from dptune.corpus.reading.read import Sides
-from dptune.corpus.reading.source import RecordSource
-from dptune.corpus.records import read_records
-from dptune.errors import DivergedError
-from dptune.files import write_json
+from dptune.core.errors import DivergedError
+from dptune.core.files import write_json
+from dptune.core.units import RECORD
+from dptune.job.base import Base, open_base
+from dptune.job.card import HELD_OUT
+from dptune.job.prepare import PreparedRun, calibrated_schedule, prepare_sides
+from dptune.job.run import Tuned, figures_of, run
+from dptune.job.search.kinds import settings_of
+from dptune.job.search.rehearsal import rehearse_space
+from dptune.job.search.search import search
+from dptune.job.search.settings import SearchSettings
+from dptune.job.settings import TuneSettings
+from dptune.job.suggest import read_public, trial
 from dptune.privacy.entropy import OsEntropy
-from dptune.privacy.spent import Register
-from dptune.tuning.base import Base, open_base
-from dptune.tuning.card import HELD_OUT
-from dptune.tuning.prepare import PreparedRun, calibrated_schedule, prepare_sides
-from dptune.tuning.run import Tuned, figures_of, run
-from dptune.tuning.search.kinds import settings_of
-from dptune.tuning.search.rehearsal import rehearse_space
-from dptune.tuning.search.search import search
-from dptune.tuning.search.settings import SearchSettings
-from dptune.tuning.settings import TuneSettings
-from dptune.tuning.suggest import read_public, trial
-from dptune.units import RECORD
+from dptune.privacy.spent_budgets.register import Register
+from dptune.records.parquet_file import read_records
+from dptune.records.reading.read import Sides
+from dptune.records.reading.source import RecordSource
 from tasks.paths import DATA
 from tasks.search.asked import model_of, tune_settings
-from tasks.search.records import about_records, public_source, read_sides
+from tasks.search.run import about_records, public_source, read_sides
 from tasks.settings.params import Settings, load_settings
 
 #: Fixed settings: the rate that papers' code has, and the one that another cohort's trials found.

@@ -9,8 +9,8 @@ import time
 
 import numpy as np
 
-from dptune.audit.extraction import GRAMS, jaccard
-from dptune.corpus.canaries import ALPHABET
+from dptune.audit.text.extraction import GRAMS, jaccard
+from dptune.records.canaries import ALPHABET
 
 ROUNDS = 5
 

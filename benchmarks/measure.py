@@ -27,7 +27,7 @@ import torch
 
 from benchmarks.shapes import Setting
 from benchmarks.steps import CannotRunError, Contender
-from dptune.files import write_text
+from dptune.core.files import write_text
 
 _MOST_STEPS = 64  # of a trial
 

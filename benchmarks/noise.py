@@ -15,8 +15,8 @@ import torch
 
 from dptune.mechanisms.laplace_noise import PRESETS, laplace_mixture
 from dptune.mechanisms.noise import standard_normal
+from dptune.privacy.accounting.laplace_mixtures import InverseScale
 from dptune.privacy.entropy import OsEntropy
-from dptune.privacy.laplace_mixtures import InverseScale
 
 COORDINATES = 10_000_000
 

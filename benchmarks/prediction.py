@@ -18,13 +18,13 @@ from peft import get_peft_model_state_dict, set_peft_model_state_dict
 from scipy.optimize import brentq
 from transformers import GPT2Config, GPT2LMHeadModel
 
+from dptune.core.lora import Lora
 from dptune.prediction.mixture import law
 from dptune.prediction.predictor import PrivatePredictor, next_log_probabilities, weights_of
 from dptune.prediction.protocols import FixedMixture
 from dptune.privacy.entropy import OsEntropy
-from dptune.training.lora import Lora
-from dptune.training.model import attach_lora
-from dptune.training.stacked import PUBLIC, StackedAdapters
+from dptune.training.gradients.stacked import PUBLIC, StackedAdapters
+from dptune.training.models.model import attach_lora
 
 LORA = Lora(rank=4, alpha=32, dropout=0.0)
 CONTEXT = 32

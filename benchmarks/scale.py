@@ -29,20 +29,21 @@ import numpy as np
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
+from dptune.core.lora import Lora
 from dptune.mechanisms.registry import build
+from dptune.privacy.accounting.renyi_filter import RenyiFilter
 from dptune.privacy.entropy import OsEntropy
-from dptune.privacy.filters import RenyiFilter
 from dptune.privacy.ledger import Ledger
 from dptune.privacy.ledger_file import read_ledger
 from dptune.privacy.release import Composition, Release
 from dptune.privacy.run_header import RunHeader
-from dptune.training.data import PrivacyUnits, Tokens
+from dptune.training.data import Tokens
+from dptune.training.gradients.parameter_groups import lora_pairs
 from dptune.training.loop import train
-from dptune.training.lora import Lora
-from dptune.training.model import attach_lora
-from dptune.training.per_sample import lora_pairs
+from dptune.training.models.model import attach_lora
+from dptune.training.privacy_units import PrivacyUnits
 from dptune.training.spec import RunSpec, TrainingPlan, header_of
-from dptune.training.token_file import open_corpus, token_batch, write
+from dptune.training.tokens.token_file import open_corpus, token_batch, write
 
 FEW, BATCH, STEPS = 100_000, 16, 8
 VOCABULARY, SHORTEST, LONGEST = 97, 8, 24

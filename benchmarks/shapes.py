@@ -12,9 +12,9 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig
 
+from dptune.core.lora import Lora
 from dptune.training.data import Tokens
-from dptune.training.lora import Lora
-from dptune.training.model import attach_lora, fuse_activations
+from dptune.training.models.model import attach_lora, fuse_activations
 
 #: Records that Poisson batches are drawn from, in batches.
 POISSON_BATCHES = 16
@@ -90,7 +90,7 @@ class Setting:
     device: torch.device
 
     def base(self, ours: bool = True) -> Any:
-        """The frozen model, the same one at every call; with ``ours`` as ``dptune.training.model.load_base`` has it."""
+        """The frozen model, the same one at every call; with ``ours`` as ``dptune.training.models.model.load_base`` has it."""
         torch.manual_seed(0)
         with torch.device(self.device):
             base = AutoModelForCausalLM.from_config(

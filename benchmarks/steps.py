@@ -23,10 +23,11 @@ from benchmarks.shapes import Setting, trainable
 from dptune.mechanisms.mechanism import Mechanism
 from dptune.mechanisms.registry import MECHANISMS, build
 from dptune.privacy.entropy import OsEntropy
-from dptune.training.data import PrivacyUnits, Tokens
+from dptune.training.data import Tokens
+from dptune.training.gradients.parameter_groups import lora_pairs
 from dptune.training.loop import train
 from dptune.training.losses import model_losses
-from dptune.training.per_sample import lora_pairs
+from dptune.training.privacy_units import PrivacyUnits
 from dptune.training.spec import RunSpec, TrainingPlan, header_of
 
 IGNORED = -100  # the label that Hugging Face's and torch's losses leave out

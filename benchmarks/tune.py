@@ -24,7 +24,7 @@ from typing import Any
 import torch
 
 from benchmarks.measure import machine, quiet, status
-from dptune.files import write_text
+from dptune.core.files import write_text
 
 WIDTH, VOCABULARY, ROWS, BATCH, EPOCHS = 128, 2048, 16, 128, 2
 LORA = {"r": 8, "lora_alpha": 16, "target_modules": ["q_proj", "v_proj"]}
@@ -142,7 +142,7 @@ def trial(name: str, folder: Path) -> dict[str, float]:
     import peft  # noqa: F401
     import trl.trainer.sft_trainer  # noqa: F401 (imports count for nobody)
 
-    import dptune.tuning.run  # noqa: F401
+    import dptune.job.run  # noqa: F401
 
     torch.set_num_threads(1)
     quiet()

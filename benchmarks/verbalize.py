@@ -13,9 +13,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-from dptune.corpus.narratives import OPENING, clause_makers, verbalise, write_narratives
-from dptune.corpus.sources import Acquired, acquire_synthetic, acquire_uci
-from dptune.corpus.table import IdsMapping, read_ids_mapping, read_table
+from dptune.records.diabetes.narratives import OPENING, clause_makers, verbalise, write_narratives
+from dptune.records.diabetes.sources import Acquired, acquire_synthetic, acquire_uci
+from dptune.records.diabetes.table import IdsMapping, read_ids_mapping, read_table
 
 ENCOUNTERS, SEED = 101_766, 7
 T = TypeVar("T")

@@ -11,13 +11,13 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from dptune.tuning.sampling import sample as sample
-    from dptune.tuning.tune import tune as tune
+    from dptune.job.sampling import sample as sample
+    from dptune.job.tune import tune as tune
 
 __version__ = "0.1.0"
 
 
-_FUNCTIONS = {"tune": "dptune.tuning.tune", "sample": "dptune.tuning.sampling"}
+_FUNCTIONS = {"tune": "dptune.job.tune", "sample": "dptune.job.sampling"}
 
 
 def __getattr__(name: str) -> Any:

@@ -11,16 +11,15 @@ from typing import Any
 from prefect import get_run_logger, task
 from prefect.context import TaskRunContext
 
-from dptune.files import private_directory, sha256, write_json
-from flows.command import begin_flow, run_flow
+from dptune.core.files import private_directory, sha256, write_json
+from flows.command import FlowError, begin_flow, flow_error, run_flow
 from flows.experiment import available_devices
-from flows.failures import FlowError, flow_error
-from flows.progress_page import progress_page
+from flows.pages import progress_page
 from flows.server import flow
 from tasks.audit.attacks import audit_cell, audit_file, audit_key
 from tasks.audit.publish import publish_audit
+from tasks.experiment.cell_list import listed_cells
 from tasks.experiment.checks import check_models
-from tasks.experiment.listed import listed_cells
 from tasks.paths import AUDITED, AUDITS, DATA, EXPERIMENT, RUNS
 from tasks.report.experiment import report
 from tasks.settings.audit import Audit

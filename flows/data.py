@@ -9,10 +9,10 @@ from typing import Any
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
-from dptune.errors import ConfigError
+from dptune.core.errors import ConfigError
 from flows.child import child
+from flows.command import CellError, flow_error
 from flows.experiment import run_process
-from flows.failures import CellError, flow_error
 
 #: The stages that make what the experiment reads; DVC runs those before them too, and none that nothing changed.
 DATA_STAGES = ("canaries", "split", "validation", "pretrain")

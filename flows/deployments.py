@@ -22,18 +22,24 @@ from prefect.runner import Runner
 from prefect.states import Failed
 from prefect.types.entrypoint import EntrypointType
 
-from dptune.bounds import Count, CountOrZero, Epochs, Epsilon, FewOrZero, Rows, Seed
-from dptune.errors import DptuneError
+from dptune.core.bounds import Count, CountOrZero, Epochs, Epsilon, FewOrZero, Rows, Seed
+from dptune.core.errors import DptuneError
 from flows.audit import audit
-from flows.command import SERVING, end_quietly, end_when_cancelled
+from flows.command import SERVING, FlowError, end_quietly, end_when_cancelled
 from flows.experiment import experiment
-from flows.failures import FlowError
 from flows.form import Label, LoraEntries, Training, changes, file_values
-from flows.names import audit_form_name, grid_form_name, policy_form_name, prediction_form_name, search_form_name
-from flows.own_folder import audit_folder_of, folder_of
-from flows.pages import show_file, show_results
+from flows.pages import (
+    audit_form_name,
+    grid_form_name,
+    policy_form_name,
+    prediction_form_name,
+    search_form_name,
+    show_file,
+    show_results,
+)
 from flows.policy import policy
 from flows.prediction import prediction
+from flows.runners import audit_folder_of, folder_of
 from flows.search import search
 from flows.server import flow
 from flows.study import study

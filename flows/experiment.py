@@ -21,32 +21,27 @@ from prefect.context import TaskRunContext
 from prefect.futures import PrefectFuture
 from prefect.runtime import flow_run
 
-from dptune.errors import DptuneError
+from dptune.core.errors import DptuneError
+from dptune.core.progress import Meter
 from dptune.privacy.run_folder import RunFolder
-from dptune.progress import Meter
 from flows.child import child
-from flows.command import begin_flow, hold_when_stopped, run_flow
-from flows.failures import CellError, flow_error
-from flows.names import grid_name
-from flows.places import free_place, with_threads
-from flows.progress_page import progress_page
-from flows.runners import THREADS, open_runner
+from flows.command import CellError, begin_flow, flow_error, hold_when_stopped, run_flow
+from flows.pages import grid_name, progress_page
+from flows.runners import THREADS, SharedFolder, free_place, open_runner, shared_folder, with_threads
 from flows.server import flow
-from flows.shared_folder import SharedFolder, shared_folder
-from tasks import tracking
+from tasks.experiment.cell_list import renamed_runs, standing, write_list
 from tasks.experiment.cells import Cell, grid, is_finished, is_published, write_cell
 from tasks.experiment.checks import check_inputs, check_models
 from tasks.experiment.groups import CellGroup, group_cells
-from tasks.experiment.listed import write_list
 from tasks.experiment.spent import paid_so_far
-from tasks.experiment.standing import renamed_runs, standing
+from tasks.mlflow import tracking
+from tasks.mlflow.page import run_ids, show
 from tasks.paths import DATA, EXPERIMENT, RUNS
 from tasks.settings.experiment import Experiment
 from tasks.settings.mechanisms import own_epsilons
 from tasks.settings.params import load_settings, merge
 from tasks.settings.plain_numbers import PlainNumbers
 from tasks.stage import ERROR_FILE, run_stage
-from tasks.tracking_page import run_ids, show
 
 _LAST_LINES = 15
 _UNDER_WAY: list[Cell] = []  # the cells of this process' flow, for the last line after Ctrl-C

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 from pydantic import GetJsonSchemaHandler, TypeAdapter
 from pydantic_core import CoreSchema
 
-from dptune.errors import DptuneError
+from dptune.core.errors import DptuneError
 from tasks.settings.params import LoraSection, Settings, TrainingSection, load_settings, merge
 
 #: The field with sections that are merged over the file, for all that a form has no field of its own for.

@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from typing import Any
+from uuid import UUID
 
-from prefect import get_run_logger
+from prefect import artifacts, get_run_logger
 from prefect.artifacts import create_markdown_artifact
+from prefect.runtime import flow_run
 
-from dptune.digits import at_least, at_most
-from tasks import tracking
+from dptune.core.digits import at_least, at_most
 from tasks.charts.groups import Result, over_seeds, perplexity_metric, untuned
-from tasks.experiment.listed import read_results
+from tasks.experiment.cell_list import read_results
 from tasks.metrics import title_of
-from tasks.page_links import remembered, server
+from tasks.mlflow import tracking
+from tasks.mlflow.page_links import remembered, server
 from tasks.paths import AUDITS, DATA, EXPERIMENT, REPORT, RUNS
 from tasks.report.answer import answer_lines, further_lines, rankings
 from tasks.report.experiment import PAGE, read_audits
 from tasks.report.numbers import could_refute, digits4, spread_text
 from tasks.report.table import Audit, ResultRow, table
+from tasks.settings.params import Settings
+from tasks.settings.search import Search
 
 _HEAD = (
     "mechanism",
@@ -110,3 +115,99 @@ def _mlflow() -> str:
     if shown is None:
         return f"- [MLflow]({server()})"
     return f"- [The cells in MLflow, as a table]({shown.table})\n- [The same in charts]({shown.charts})"
+
+
+# How far a flow came, on its run's page in Prefect.
+
+
+def progress_page(key: str) -> Callable[[float, str], None]:
+    """A function that shows, on the page of the run under way, the share of its work that is done, and words for it.
+
+    Args:
+        key: name of the artifact: lower-case letters, digits and dashes.
+    """
+    made: list[UUID] = []
+
+    def show(share: float, words: str) -> None:
+        percent = round(100 * share, 1)
+        try:
+            if made:
+                artifacts.update_progress_artifact(made[0], progress=percent, description=words)
+            else:
+                created: Any = artifacts.create_progress_artifact(progress=percent, key=key, description=words)
+                made.append(created)
+        except Exception as error:  # what cannot be shown must not end the work
+            get_run_logger().warning("progress could not be shown: %s", error)
+
+    return show
+
+
+# Names of runs on Prefect's page: they say what runs.
+
+
+_MOST = 4
+
+
+def grid_words(name: str, mechanisms: Sequence[str], epsilons: Sequence[float], seeds: Sequence[int]) -> str:
+    """A grid in words, such as "faults: static, rldp at epsilon 1, 4; 3 seeds"."""
+    budgets = f" at epsilon {_listed(f'{epsilon:g}' for epsilon in epsilons)}" if epsilons else ""
+    return f"{name}: {_listed(mechanisms)}{budgets}; {_counted(len(seeds), 'seed')}"
+
+
+def grid_name(settings: Settings) -> str:
+    """The name of a run of the experiment that the settings spell out."""
+    chosen = settings.experiment
+    return grid_words(chosen.name, chosen.mechanisms, chosen.epsilons, chosen.seeds)
+
+
+def grid_form_name() -> str:
+    """The name of the run under way, from its form's fields."""
+    given = flow_run.parameters
+    return grid_words(given["name"], given["mechanisms"], given["epsilons"], given["seeds"])
+
+
+def audit_form_name() -> str:
+    """The name of the audit under way, from its form's fields."""
+    given = flow_run.parameters
+    parts = [f"{given['generations']} generations", f"{given['records']} records"]
+    parts += [f"{given['shadows']} shadows"] if given["shadows"] else []
+    return f"audit: {', '.join([*parts, _counted(given['step_trials'], 'trial')])}"
+
+
+def prediction_form_name() -> str:
+    """The name of the prediction under way, from its form's fields."""
+    given = flow_run.parameters
+    budgets = _listed(f"{epsilon:g}" for epsilon in given["epsilons"])
+    return f"prediction: {_listed(map(str, given['models']))} models at epsilon {budgets}"
+
+
+def policy_form_name() -> str:
+    """The name of the policies' run under way, from its form's fields."""
+    given = flow_run.parameters
+    return f"{given['name']}: {_counted(len(given['seeds']), 'seed')}"
+
+
+def search_words(name: str, candidates: float, epsilon: float) -> str:
+    """A search in words, such as "default: the best of 10 on average at epsilon 2"."""
+    return f"{name}: the best of {candidates:g} on average at epsilon {epsilon:g}"
+
+
+def search_name(section: Search) -> str:
+    """The name of a run of the search that the settings spell out."""
+    return search_words(section.name, section.candidates, section.epsilon)
+
+
+def search_form_name() -> str:
+    """The name of the search under way, from its form's fields."""
+    given = flow_run.parameters
+    return search_words(given["name"], given["candidates"], given["epsilon"])
+
+
+def _listed(words: Iterable[str]) -> str:
+    found = list(words)
+    more = len(found) - _MOST
+    return ", ".join(found) if more <= 0 else f"{', '.join(found[:_MOST])} and {more} more"
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count} {what}" if count == 1 else f"{count} {what}s"

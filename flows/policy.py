@@ -15,17 +15,16 @@ from prefect import get_run_logger, task
 from prefect.futures import PrefectFuture
 from prefect.task_runners import ThreadPoolTaskRunner
 
-from dptune.errors import ConfigError
-from dptune.files import private_directory, read_json, write_json, write_text
+from dptune.core.errors import ConfigError
+from dptune.core.files import private_directory, read_json, write_json, write_text
 from dptune.privacy.run_folder import RunFolder
 from flows.child import child
-from flows.command import begin_flow, run_flow
+from flows.command import begin_flow, flow_error, run_flow
 from flows.experiment import error_of, run_process
-from flows.failures import flow_error
-from flows.places import free_place
+from flows.runners import free_place
 from flows.server import flow
-from tasks import tracking
 from tasks.experiment.cells import PUBLISHED
+from tasks.mlflow import tracking
 from tasks.paths import POLICY, PUBLIC_MODEL, SPLITS
 from tasks.policy.audit import audits
 from tasks.policy.gradient import PolicyCell, check_environments, policy_cells

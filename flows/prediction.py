@@ -14,18 +14,17 @@ from typing import Any
 
 from prefect import get_run_logger, task, unmapped
 
-from dptune.errors import ConfigError
-from dptune.files import private_directory, write_json
+from dptune.core.errors import ConfigError
+from dptune.core.files import private_directory, write_json
 from dptune.prediction.booking import write_booking
 from dptune.prediction.ensemble import is_tuned
 from flows.child import child
-from flows.command import begin_flow, run_flow
+from flows.command import begin_flow, flow_error, run_flow
 from flows.experiment import available_devices, error_of, run_process, tags_of
-from flows.failures import flow_error
-from flows.places import free_place, with_threads
+from flows.runners import free_place, with_threads
 from flows.server import flow
-from tasks import tracking
 from tasks.experiment.checks import check_inputs, check_models
+from tasks.mlflow import tracking
 from tasks.paths import ENSEMBLES, PREDICTION, SPENT
 from tasks.prediction.answers import publish_answers, score
 from tasks.prediction.ensembles import (

@@ -8,19 +8,32 @@ ray://host:10001     a running Ray cluster
 
 from __future__ import annotations
 
+import hashlib
+import json
 import logging
 import os
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+import re
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
+from dataclasses import dataclass
 from importlib import import_module
+from pathlib import Path
+from socket import gethostname
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from prefect.client.orchestration import get_client
 from prefect.settings import PREFECT_API_URL, get_current_settings, temporary_settings
 from prefect.task_runners import TaskRunner, ThreadPoolTaskRunner
 
-from dptune.errors import ConfigError
+from dptune.core.errors import ConfigError, DptuneError
+from dptune.core.files import locked, private_directory, write_text
+from flows.pages import grid_name
+from tasks.paths import DATA, EXPERIMENT, REPORTS
 from tasks.settings.experiment import Experiment
+from tasks.settings.params import Settings, load_settings
 
 THREADS = "threads"
 
@@ -119,3 +132,133 @@ def _gpu_share(settings: Experiment) -> AbstractContextManager[Any]:
     share = int(10_000 / settings.cells_per_device) / 10_000  # Ray counts GPUs in steps of 1e-4
     options: AbstractContextManager[Any] = import_module("prefect_ray.context").remote_options(num_gpus=share)
     return options
+
+
+# Limits how many cells run on a device of this machine at a time, across all flows and checkouts.
+
+
+_SECONDS = 0.5
+_log = logging.getLogger("dptune.places")  # the flow's own log, and so its terminal's
+_own: list[str] = []  # devices of the places that this process holds
+
+
+def places_folder() -> Path:
+    """Folder of the locked files, one for all checkouts and flows: DPTUNE_PLACES, or in the temporary folder."""
+    given = os.environ.get("DPTUNE_PLACES")
+    return Path(given) if given else Path(tempfile.gettempdir()) / f"dptune-places-{os.getuid()}"
+
+
+@contextmanager
+def free_place(devices: Sequence[str], cells: int, folder: Path | None = None) -> Iterator[str]:
+    """Wait for a free place on one of ``devices``, each of which has ``cells`` places. Yields the device.
+
+    A place is a locked file, so the place of a killed process is free at once. A concurrency slot of a Prefect server
+    would stay taken until its lease ends, and flows that share a temporary server's database would free each other's.
+
+    Args:
+        folder: folder of the locked files; None takes ``places_folder``.
+    """
+    folder = folder or places_folder()
+    private_directory(folder)
+    with ExitStack() as stack:
+        device = _take(stack, [(device, place) for place in range(cells) for device in devices], folder)
+        _own.append(device)
+        stack.callback(_own.remove, device)
+        yield device
+
+
+def with_threads(environment: Mapping[str, str], places: int) -> dict[str, str]:
+    """``environment``, with a place's share of this machine's cores as its number of threads where it has none."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return {"OMP_NUM_THREADS": str(max(1, cores // places)), **environment}
+
+
+def _take(stack: ExitStack, places: list[tuple[str, int]], folder: Path) -> str:
+    said = False
+    while True:
+        for device, place in places:
+            with suppress(DptuneError):
+                stack.enter_context(locked(folder / f"{gethostname()}-{_physical(device)}-{place}"))
+                return device
+        if not (_own or said):
+            _log.warning("other flows on this machine hold all %d places (locks in %s): waiting", len(places), folder)
+            said = True
+        time.sleep(_SECONDS)
+
+
+def _physical(device: str) -> str:
+    """The physical name of a device: "cuda:0" is another GPU in a process with other CUDA_VISIBLE_DEVICES."""
+    kind, _, index = device.partition(":")
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    if kind == "cuda" and visible:
+        index = visible.split(",")[int(index or 0)].strip()
+    return f"{kind}-{index or 0}"
+
+
+# The flow's working directory as the machines of a cluster must see it: this very one, no copy under the same path.
+
+
+@dataclass(frozen=True)
+class SharedFolder:
+    """A folder that other machines must see.
+
+    Attributes:
+        path: its path, the same everywhere.
+        mark: name of an empty folder in its ``data`` that is there as long as the flow runs; empty for none.
+    """
+
+    path: Path
+    mark: str = ""
+
+    def check(self) -> None:
+        """Raise DptuneError if this machine does not see the folder, or sees another one."""
+        if not (self.path / DATA / self.mark).is_dir():
+            problem = f"the worker on {gethostname()} sees no {self.path / DATA}, or another one than the flow's"
+            fix = "share the flow's folder with every machine, under the same path"
+            raise DptuneError(f"experiment.runner: {problem}. Fix: {fix}.")
+
+
+@contextmanager
+def shared_folder(runner: str) -> Iterator[SharedFolder]:
+    """Context with the working directory, marked for the workers if ``runner`` is the address of a cluster."""
+    if "://" not in runner:
+        yield SharedFolder(Path.cwd())
+        return
+    with TemporaryDirectory(prefix=".flow-", dir=DATA) as mark:
+        yield SharedFolder(Path.cwd(), Path(mark).name)
+
+
+# Where a flow's lists and report lie: those of the workspace, which `make repro` wrote, are of params.yaml alone.
+
+
+#: The sections that a study reads; others make no other study.
+_READ = ("plugins", "data", "task", "canaries", "pretrain", "lora", "training", "mechanisms", "experiment", "audit")
+_MOST = 60  # characters: each may take four bytes of the 255 that a folder's name may have
+
+
+def folder_of(overrides: dict[str, Any] | None = None, params: Path = Path("params.yaml")) -> Path:
+    """The folder for what runs with these overrides: data, or one of data/reports for what the file does not say."""
+    settings = load_settings(params, overrides)
+    if (digest := _digest(settings)) == _digest(load_settings(params)):
+        return DATA
+    words = re.sub(r"[^\w.]+", "-", grid_name(settings))[:_MOST].strip("-.")
+    return private_directory(REPORTS) / f"{words}-{digest[:6]}"
+
+
+def audit_folder_of(overrides: dict[str, Any]) -> Path:
+    """The folder of an audit with these overrides. If they change ``audit``, it is one of its own, with the list of the
+    cells that the other overrides trained.
+    """
+    folder = folder_of(overrides)
+    trained = folder_of({section: value for section, value in overrides.items() if section != "audit"})
+    listed = trained / EXPERIMENT.name
+    if folder == trained or not listed.exists():
+        return folder
+    own = folder.with_name(f"{folder.name}-audit")  # in ``folder`` lies the list of a study with these overrides
+    write_text(own / EXPERIMENT.name, listed.read_text(encoding="utf-8"))
+    return own
+
+
+def _digest(settings: Settings) -> str:
+    content = settings.model_dump(mode="json", include=set(_READ))
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

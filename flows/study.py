@@ -11,9 +11,8 @@ from flows.audit import audit
 from flows.command import begin_flow
 from flows.data import ALL_STAGES, check_overrides, make_data
 from flows.experiment import experiment
-from flows.own_folder import folder_of
-from flows.pages import show_results
-from flows.progress_page import progress_page
+from flows.pages import progress_page, show_results
+from flows.runners import folder_of
 from flows.server import flow
 from tasks.experiment.checks import check_inputs, check_models
 from tasks.paths import DATA, REPORT

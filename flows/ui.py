@@ -20,11 +20,11 @@ from typing import Annotated, Literal
 
 import typer
 
-from dptune.errors import DptuneError
-from dptune.files import write_text
+from dptune.core.errors import DptuneError
+from dptune.core.files import write_text
 from flows.child import child
-from flows.guarded import HOST, USER, listens, new_password, prefect_settings
-from tasks.page_links import remembered
+from flows.server import HOST, USER, listens, new_password, prefect_settings
+from tasks.mlflow.page_links import remembered
 from tasks.paths import DATA
 from tasks.stage import run_command
 
@@ -101,7 +101,7 @@ def _start_mlflow(environment: dict[str, str], processes: list[subprocess.Popen[
 
 def _uvicorn(app: str, port: int) -> list[str]:
     where = ["--host", HOST, "--port", str(port), "--log-level", "warning"]
-    return ["uvicorn", "--factory", f"flows.guarded:{app}", *where]
+    return ["uvicorn", "--factory", f"flows.server:{app}", *where]
 
 
 def _start(module: list[str], environment: dict[str, str] | None = None) -> subprocess.Popen[bytes]:

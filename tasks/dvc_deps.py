@@ -16,9 +16,16 @@ from tasks.identity import ROOT, closure, file_of
 
 #: Modules that change no file of a stage, so that a change of one must not run a stage again.
 NO_STAGE = {
-    *("dptune", "dptune.bounds", "dptune.errors", "dptune.files", "dptune.plugins", "dptune.progress"),
-    *("dptune.stopping", "flows", "flows.command", "flows.failures", "flows.names", "flows.progress_page"),
-    *("tasks", "tasks.dvc_deps", "tasks.experiment.checks", "tasks.experiment.standing", "tasks.identity"),
+    *(
+        "dptune",
+        "dptune.core.bounds",
+        "dptune.core.errors",
+        "dptune.core.files",
+        "dptune.core.plugins",
+        "dptune.core.progress",
+    ),
+    *("dptune.core.interrupts", "flows", "flows.command", "flows.command", "flows.pages", "flows.pages"),
+    *("tasks", "tasks.dvc_deps", "tasks.experiment.checks", "tasks.experiment.cell_list", "tasks.identity"),
     *("tasks.paths", "tasks.stage", "tasks.workspace"),
     # Their values are parameters of the stages.
     *("tasks.settings", *(f"tasks.settings.{file.stem}" for file in (ROOT / "tasks" / "settings").glob("*.py"))),

@@ -16,13 +16,13 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 
-from dptune.corpus.records import read_batches
-from dptune.errors import ConfigError, DataError
+from dptune.core.errors import ConfigError, DataError
+from dptune.core.units import RECORD
 from dptune.privacy.ledger_file import LedgerError, read_ledger
 from dptune.privacy.run_folder import RunFolder
-from dptune.units import RECORD
+from dptune.records.parquet_file import read_batches
+from tasks.experiment.cell_list import renamed_runs, steps
 from tasks.experiment.cells import Cell, federation, grid, is_finished
-from tasks.experiment.standing import renamed_runs, steps
 from tasks.paths import EVAL, PUBLIC_MODEL, PUBLIC_VALIDATION, TRAIN
 from tasks.profile import PARAMS, merged_profile, read_profile
 from tasks.settings.params import Settings, settings_of

@@ -25,10 +25,10 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from dptune import step_settings, update_rule
+from dptune.core import step_settings, update_rule
+from dptune.core.update_rule import UpdateRule
 from dptune.mechanisms.registry import part_names, part_version
 from dptune.privacy import accountants, entropy
-from dptune.update_rule import UpdateRule
 
 ROOT = Path(__file__).parents[1]
 _PACKAGES = ("dptune", "tasks", "flows")
@@ -42,20 +42,20 @@ _SECTIONS = [
 #: Modules that change no output of a stage, each with the reason: stages of DVC do not depend on them.
 NO_RESULT = {
     "dptune": "a version and the package's description",
-    "dptune.bounds": "which settings are taken",
-    "dptune.errors": "the words of an error",
-    "dptune.files": "how a file is written, not what",
-    "dptune.plugins": "it names the code of others, which has a digest of its own",
-    "dptune.progress": "bars for people",
-    "dptune.stopping": "when a run stops; it goes on from its checkpoint",
+    "dptune.core.bounds": "which settings are taken",
+    "dptune.core.errors": "the words of an error",
+    "dptune.core.files": "how a file is written, not what",
+    "dptune.core.plugins": "it names the code of others, which has a digest of its own",
+    "dptune.core.progress": "bars for people",
+    "dptune.core.interrupts": "when a run stops; it goes on from its checkpoint",
     "flows": "how long Prefect waits, and what it logs",
     "flows.command": "how a flow that failed or was stopped ends",
-    "flows.failures": "the words of a failed flow",
-    "flows.names": "what a run is called",
-    "flows.progress_page": "how far a run came",
+    "flows.command": "the words of a failed flow",
+    "flows.pages": "what a run is called",
+    "flows.pages": "how far a run came",
     "tasks": "which Python has dptune",
     "tasks.experiment.checks": "what is refused before any work",
-    "tasks.experiment.standing": "how far a run came that was stopped",
+    "tasks.experiment.cell_list": "how far a run came that was stopped",
     "tasks.identity": "it names what decides",
     "tasks.paths": "where files lie",
     **dict.fromkeys(_SECTIONS, "its values are part of what names a run, and the parameters of a stage"),

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
-from dptune.metric import LABEL_SCORES, Metric, Place
+from dptune.core.metric import LABEL_SCORES, Metric, Place
 from tasks.audit.registry import parts
 
 _PERPLEXITY = "perplexity"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from dptune.files import read_json
+from dptune.core.files import read_json
 
 DATA = Path("data")
 CHECKED = DATA / "checked.json"

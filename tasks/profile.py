@@ -13,8 +13,8 @@ from typing import Annotated, Any
 
 import typer
 
-from dptune.errors import ConfigError
-from dptune.streams import read_input
+from dptune.core.errors import ConfigError
+from dptune.core.streams import read_input
 from tasks.settings.params import load_settings
 from tasks.settings.strict_yaml import load_yaml
 from tasks.stage import run_command

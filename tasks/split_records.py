@@ -6,9 +6,9 @@ from pathlib import Path
 
 import numpy as np
 
-from dptune.corpus.reading.record import Record, fingerprint
-from dptune.corpus.records import decode_content, form_at, read_records
-from dptune.errors import DataError
+from dptune.core.errors import DataError
+from dptune.records.parquet_file import decode_content, form_at, read_records
+from dptune.records.reading.record import Record, fingerprint
 from tasks.paths import EVAL, SPLITS, TRAIN
 
 #: The training side without canaries: secrets that an auditor planted are nobody's records, and cost utility.

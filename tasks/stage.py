@@ -16,8 +16,8 @@ from typing import Any
 import typer
 
 from dptune.cli.console import Command
-from dptune.errors import DptuneError
-from dptune.files import PRIVATE_FILE, private_directory, write_text
+from dptune.core.errors import DptuneError
+from dptune.core.files import PRIVATE_FILE, private_directory, write_text
 from tasks.paths import DATA, FAILURES
 from tasks.workspace import share_checkout
 

@@ -18,15 +18,15 @@ from typing import Annotated
 import typer
 
 from dptune.cli.console import show_progress
-from dptune.corpus.records import form_at, read_about
-from dptune.errors import ConfigError, DataError
-from dptune.files import locked, private_directory, write_text
+from dptune.core.errors import ConfigError, DataError
+from dptune.core.files import locked, private_directory, write_text
+from dptune.job.card import has_guarantee, why_not
+from dptune.job.finished import FinishedAdapter, open_adapter
+from dptune.job.places import card_beside
 from dptune.privacy.ledger_file import read_ledger
 from dptune.privacy.run_folder import RunFolder
-from dptune.training.pinned import name_of
-from dptune.tuning.card import has_guarantee, why_not
-from dptune.tuning.finished import FinishedAdapter, open_adapter
-from dptune.tuning.places import card_beside
+from dptune.records.parquet_file import form_at, read_about
+from dptune.training.models.pinned import name_of
 from tasks.experiment.cells import Cell, is_finished, model_digest
 from tasks.experiment.result import CellResult
 from tasks.experiment.weights import adapter_digest
@@ -161,7 +161,7 @@ def _write(
     opened: OpenedCell, folder: Path, records: int | None, prompts: Path | None, name: str, *, no_guarantee: bool
 ) -> str:
     """Sample, and write texts, card, picture and page into ``folder``. Returns the page's answer."""
-    from dptune.tuning.sampling import sample  # torch takes seconds, and a wrong folder is told before
+    from dptune.job.sampling import sample  # torch takes seconds, and a wrong folder is told before
     from tasks.report.synthetic import write_page
 
     model = opened.cell.model
@@ -182,7 +182,7 @@ def _write(
 
 def _deliver(opened: OpenedCell, folder: Path, *, no_guarantee: bool) -> FinishedAdapter:
     """Write what ``dptune tune`` would deliver of the cell, with tokenizer and card, and check it in the same way."""
-    from dptune.training.model import load_tokenizer
+    from dptune.training.models.model import load_tokenizer
     from tasks.experiment.adapter_model import write_deliverable
 
     cell = opened.cell

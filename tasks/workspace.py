@@ -12,8 +12,8 @@ import re
 import shutil
 from pathlib import Path
 
-from dptune.errors import DptuneError
-from dptune.files import private_directory, replacing_folder
+from dptune.core.errors import DptuneError
+from dptune.core.files import private_directory, replacing_folder
 from tasks.paths import AUDITS, DATA, ENSEMBLES, FAILURES, POLICY, REPORTS, RUNS, SECRETS, SPENT, TOKENS
 from tasks.settings.strict_yaml import load_yaml
 

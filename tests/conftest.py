@@ -20,7 +20,7 @@ from dptune.privacy.ledger import Ledger
 
 # Helpers that tests of other parts use too.
 sys.path[:0] = [
-    str(Path(__file__).parent / part) for part in ("tasks", "training", "mechanisms", "policy", "prediction", "tuning")
+    str(Path(__file__).parent / part) for part in ("tasks", "training", "mechanisms", "policy", "prediction", "job")
 ]
 
 # Two cores under load: a deadline would only measure the neighbours.

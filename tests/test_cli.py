@@ -15,7 +15,7 @@ from typer.testing import CliRunner, Result
 from dptune import __version__
 from dptune.audit.contrast import shown_above
 from dptune.cli import app
-from dptune.digits import at_least
+from dptune.core.digits import at_least
 from dptune.mechanisms.noise import Gaussian
 from dptune.mechanisms.registry import MECHANISMS
 from dptune.prediction.protocols import PROTOCOLS
@@ -459,7 +459,7 @@ def test_a_search_without_matplotlib_is_refused_before_it_searches(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    monkeypatch.setattr("dptune.noise_search.search_noise", lambda request: pytest.fail("it searched"))
+    monkeypatch.setattr("dptune.mechanisms.noise_search.search_noise", lambda request: pytest.fail("it searched"))
     where = [
         "--epsilon",
         "1",

@@ -11,20 +11,20 @@ from typing import Any
 import pytest
 from tiny_certificate import certificate
 
-from dptune.audit.step import StepAudit
+from dptune.audit.scene import StepAudit
 from dptune.cli.console import show
 from dptune.cli.ensembles import generate
 from dptune.cli.ledgers import _show_search
 from dptune.cli.step_audit import _show_audit
 from dptune.cli.tune_result import attack_of
-from dptune.errors import ConfigError
+from dptune.core.errors import ConfigError
+from dptune.job import verifying
+from dptune.job.search.search import certificate_of
+from dptune.job.verifying import CardError, consistent_certificate
 from dptune.prediction import deployment
 from dptune.privacy.certificate import SearchCertificate
 from dptune.privacy.release import Release
-from dptune.training.data import PrivacyUnits
-from dptune.tuning import verifying
-from dptune.tuning.search.search import certificate_of
-from dptune.tuning.verifying import CardError, consistent_certificate
+from dptune.training.privacy_units import PrivacyUnits
 
 _UP = (
     *("epsilon", "delta", "epsilon_certified", "search_epsilon_one_shift", "mu_certified", "mu_detectable"),

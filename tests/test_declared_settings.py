@@ -15,18 +15,18 @@ import pytest
 import yaml
 from typer.main import get_command
 
-from dptune.bounds import Chance, Few
 from dptune.cli import app
 from dptune.cli.tune_messages import flag
-from dptune.declarations import check, declared, problem_of
-from dptune.errors import ConfigError
-from dptune.step_settings import ScheduleSettings
-from dptune.training.lora import Lora
-from dptune.tuning.defaults import schedule_of
-from dptune.tuning.job import training_plan
-from dptune.tuning.search.space import SEARCHED
-from dptune.tuning.settings import RENAMED, TuneSettings, rows_of
-from dptune.update_rule import UpdateRule
+from dptune.core.bounds import Chance, Few
+from dptune.core.declarations import check, declared, problem_of
+from dptune.core.errors import ConfigError
+from dptune.core.lora import Lora
+from dptune.core.step_settings import ScheduleSettings
+from dptune.core.update_rule import UpdateRule
+from dptune.job.defaults import schedule_of
+from dptune.job.run_spec import training_plan
+from dptune.job.search.space import SEARCHED
+from dptune.job.settings import RENAMED, TuneSettings, rows_of
 from tasks.settings.comments import commented
 
 ROOT = Path(__file__).parents[1]
@@ -38,9 +38,9 @@ sys.path.insert(0, ".")
 import flows
 from typer.main import get_command
 from dptune.cli import app
-from dptune.declarations import declared
-from dptune.tuning.search.space import SEARCHED
-from dptune.tuning.settings import TuneSettings
+from dptune.core.declarations import declared
+from dptune.job.search.space import SEARCHED
+from dptune.job.settings import TuneSettings
 from docs.generate.params_page import page
 from flows.deployments import deployments
 commands = get_command(app).commands

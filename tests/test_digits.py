@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dptune.digits import at_least, at_most
+from dptune.core.digits import at_least, at_most
 from tasks.charts.audits import _bar, _claim, _shown
 
 # A relative error of 1e-11 is that of arithmetic, and below the digits that are meant.

@@ -17,9 +17,9 @@ from socket import gethostname
 
 import pytest
 
-from dptune import files
-from dptune.errors import DptuneError
-from dptune.files import (
+from dptune.core import files
+from dptune.core.errors import DptuneError
+from dptune.core.files import (
     discard_partial,
     locked,
     private_directory,
@@ -236,7 +236,7 @@ def test_a_lock_that_is_waited_for_says_by_whom_it_is_held(
     program = f"""
 import time
 from pathlib import Path
-from dptune.files import locked
+from dptune.core.files import locked
 with locked(Path({str(path)!r})):
     print("held", flush=True)
     time.sleep(1.5)

@@ -21,17 +21,17 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dptune.corpus import catalogue, published_files
-from dptune.corpus.catalogue import SourceSettings, find_source, source
-from dptune.corpus.reading.read import read, read_sides
-from dptune.corpus.reading.record import Record
-from dptune.corpus.reading.source import Fractions, RecordSource
-from dptune.corpus.records import encode_content
-from dptune.prediction.partition import partition
+from dptune.job.prepare import units_of_side
+from dptune.prediction.ensemble import partition
 from dptune.privacy.entropy import OsEntropy
-from dptune.training.data import PrivacyUnits
+from dptune.records import catalogue, published_files
+from dptune.records.catalogue import SourceSettings, find_source, source
+from dptune.records.parquet_file import encode_content
+from dptune.records.reading.read import read, read_sides
+from dptune.records.reading.record import Record
+from dptune.records.reading.source import Fractions, RecordSource
 from dptune.training.groups import Turn
-from dptune.tuning.prepare import units_of_side
+from dptune.training.privacy_units import PrivacyUnits
 
 RUN, BANDS, SHARDS = "a" * 32, 5, 4
 Row = dict[str, Any]

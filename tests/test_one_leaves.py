@@ -19,19 +19,20 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-import dptune.corpus.canaries as canaries_module
-from dptune.corpus.canaries import inject
-from dptune.corpus.narratives import write_narratives
-from dptune.corpus.records import read_records
-from dptune.corpus.splits import SIDES, split, write_splits
-from dptune.corpus.synthetic import generate_cohort, synthetic_ids_mapping
-from dptune.corpus.text import acquire_text, write_paragraphs
-from dptune.files import sha256, write_json
+import dptune.records.canaries as canaries_module
+from dptune.core.files import sha256, write_json
 from dptune.policy.tenants.runs import tenants_of
-from dptune.prediction.partition import partition
+from dptune.prediction.ensemble import partition
 from dptune.privacy.entropy import OsEntropy
-from dptune.training.data import PrivacyUnits, Tokens
+from dptune.records.canaries import inject
+from dptune.records.diabetes.narratives import write_narratives
+from dptune.records.diabetes.synthetic import generate_cohort, synthetic_ids_mapping
+from dptune.records.parquet_file import read_records
+from dptune.records.splits import SIDES, split, write_splits
+from dptune.records.text import acquire_text, write_paragraphs
+from dptune.training.data import Tokens
 from dptune.training.groups import Turn
+from dptune.training.privacy_units import PrivacyUnits
 
 CLIENTS, TENANTS, SHARDS, GROUPS = 7, 3, 4, 5
 CANARIES = {"extraction": 2, "audit": 6, "repeats": 3}
@@ -211,8 +212,9 @@ def dense(keys: np.ndarray) -> np.ndarray:
 @pytest.mark.parametrize("place", ["splits", "clients", "tenants", "groups", "file"])
 def test_the_dense_index_is_found_out(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Wherever it is planted, the first row that leaves is seen to move others."""
-    from dptune.corpus import narratives, splits
     from dptune.policy.tenants import runs
+    from dptune.records import splits
+    from dptune.records.diabetes import narratives
     from dptune.training import data
 
     if place == "splits":

@@ -15,7 +15,7 @@ from opacus.accountants.utils import get_noise_multiplier
 from torch.utils.data import DataLoader, TensorDataset
 
 import dptune.opacus_accountant
-from dptune.errors import ConfigError
+from dptune.core.errors import ConfigError
 from dptune.privacy.accountants import pld_epsilon
 from dptune.privacy.release import Release
 

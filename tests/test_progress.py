@@ -13,11 +13,11 @@ import termios
 
 import pytest
 
-from dptune.progress import Meter, progress
+from dptune.core.progress import Meter, progress
 
 _WORK = """
 import time
-from dptune.progress import progress
+from dptune.core.progress import progress
 for _ in progress(range(6), "working", total=6):
     time.sleep(0.15)
 """

@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
-from dptune.files import DamagedFileError, read_json, write_json
-from dptune.training.weight_files import read_tensors
+from dptune.core.files import DamagedFileError, read_json, write_json
+from dptune.training.models.weight_files import read_tensors
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),

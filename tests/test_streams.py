@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from dptune import streams
-from dptune.corpus.reading.read import read
-from dptune.corpus.reading.source import RecordSource
-from dptune.errors import DataError
+from dptune.core import streams
+from dptune.core.errors import DataError
+from dptune.core.streams import read_input
 from dptune.privacy.ledger_file import LedgerError, read_ledger
-from dptune.privacy.spent import Register
-from dptune.streams import read_input
+from dptune.privacy.spent_budgets.register import Register
+from dptune.records.reading.read import read
+from dptune.records.reading.source import RecordSource
 
 
 def writing(path: Path, content: bytes, after: float = 0.0) -> threading.Thread:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from docs.generate.tables import code, plain, table
+from dptune.mechanisms.descriptions import describe_options, describe_parts
 from dptune.mechanisms.options import option_rows
-from dptune.mechanisms.registry import MECHANISMS, describe_options, describe_parts
+from dptune.mechanisms.registry import MECHANISMS
 from dptune.policy import method
 from dptune.prediction.protocols import PROTOCOLS, SUMMARIES
 

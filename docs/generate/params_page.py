@@ -13,7 +13,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from docs.generate.tables import code, plain, table
-from dptune.declarations import sentences
+from dptune.core.declarations import sentences
 from tasks.settings.params import Settings
 
 PARAMS = Path(__file__).parents[2] / "params.yaml"

@@ -22,13 +22,13 @@ from dptune.mechanisms.mechanism import Mechanism
 from dptune.mechanisms.planning import Schedule, calibrated, price
 from dptune.mechanisms.registry import build
 from dptune.privacy.accountants import epsilons, gdp_epsilon
+from dptune.privacy.accounting.loss_profile import profile_of
+from dptune.privacy.accounting.strategy import relative_error
 from dptune.privacy.calibration import sampling
 from dptune.privacy.entropy import FixedSeed
-from dptune.privacy.loss_profile import profile_of
 from dptune.privacy.release import Release
 from dptune.privacy.selection import renyi_selection_epsilon, selection_epsilon
 from dptune.privacy.selection_law import SelectionLaw
-from dptune.privacy.strategy import relative_error
 
 FOLDER = Path(__file__).parents[1] / "pictures"
 NUMBERS = Path(__file__).with_name("numbers.json")

@@ -11,7 +11,7 @@ import csv
 from pathlib import Path
 from random import Random
 
-from dptune.training.pretrain import Pretraining, pretrain
+from dptune.training.models.pretrain import Pretraining, pretrain
 
 _BANK = ["the card payment", "my loan", "the transfer", "my statement", "the mortgage", "my account"]
 _SHOP = ["the parcel", "my order", "the refund", "my invoice", "the delivery", "my voucher"]

@@ -12,10 +12,11 @@ from typing import Any
 
 import torch
 
-from dptune.errors import ConfigError
-from dptune.mechanisms.interfaces import Gradients, Knobs, Released
+from dptune.core.errors import ConfigError
+from dptune.core.plugins import is_outside, plugins_of
+from dptune.mechanisms.gradient_interfaces import Gradients
+from dptune.mechanisms.interfaces import Knobs, Released
 from dptune.mechanisms.mechanism import Mechanism
-from dptune.plugins import is_outside, plugins_of
 from dptune.privacy.entropy import Entropy
 
 _FIX = "fix the plug-in: dptune/mechanisms/interfaces.py says what each part returns"

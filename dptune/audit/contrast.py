@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from dptune.digits import at_least, at_most
+from dptune.core.digits import at_least, at_most
 
 #: Further digits are those of rounding in arithmetic, which ``at_least`` and ``at_most`` leave out.
 _MOST_DIGITS = 12

@@ -18,10 +18,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from dptune.errors import ConfigError
-from dptune.mechanisms.interfaces import Gradients, Released
+from dptune.core.errors import ConfigError
+from dptune.mechanisms.gradient_interfaces import Gradients
+from dptune.mechanisms.interfaces import Released
 from dptune.mechanisms.mechanism import Mechanism
-from dptune.privacy.strategy import row_deviation
+from dptune.privacy.accounting.strategy import row_deviation
 
 _HUGE = 1e6
 _PLAIN = 10.0  # size if nothing clips: larger than samples have in one coordinate, too small to make training diverge
@@ -170,7 +171,7 @@ def _in_own_coordinates(gradient: Sequence[torch.Tensor], units: Sequence[float]
 
 @dataclass(frozen=True)
 class _Crafted:
-    """Gradients (``dptune.mechanisms.interfaces.Gradients``) of drawn canaries, each 0 but for one entry a pair."""
+    """Gradients (``dptune.mechanisms.gradient_interfaces.Gradients``) of drawn canaries, each 0 but for one entry a pair."""
 
     coordinates: torch.Tensor
     size: float

@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 from scipy.special import ndtri
 from scipy.stats import binom, chi2
 
-from dptune.digits import at_most
+from dptune.core.digits import at_most
 from dptune.privacy.entropy import Entropy, uniform
-from dptune.training.data import PrivacyUnits
 from dptune.training.groups import Turn
+from dptune.training.privacy_units import PrivacyUnits
 
 _FEWEST_DRAWS = 100
 _MOST_ENTRIES = 2_000_000  # largest number of units in all batches together, about five seconds of one core

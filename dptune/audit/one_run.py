@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dptune.audit.bounds import gaussian_epsilon, one_run_epsilon, one_run_mu
-from dptune.errors import DataError
+from dptune.core.errors import DataError
 
 #: Shares of the coins that the attacker tries to guess. Fixed in advance; the bound accounts for trying them all.
 GUESSED_SHARES = (1.0, 0.5, 0.25, 0.1)

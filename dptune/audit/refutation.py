@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from dptune.audit.bounds import coins_refute, gaussian_epsilon, one_run_mu
 from dptune.audit.one_run import GUESSED_SHARES, check_coins, guess
 from dptune.audit.verdict import DELTAS, Certificate
-from dptune.digits import at_least, at_most
+from dptune.core.digits import at_least, at_most
 from dptune.privacy.release import Composition
 from dptune.privacy.run_header import RunHeader
 

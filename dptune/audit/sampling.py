@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from scipy.special import ndtr, ndtri
 from scipy.stats import mannwhitneyu
 
-from dptune.digits import at_most
+from dptune.core.digits import at_most
 from dptune.privacy.entropy import Entropy, uniform
 
 _POWER = 0.95  # probability with which an attack must succeed for a rate to count as detectable

@@ -15,19 +15,20 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from dptune.audit.bounds import epsilon_from_errors, mu_from_errors
+from dptune.audit.bounds import Cuts, best_cuts, errors
 from dptune.audit.contract import check_knobs, check_parts, check_released, check_statistics
-from dptune.audit.cuts import Cuts, best_cuts, errors
+from dptune.audit.scene import StepAudit, StepScene
 from dptune.audit.scores import Fit
-from dptune.errors import ConfigError
-from dptune.mechanisms.interfaces import Gradients, Knobs, Observation, Released, RunFacts
+from dptune.core.errors import ConfigError
+from dptune.core.plugins import naming_plugins
+from dptune.core.progress import Meter
+from dptune.core.units import RECORD
+from dptune.mechanisms.gradient_interfaces import Gradients
+from dptune.mechanisms.interfaces import Knobs, Observation, Released, RunFacts
 from dptune.mechanisms.mechanism import Mechanism
-from dptune.plugins import naming_plugins
 from dptune.privacy.entropy import Entropy, OsEntropy
 from dptune.privacy.release import Release
-from dptune.progress import Meter
-from dptune.training.data import PrivacyUnits
-from dptune.units import RECORD
+from dptune.training.privacy_units import PrivacyUnits
 
 #: Number of parameters of every pair of the attacker's model: with one, a gradient would have no direction.
 PAIR_SIZE = 2
@@ -36,25 +37,6 @@ _SCENE_TRIALS = 200
 _PILOT_SHARE = 0.2
 _FEWEST_TRIALS = 500
 _TOGETHER = 1000  # number of trials whose releases are scored together
-
-
-@dataclass(frozen=True)
-class StepScene:
-    """The attacker's batch: gradients that are multiples of one fixed direction.
-
-    Attributes:
-        name: name of the scene in the report.
-        others: multiples of the samples that are always in the batch.
-        sample: multiple of the sample that is in or out.
-        loss: loss of that sample; the others' losses and the public loss are 1.
-        apart: whether the sample is in a micro-batch of its own.
-    """
-
-    name: str
-    others: tuple[float, ...]
-    sample: float
-    loss: float = 1.0
-    apart: bool = False
 
 
 #: Scenes that may move a release most: by the sample alone, against others, through a quantile, counts or losses.
@@ -70,49 +52,8 @@ SCENES = (
 
 
 @dataclass(frozen=True)
-class StepAudit:
-    """The result of an audit; each bound holds by itself at ``confidence``.
-
-    Attributes:
-        scene: name of the scene among ``SCENES`` that did best in the pilot trials.
-        trials: number of trials in each of the two worlds, those that chose the attack included.
-        steps: number of steps composed in one trial.
-        sample_rate: probability with which the sample, if in the data, enters a batch.
-        release: release that the ledger of a run must be charged for each audited step.
-        mu_errors, epsilon_errors: (missed, members, false alarms, others) of the two attacks that were counted.
-        fault: what was seen to break a precondition of the price, with certainty; None if nothing was.
-    """
-
-    scene: str
-    trials: int
-    confidence: float
-    steps: int
-    sample_rate: float
-    delta: float
-    release: Release
-    mu_errors: tuple[int, int, int, int]
-    epsilon_errors: tuple[int, int, int, int]
-    fault: str | None = None
-
-    @property
-    def mu_audited(self) -> float:
-        """Lower bound on mu if the releases are Gaussian DP; else the mu of the Gaussian through the attack's point."""
-        return mu_from_errors(*self.mu_errors, self.confidence)
-
-    @property
-    def epsilon_audited(self) -> float:
-        """Lower bound on epsilon at ``delta``, for any mechanism; at most about log(trials)."""
-        return epsilon_from_errors(*self.epsilon_errors, self.delta, self.confidence)
-
-    def to_dict(self) -> dict[str, str | int | float]:
-        """The figures that users read, in plain JSON types."""
-        names = ("scene", "trials", "confidence", "steps", "sample_rate", "delta", "mu_audited", "epsilon_audited")
-        return {name: getattr(self, name) for name in names}
-
-
-@dataclass(frozen=True)
 class _Batch:
-    """Gradients (``dptune.mechanisms.interfaces.Gradients``) that are multiples of one direction."""
+    """Gradients (``dptune.mechanisms.gradient_interfaces.Gradients``) that are multiples of one direction."""
 
     multiples: torch.Tensor
     direction: list[torch.Tensor]

@@ -17,21 +17,21 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from dptune.audit.cuts import best_cuts, errors
+from dptune.audit.bounds import best_cuts, errors
+from dptune.audit.scene import StepAudit
 from dptune.audit.scores import Fit
-from dptune.audit.step import StepAudit
-from dptune.errors import ConfigError
+from dptune.core.errors import ConfigError
+from dptune.core.progress import Meter
 from dptune.policy.environments.environment import Interface
 from dptune.policy.environments.learner import PolicyLearner, PolicyState
 from dptune.policy.environments.rollout import Trajectories
 from dptune.policy.environments.schedule import PolicyTraining
 from dptune.policy.environments.training import step
 from dptune.policy.learner import release_means
-from dptune.policy.met import UserRegister
 from dptune.policy.method import Dppg
+from dptune.policy.run_files import UserRegister
 from dptune.privacy.entropy import Entropy
 from dptune.privacy.release import Release
-from dptune.progress import Meter
 
 _FEATURES, _ACTIONS, _STEPS, _USERS = 2, 2, 4, 8
 _PILOT_SHARE, _FEWEST_TRIALS = 0.2, 500

@@ -17,11 +17,11 @@ from scipy.stats import binom
 
 from dptune.audit.bounds import epsilon_from_errors, mu_from_errors, rate_at_most
 from dptune.audit.contrast import shown_above
-from dptune.audit.step import StepAudit
-from dptune.digits import at_least, at_most
+from dptune.audit.scene import StepAudit
+from dptune.core.digits import at_least, at_most
 from dptune.privacy.accountants import epsilons
-from dptune.privacy.mixture_bounds import gaussian_dp_multiplier
-from dptune.privacy.parts import disjoint
+from dptune.privacy.accounting.mixture_bounds import gaussian_dp_multiplier
+from dptune.privacy.accounting.parts import disjoint
 from dptune.privacy.release import Composition
 
 #: Probability with which an attack must succeed for a fault to count as detectable.

@@ -16,8 +16,7 @@ from dptune.cli.catalogue import mechanisms
 from dptune.cli.console import Group, reports_errors
 from dptune.cli.ensembles import generate, serve
 from dptune.cli.ledgers import set_aside, spent, verify
-from dptune.cli.noise_search import search
-from dptune.cli.pricing import account, calibrate
+from dptune.cli.pricing import account, calibrate, search
 from dptune.cli.sampling import sample
 from dptune.cli.scoring import score
 from dptune.cli.step_audit import audit
@@ -50,7 +49,7 @@ def _main(
     # Threads that wait sleep instead of spinning: beside other work on the same cores a step took ten times as long.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     if plugin or os.environ.get("DPTUNE_PLUGINS"):
-        from dptune.plugins import load, load_variable
+        from dptune.core.plugins import load, load_variable
 
         load(plugin or (), "--plugin")
         load_variable()

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from dptune.errors import ConfigError
+from dptune.core.errors import ConfigError
 
 
 def summaries() -> dict[str, str]:
@@ -60,7 +60,7 @@ def mechanisms(
 
 
 def _show_parts() -> None:
-    from dptune.mechanisms.registry import describe_parts
+    from dptune.mechanisms.descriptions import describe_parts
 
     for part in describe_parts():
         origin = "" if part.module.startswith("dptune.") else f" (plug-in {part.module})"
@@ -74,8 +74,8 @@ def _show_options(name: str) -> None:
     from rich.table import Table
     from rich.text import Text
 
+    from dptune.mechanisms.descriptions import describe_options
     from dptune.mechanisms.options import option_rows
-    from dptune.mechanisms.registry import describe_options
     from dptune.policy import method
     from dptune.prediction.protocols import PROTOCOLS
 

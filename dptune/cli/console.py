@@ -14,9 +14,9 @@ from typing import Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from dptune.digits import at_least, at_most
-from dptune.errors import DptuneError
-from dptune.invalid import problem_of
+from dptune.core.digits import at_least, at_most
+from dptune.core.errors import DptuneError
+from dptune.core.validation_errors import problem_of
 
 #: The usage error of click, or of typer's own copy of click.
 _UsageError: Any = typer.BadParameter.__mro__[1]
@@ -98,7 +98,7 @@ def show_progress() -> None:
     """Log the progress of long work if there is no terminal to draw a bar on."""
     if not sys.stderr.isatty():
         logging.basicConfig(format="%(message)s")
-        logging.getLogger("dptune.progress").setLevel(logging.INFO)
+        logging.getLogger("dptune.core.progress").setLevel(logging.INFO)
 
 
 def show(result: dict[str, Any], as_json: bool) -> None:

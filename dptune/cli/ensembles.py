@@ -11,10 +11,10 @@ import typer
 
 from dptune.cli.console import notice, show
 from dptune.cli.options import AsJson
-from dptune.digits import at_most
-from dptune.errors import ConfigError
-from dptune.files import read_json
-from dptune.streams import read_input
+from dptune.core.digits import at_most
+from dptune.core.errors import ConfigError
+from dptune.core.files import read_json
+from dptune.core.streams import read_input
 
 if TYPE_CHECKING:
     from dptune.prediction.deployment import Deployment
@@ -169,6 +169,6 @@ def _served_ensemble() -> Path:
 
 
 def _device(name: str) -> Any:
-    from dptune.training.model import check_device
+    from dptune.training.models.model import check_device
 
     return check_device(name)

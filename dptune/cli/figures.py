@@ -6,16 +6,15 @@ import math
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from dptune.errors import ConfigError
-from dptune.mechanisms.planning import planned
+from dptune.core.errors import ConfigError
+from dptune.mechanisms.planning import check_candidate, planned
 from dptune.mechanisms.rldp_published import RldpPublished
-from dptune.mechanisms.selection_planning import check_candidate
 from dptune.policy import method
 from dptune.prediction.protocols import priced_answers
 from dptune.privacy.accountants import repriced_epsilon
-from dptune.privacy.mixture_figures import mixture_figures
+from dptune.privacy.accounting.mixture_figures import mixture_figures
+from dptune.privacy.accounting.strategy import column_norm, relative_error
 from dptune.privacy.selection import price_selection
-from dptune.privacy.strategy import column_norm, relative_error
 
 if TYPE_CHECKING:
     from dptune.mechanisms.mechanism import Mechanism

@@ -12,9 +12,9 @@ import typer
 
 from dptune.cli.console import notice, show
 from dptune.cli.options import AsJson
-from dptune.digits import at_most
-from dptune.errors import ConfigError, DptuneError
-from dptune.files import sha256
+from dptune.core.digits import at_most
+from dptune.core.errors import ConfigError, DptuneError
+from dptune.core.files import sha256
 
 if TYPE_CHECKING:
     from dptune.privacy.certificate import SearchCertificate
@@ -47,10 +47,10 @@ def verify(
     certified. Status 2: the ledger or folder is refused.
     """
     from dptune.cli.figures import of_certificate, of_ledger, of_winner
+    from dptune.job.verifying import CARD, check_deliverable, consistent_certificate, deliverable_within
     from dptune.privacy.certificate import FILE, read_certificate
     from dptune.privacy.ledger_file import read_ledger
     from dptune.privacy.run_folder import RunFolder
-    from dptune.tuning.verifying import CARD, check_deliverable, consistent_certificate, deliverable_within
 
     folder = deliverable_within(ledger) if ledger.is_dir() else None
     file = RunFolder(ledger).ledger if ledger.is_dir() else ledger
@@ -93,7 +93,7 @@ def _say_alone(file: Path) -> None:
 
 def _end(certified: float, leaks: Sequence[str], *, no_guarantee: bool) -> None:
     """Say last that no epsilon is certified, if none is; the command then ends with status 1, unless it was asked."""
-    from dptune.tuning.card import NO_GUARANTEE, has_guarantee, why_not
+    from dptune.job.card import NO_GUARANTEE, has_guarantee, why_not
 
     if has_guarantee(certified):
         return
@@ -105,10 +105,10 @@ def _end(certified: float, leaks: Sequence[str], *, no_guarantee: bool) -> None:
 
 def _say(contents: LedgerContents, card: Path | None, *, searched: bool) -> None:
     """Print what was compared, and what the figures are about."""
+    from dptune.job.card import has_guarantee
+    from dptune.job.named_base import NO_DIGEST, read_base
+    from dptune.job.verifying import beside, compared, linked
     from dptune.prediction.protocols import PROTOCOLS
-    from dptune.tuning.card import has_guarantee
-    from dptune.tuning.named_base import NO_DIGEST, read_base
-    from dptune.tuning.verifying import beside, compared, linked
 
     if card is not None:
         files = ", ".join(compared(card.parent))
@@ -179,9 +179,9 @@ def spent(
     as_json: AsJson = False,
 ) -> None:
     """Add up the published epsilons in a register, for each set of records and each unit; name runs it lacks."""
-    from dptune.privacy.register_file import unnumbered
-    from dptune.privacy.spent import IN_A_SHARD, SHARD, Register
-    from dptune.privacy.unregistered import MOST
+    from dptune.privacy.spent_budgets.register import IN_A_SHARD, SHARD, Register
+    from dptune.privacy.spent_budgets.register_file import unnumbered
+    from dptune.privacy.spent_budgets.unregistered import MOST
 
     book = Register(register)
     faults = book.faults()  # a register that was removed is one
@@ -227,7 +227,7 @@ def set_aside(
     folder: Annotated[Path, typer.Argument(help="Folder of the run, such as data/runs/<run>.")],
 ) -> None:
     """Move a run that cannot continue out of the way of a new one, with its ledger; print what it has spent."""
-    from dptune.privacy.runs_within import said_within
+    from dptune.privacy.set_aside import said_within
     from dptune.privacy.set_aside import set_aside as keep
 
     # The path is not resolved: renaming a link itself keeps the run among those that the report counts.

@@ -8,8 +8,8 @@ import typer
 
 from dptune.cli.catalogue import completions
 from dptune.cli.console import notice
-from dptune.errors import ConfigError
-from dptune.options import assignments
+from dptune.core.errors import ConfigError
+from dptune.core.overrides import assignments
 
 if TYPE_CHECKING:
     from dptune.privacy.selection_law import SelectionLaw

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -31,7 +32,7 @@ from dptune.cli.options import (
     warn_of_delta,
     without_noise,
 )
-from dptune.errors import ConfigError
+from dptune.core.errors import ConfigError
 
 
 def account(
@@ -91,9 +92,8 @@ def calibrate(
 ) -> None:
     """Find the smallest noise multiplier, or the radius for private answers, that keeps a run within the budget."""
     from dptune.cli import figures
-    from dptune.mechanisms.planning import Schedule, calibrated, price
+    from dptune.mechanisms.planning import Schedule, calibrated, calibrated_candidate, price
     from dptune.mechanisms.registry import build, takes_noise
-    from dptune.mechanisms.selection_planning import calibrated_candidate
     from dptune.policy import method
     from dptune.prediction.protocols import PROTOCOLS, protocol_of
 
@@ -137,3 +137,43 @@ def calibrate(
         one_band = calibrated(lambda noise: build("static", {"noise_multiplier": noise}), epsilon, schedule, accounting)
         shown |= figures.of_bands_at_one_budget(found.mechanism, one_band.mechanism, schedule.steps)
     show(shown, as_json)
+
+
+# ``dptune search``: noise parameters for a budget.
+
+
+def search(
+    mechanism: Annotated[str, typer.Argument(help="Mechanism whose noise is searched: plrvo or lmo_dp.")],
+    epsilon: Annotated[float, typer.Option(help="Budget of the whole run, as the accountant of --mode counts it.")],
+    delta: Delta,
+    mode: Annotated[
+        str,
+        typer.Option(
+            help="Accountant and search: published, published_usefulness (LMO-DP's other search), or certified."
+        ),
+    ] = "certified",
+    sample_rate: SampleRate = None,
+    steps: Steps = None,
+    records: Records = None,
+    batch: Batch = None,
+    epochs: Epochs = None,
+    objective: Annotated[
+        str, typer.Option(help="Quantity that mode certified optimises: variance, mean_absolute or usefulness.")
+    ] = "variance",
+    dimension: Annotated[int, typer.Option(help="Number of trainable parameters; PLRV-O's accountant needs it.")] = 0,
+    max_grad_norm: Annotated[float, typer.Option(help="Clip radius.")] = 1.0,
+    out: Annotated[Path | None, typer.Option(help="Output folder [data/search/MECHANISM-MODE].")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Find noise parameters for a budget; write a profile, its origin, and a picture of the noise density."""
+    from dptune.mechanisms.noise_search import Request, check_drawable, search_noise, write_found
+    from dptune.mechanisms.planning import Schedule
+
+    check_drawable()
+    schedule = Schedule(*sampling_of(sample_rate, steps, records, batch, epochs), delta)
+    found = search_noise(Request(mechanism, mode, epsilon, schedule, objective, dimension, max_grad_norm))
+    directory = out or Path("data/search") / f"{mechanism}-{mode}"
+    write_found(found, directory)
+    show(found.entry | found.figures, as_json)
+    if not as_json:
+        typer.echo(f"{directory}: profile.yaml, search.json, density.png")

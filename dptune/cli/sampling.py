@@ -55,10 +55,10 @@ def sample(
     as_json: AsJson = False,
 ) -> None:
     """Write a synthetic corpus with a tuned adapter; this is post-processing and costs no further privacy."""
-    from dptune.corpus.reading.source import RecordSource
-    from dptune.tuning.card import has_guarantee
-    from dptune.tuning.finished import open_adapter
-    from dptune.tuning.places import card_beside, check_data, check_model, check_new_file
+    from dptune.job.card import has_guarantee
+    from dptune.job.finished import open_adapter
+    from dptune.job.places import card_beside, check_data, check_model, check_new_file
+    from dptune.records.reading.source import RecordSource
 
     try:
         check_new_file(out)
@@ -67,7 +67,7 @@ def sample(
             check_data(RecordSource(str(prompts)))
         opened = open_adapter(adapter, no_guarantee=no_guarantee)
         set_up_logs()
-        from dptune.tuning.sampling import sample as draw
+        from dptune.job.sampling import sample as draw
 
         found = draw(
             opened,

@@ -8,13 +8,13 @@ from typing import Annotated, Any
 
 import typer
 
-from dptune.cli.accuracy import no_better, printed_scores
 from dptune.cli.console import notice, show
 from dptune.cli.options import AsJson
 from dptune.cli.tune import records_of_options
 from dptune.cli.tune_messages import by_option, set_up_logs
+from dptune.cli.tune_result import no_better, printed_scores
 from dptune.cli.tuning_options import Completion, Model, Prompt, Revision, Template, Text, takes_settings
-from dptune.errors import ConfigError
+from dptune.core.errors import ConfigError
 
 _NOT_COVERED = "Scores are statistics of these records: where they are private, no epsilon covers them."
 
@@ -75,8 +75,8 @@ def score(
     as_json: AsJson = False,
 ) -> None:
     """Score an adapter on records: its outputs against references, its perplexity, or a classifier's accuracy."""
-    from dptune.tuning.places import check_data, check_model
-    from dptune.tuning.verifying import adapter_within, is_classifier
+    from dptune.job.places import check_data, check_model
+    from dptune.job.verifying import adapter_within, is_classifier
 
     adapter = adapter_within(adapter)
     classifies = is_classifier(adapter, label)
@@ -87,8 +87,8 @@ def score(
     check_data(records)
     set_up_logs()
     from dptune.generation.decoding import Decoding
-    from dptune.training.model import ModelSource
-    from dptune.tuning.scoring import OF_CLASSIFIER, check_left_out, score_adapter, write_outputs
+    from dptune.job.scoring import OF_CLASSIFIER, check_left_out, score_adapter, write_outputs
+    from dptune.training.models.model import ModelSource
 
     if classifies:
         check_left_out({"outputs": outputs}, OF_CLASSIFIER)
@@ -135,7 +135,7 @@ def score(
 
 def _check_mauve(model: str | None, revision: str | None) -> None:
     """Raises: ConfigError for a folder that is no checkpoint, a hub's name without its commit, or a commit alone."""
-    from dptune.tuning.places import check_model
+    from dptune.job.places import check_model
 
     if revision is not None and (model is None or Path(model).expanduser().is_dir()):
         problem = "is given without --mauve-model" if model is None else "is given, and --mauve-model is a folder"

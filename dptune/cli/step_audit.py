@@ -10,10 +10,10 @@ import typer
 from dptune.cli.catalogue import check_mechanism
 from dptune.cli.console import notice, show, show_progress
 from dptune.cli.options import AsJson, Delta, Mechanism, Options, read_options
-from dptune.errors import ConfigError
+from dptune.core.errors import ConfigError
 
 if TYPE_CHECKING:
-    from dptune.audit.step import StepAudit
+    from dptune.audit.scene import StepAudit
     from dptune.privacy.release import Composition
 
 
@@ -65,9 +65,9 @@ def audit(
     from dptune.audit.rows import audit_rows
     from dptune.audit.step import audit_step
     from dptune.cli import figures
+    from dptune.core.plugins import naming_plugins
     from dptune.mechanisms.planning import Schedule, planned, price
     from dptune.mechanisms.registry import build, lacks_noise, plugin_modules
-    from dptune.plugins import naming_plugins
     from dptune.privacy.entropy import OsEntropy
 
     check_mechanism(mechanism)

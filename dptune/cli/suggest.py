@@ -25,12 +25,12 @@ from dptune.cli.tuning_options import (
     exact,
     takes_settings,
 )
-from dptune.declarations import declared
-from dptune.tuning.settings import TuneSettings
+from dptune.core.declarations import declared
+from dptune.job.settings import TuneSettings
 
 if TYPE_CHECKING:
-    from dptune.tuning.base import Base
-    from dptune.tuning.suggest import Suggestion
+    from dptune.job.base import Base
+    from dptune.job.suggest import Suggestion
 
 
 #: Settings about records and tasks, which suggestions are not about.
@@ -84,8 +84,8 @@ def _suggest(
     trials: bool,
     as_json: bool,
 ) -> None:
-    from dptune.corpus.reading.source import RecordSource
-    from dptune.tuning.places import check_data, check_model
+    from dptune.job.places import check_data, check_model
+    from dptune.records.reading.source import RecordSource
 
     chosen = TuneSettings.of(**settings)
     chosen.check_rows(columns.get("unit"))
@@ -94,9 +94,9 @@ def _suggest(
     if source is not None:
         check_data(source)
     set_up_logs()
-    from dptune.tuning.base import open_base
-    from dptune.tuning.prepare import check_mechanism
-    from dptune.tuning.suggest import suggest as found
+    from dptune.job.base import open_base
+    from dptune.job.prepare import check_mechanism
+    from dptune.job.suggest import suggest as found
 
     base = open_base(model, chosen, revision)
     check_mechanism(chosen, base)

@@ -22,16 +22,16 @@ from dptune.cli.tuning_options import (
     Text,
     takes_settings,
 )
-from dptune.corpus.reading.formats import ENDINGS, Format
-from dptune.corpus.reading.source import RecordsAre, RecordSource
-from dptune.errors import ConfigError, FullDeviceError, is_out_of_memory
-from dptune.files import read_json
-from dptune.options import assignments
-from dptune.tuning.settings import TuneSettings
+from dptune.core.errors import ConfigError, FullDeviceError, is_out_of_memory
+from dptune.core.files import read_json
+from dptune.core.overrides import assignments
+from dptune.job.settings import TuneSettings
+from dptune.records.reading.formats import ENDINGS, Format
+from dptune.records.reading.source import RecordsAre, RecordSource
 
 if TYPE_CHECKING:
-    from dptune.tuning.prepare import PreparedRun
-    from dptune.tuning.run import Tuned
+    from dptune.job.prepare import PreparedRun
+    from dptune.job.run import Tuned
 
 _INTERRUPTED = 130
 #: The most characters of a record that the plan shows.
@@ -120,7 +120,7 @@ def records_of_options(
         if options:
             raise ConfigError("--source-set", "is for a plug-in's --source", fix="leave it out")
         return RecordSource(str(data), unit=unit, **columns), "own records"
-    from dptune.tuning.plugin_source import records_of
+    from dptune.job.plugin_source import records_of
 
     found, called = records_of(source, unit, dict(assignments(options or ())))
     return replace(found, **columns), called
@@ -136,17 +136,17 @@ def _tune(
     dry: bool,
     as_json: bool,
 ) -> None:
-    from dptune.tuning.places import check_data, check_folder, check_model
+    from dptune.job.places import check_data, check_folder, check_model
 
     settings = TuneSettings.of(**given)
     check_model(model, revision)
     check_folder(out)
     check_data(described)
     set_up_logs()
-    from dptune.privacy.spent import Register
-    from dptune.tuning.base import open_base
-    from dptune.tuning.prepare import check_mechanism, prepare, with_labels
-    from dptune.tuning.run import paid_before, run
+    from dptune.job.base import open_base
+    from dptune.job.prepare import check_mechanism, prepare, with_labels
+    from dptune.job.run import paid_before, run
+    from dptune.privacy.spent_budgets.register import Register
 
     settings, described = with_labels(settings, described)
     base = open_base(model, settings, revision)
@@ -166,8 +166,8 @@ def _tune(
 
 def _plan(prepared: PreparedRun) -> dict[str, Any]:
     """The run's settings, with the reason for each one that the user left open."""
-    from dptune.corpus.reading.fields import WAYS
-    from dptune.tuning.run import public_settings
+    from dptune.job.run import public_settings
+    from dptune.records.reading.fields import WAYS
 
     settings, chosen, units = prepared.settings, prepared.schedule, prepared.units
     mechanism = prepared.mechanism.mechanism
@@ -191,8 +191,8 @@ def _plan(prepared: PreparedRun) -> dict[str, Any]:
 
 
 def _resources(prepared: PreparedRun) -> dict[str, Any]:
-    from dptune.tuning.estimate import estimate
-    from dptune.units import RECORD
+    from dptune.core.units import RECORD
+    from dptune.job.estimate import estimate
 
     units, private = prepared.units, prepared.settings.telemetry == "private"
     brought = [units.most] if private else [min(len(members), units.most) for members in units.members]

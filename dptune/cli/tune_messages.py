@@ -9,8 +9,8 @@ from logging import LogRecord
 from pathlib import Path
 
 from dptune.cli.console import show_progress
-from dptune.declarations import declared
-from dptune.tuning.settings import RENAMED, TuneSettings
+from dptune.core.declarations import declared
+from dptune.job.settings import RENAMED, TuneSettings
 
 #: Options whose name is not the setting's.
 _FLAGS = {"options": "--set", "words": "--word", "init_lora_weights": "--init"}

@@ -10,15 +10,15 @@ import typer
 
 from dptune.cli.console import notice, show
 from dptune.cli.tune_messages import by_option, check_command, set_up_logs
-from dptune.errors import ConfigError
+from dptune.core.errors import ConfigError
 
 if TYPE_CHECKING:
-    from dptune.corpus.reading.source import RecordSource
+    from dptune.job.base import Base
+    from dptune.job.search.settings import SearchSettings
+    from dptune.job.settings import TuneSettings
     from dptune.privacy.certificate import SearchCertificate
-    from dptune.privacy.spent import Register
-    from dptune.tuning.base import Base
-    from dptune.tuning.search.settings import SearchSettings
-    from dptune.tuning.settings import TuneSettings
+    from dptune.privacy.spent_budgets.register import Register
+    from dptune.records.reading.source import RecordSource
 
 
 def search_of_options(
@@ -30,7 +30,7 @@ def search_of_options(
             if value is not None:
                 raise ConfigError(option, "is about a search", fix="give --search, or leave it out")
         return None
-    from dptune.tuning.search.settings import SearchSettings
+    from dptune.job.search.settings import SearchSettings
 
     return SearchSettings.of(path, candidates=candidates, shape=shape, again=again or None)
 
@@ -47,8 +47,8 @@ def tune_by_search(
     as_json: bool,
 ) -> None:
     """Run a search, or with ``dry`` say what it would promise. Raises: DptuneError as ``search``."""
-    from dptune.tuning.places import check_data, check_folder, check_model
-    from dptune.tuning.settings import TuneSettings
+    from dptune.job.places import check_data, check_folder, check_model
+    from dptune.job.settings import TuneSettings
 
     settings = TuneSettings.of(**given)
     check_model(model, revision)
@@ -56,10 +56,10 @@ def tune_by_search(
     check_data(described)
     set_up_logs()
     from dptune.cli.figures import of_certificate
-    from dptune.privacy.spent import Register
-    from dptune.tuning.base import open_base
-    from dptune.tuning.prepare import with_labels
-    from dptune.tuning.search.search import id_of, planned_certificate, prepare_search, search
+    from dptune.job.base import open_base
+    from dptune.job.prepare import with_labels
+    from dptune.job.search.search import id_of, planned_certificate, prepare_search, search
+    from dptune.privacy.spent_budgets.register import Register
 
     settings, described = with_labels(settings, described)
     base = open_base(model, settings, revision)
@@ -103,9 +103,9 @@ def _tune_rehearsed(
     """Rehearse on public records, and train the chosen settings once on the private ones."""
     from dptune.cli.figures import of_ledger
     from dptune.cli.tune_result import figures_of, what_counts, where_figures_stay, with_glosses
-    from dptune.tuning.prepare import prepare
-    from dptune.tuning.run import paid_before, run_here, working_in
-    from dptune.tuning.search.rehearsal import rehearsed
+    from dptune.job.prepare import prepare
+    from dptune.job.run import paid_before, run_here, working_in
+    from dptune.job.search.rehearsal import rehearsed
 
     first = prepare(described, base, settings)
     for note in (*first.notes, *paid_before(book, first, out)):

@@ -20,11 +20,11 @@ from dptune.cli.catalogue import completions
 from dptune.cli.console import notice
 from dptune.cli.options import read_options
 from dptune.cli.tune_messages import by_option, flag
-from dptune.declarations import Declared, declared, differing
-from dptune.errors import ConfigError, DptuneError
-from dptune.step_settings import ScheduleSettings
-from dptune.training.lora import Lora
-from dptune.tuning.settings import RENAMED, TuneSettings
+from dptune.core.declarations import Declared, declared, differing
+from dptune.core.errors import ConfigError, DptuneError
+from dptune.core.lora import Lora
+from dptune.core.step_settings import ScheduleSettings
+from dptune.job.settings import RENAMED, TuneSettings
 
 Completion = Annotated[str | None, typer.Option(help="Column of completions.")]
 Messages = Annotated[str | None, typer.Option(help="Column of chats.")]

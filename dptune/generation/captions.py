@@ -17,8 +17,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from dptune.errors import ConfigError
-from dptune.progress import Meter
+from dptune.core.errors import ConfigError
+from dptune.core.progress import Meter
 
 #: The command that starts Java, with UTF-8 for texts and a decimal point in numbers on every machine.
 _JAVA = ("java", "-Dfile.encoding=UTF-8", "-Duser.language=en", "-Duser.country=US")

@@ -12,11 +12,11 @@ import numpy as np
 import torch
 from transformers import GenerationConfig
 
-from dptune.errors import ConfigError
-from dptune.progress import Meter
-from dptune.training.causal import evaluation_mode, most_positions
+from dptune.core.errors import ConfigError
+from dptune.core.progress import Meter
+from dptune.training.models.causal import evaluation_mode, most_positions
 
-#: Seeds as ``dptune.bounds.Seed`` has them.
+#: Seeds as ``dptune.core.bounds.Seed`` has them.
 _LARGEST_SEED = 2**31 - 1
 
 

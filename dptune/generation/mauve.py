@@ -14,10 +14,10 @@ from typing import Any
 
 import torch
 
-from dptune.errors import ConfigError
-from dptune.progress import Meter
-from dptune.training.causal import evaluation_mode, most_positions
-from dptune.training.model import ModelSource, load_base, load_config, load_tokenizer
+from dptune.core.errors import ConfigError
+from dptune.core.progress import Meter
+from dptune.training.models.causal import evaluation_mode, most_positions
+from dptune.training.models.model import ModelSource, load_base, load_config, load_tokenizer
 
 #: Tokens of a text that are read, as the package has them.
 _MOST_TOKENS = 1024

@@ -5,17 +5,19 @@ A metric without one is not comparable: BLEU of one and the same output moves by
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from dptune.errors import ConfigError
-from dptune.generation import captions, coco, nist
+from dptune.core.errors import ConfigError
+from dptune.generation import captions, coco
 from dptune.generation.mauve import Judge, mauve
 from dptune.generation.mauve import check as check_mauve
-from dptune.generation.words import check_references, sacrebleu, version_of_13a
+from dptune.generation.words import Words, check_references, ngrams, sacrebleu, version_of_13a, words
 
 References = Sequence[Sequence[str]]
 MAUVE = "mauve"
@@ -115,7 +117,7 @@ def _of_sacrebleu(metric: Any, outputs: Sequence[str], references: References) -
 
 def _nist_e2e(outputs: Sequence[str], references: References) -> Score:
     """NIST as the E2E challenge counts it (mteval-v13a), n-grams up to five."""
-    return Score(nist.nist(outputs, references), f"dptune NIST-5: {version_of_13a()}")
+    return Score(nist(outputs, references), f"dptune NIST-5: {version_of_13a()}")
 
 
 def _rouge_l_13a(outputs: Sequence[str], references: References) -> Score:
@@ -180,3 +182,43 @@ _OF_JAVA: Mapping[str, Callable[[Sequence[str], References], Score]] = {
 }
 #: Every metric by its name in results, but for ``MAUVE``, which needs a model besides.
 METRICS = {**_USUAL, **_OF_JAVA}
+
+
+# NIST as mteval-v13a and the E2E challenge's scripts count it (Doddington 2002), on 13a tokens in lower case.
+
+
+_LONGEST = 5
+#: The penalty is one half where an output has two thirds of its references' words.
+_BETA = math.log(2) / math.log(1.5) ** 2
+
+
+def nist(outputs: Sequence[str], references: Sequence[Sequence[str]]) -> float:
+    """Sum over n of the information of matched n-grams an n-gram, times the brevity penalty. Of the whole corpus."""
+    hits: Counter[Words] = Counter()
+    counts: Counter[Words] = Counter()
+    totals, said, expected = [0] * _LONGEST, 0, 0.0
+    for output, own in zip(outputs, references, strict=True):
+        sentence, answers = words(output), [words(one) for one in own]
+        most: Counter[Words] = Counter()
+        for answer in answers:
+            found = ngrams(answer, _LONGEST)
+            most |= found
+            counts += found
+        hits += ngrams(sentence, _LONGEST) & most
+        for length in range(_LONGEST):
+            totals[length] += max(0, len(sentence) - length)
+        said += len(sentence)
+        expected += sum(map(len, answers)) / len(answers)
+    every = sum(count for ngram, count in counts.items() if len(ngram) == 1)
+    gains = [0.0] * _LONGEST
+    for ngram, count in hits.items():
+        before = counts[ngram[:-1]] if len(ngram) > 1 else every
+        gains[len(ngram) - 1] += count * math.log2(before / counts[ngram])
+    score = sum(gain / total for gain, total in zip(gains, totals, strict=True) if total)
+    return score * _penalty(said, expected)
+
+
+def _penalty(said: int, expected: float) -> float:
+    if not said or not expected:
+        return 0.0
+    return math.exp(-_BETA * math.log(min(1.0, said / expected)) ** 2)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
-from dptune.errors import ConfigError
+from dptune.core.errors import ConfigError
 
 Words = tuple[str, ...]
 #: Tokens that coco-caption drops, as far as 13a makes them.

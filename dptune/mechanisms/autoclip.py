@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dptune.errors import ConfigError
+from dptune.core.errors import ConfigError
 from dptune.mechanisms.control import Constant, needs_one_radius, total_norms
 from dptune.mechanisms.interfaces import Knobs
 from dptune.mechanisms.registry import controller, mechanism

@@ -1,6 +1,6 @@
 """Banded correlated noise: what a step adds, later steps take back (DP-BandMF; Choquette-Choo et al. 2023).
 
-``dptune.privacy.strategy`` has the strategies, and the proof of the price.
+``dptune.privacy.accounting.strategy`` has the strategies, and the proof of the price.
 """
 
 from __future__ import annotations
@@ -13,13 +13,12 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 import numpy as np
 
-from dptune.errors import ConfigError
+from dptune.core.errors import ConfigError
 from dptune.mechanisms.control import Constant
 from dptune.mechanisms.interfaces import Clipper, Controller, RunFacts
 from dptune.mechanisms.noise import Gaussian, on_device, rounded_sums, standard_normal
 from dptune.mechanisms.registry import mechanism, noise
-from dptune.privacy.entropy import Entropy
-from dptune.privacy.strategy import (
+from dptune.privacy.accounting.strategy import (
     WINDOW,
     Objective,
     check_strategy,
@@ -28,6 +27,7 @@ from dptune.privacy.strategy import (
     row_deviation,
     square_root,
 )
+from dptune.privacy.entropy import Entropy
 
 if TYPE_CHECKING:
     import torch
@@ -101,7 +101,7 @@ class BandedGaussian(Gaussian):
     times the probability.
 
     Guarantee: that of ceil(steps / bands) Poisson-sampled releases with this multiplier at b times the sample rate (see
-    ``dptune.privacy.strategy``), also for a run that was killed and resumed. Noise is drawn from the operating system
+    ``dptune.privacy.accounting.strategy``), also for a run that was killed and resumed. Noise is drawn from the operating system
     for each step, lives in one process, and is never written; nor is a key of it.
 
     Attributes:

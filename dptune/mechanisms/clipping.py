@@ -6,9 +6,10 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from dptune.errors import ConfigError
+from dptune.core.errors import ConfigError
 from dptune.mechanisms.control import total_norms
-from dptune.mechanisms.interfaces import Clipper, Gradients, Knobs
+from dptune.mechanisms.gradient_interfaces import Gradients
+from dptune.mechanisms.interfaces import Clipper, Knobs
 from dptune.mechanisms.registry import clipper, mechanism
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ import math
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from dptune.errors import ConfigError
+from dptune.core.errors import ConfigError
 from dptune.mechanisms.interfaces import Knobs, Observation, RunFacts, Statistics
 from dptune.mechanisms.registry import controller
 from dptune.privacy.release import Composition

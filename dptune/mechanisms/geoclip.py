@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
-from dptune.errors import ConfigError
+from dptune.core.errors import ConfigError
 from dptune.mechanisms.control import Constant, needs_coordinates
 from dptune.mechanisms.interfaces import Knobs, Observation, RunFacts
 from dptune.mechanisms.registry import controller, mechanism

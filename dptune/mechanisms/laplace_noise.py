@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
 
-from dptune.errors import ConfigError
+from dptune.core.errors import ConfigError
 from dptune.mechanisms.interfaces import AdditiveNoise
 from dptune.mechanisms.noise import LEAST_NOISE, MOST_NOISE, draw_by_quantile, rounded_sums
 from dptune.mechanisms.registry import mechanism, noise
+from dptune.privacy.accounting.laplace_mixtures import InverseScale
 from dptune.privacy.entropy import LARGEST_LOG_TAIL, Entropy, uniform
-from dptune.privacy.laplace_mixtures import InverseScale
 
 if TYPE_CHECKING:
     import torch

@@ -9,9 +9,9 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from dptune.errors import ConfigError
+from dptune.core.errors import ConfigError
 from dptune.mechanisms.clipping import Flat
-from dptune.mechanisms.interfaces import Federation, Gradients, GradientSource
+from dptune.mechanisms.gradient_interfaces import Federation, Gradients, GradientSource
 from dptune.mechanisms.registry import clipper, mechanism
 
 

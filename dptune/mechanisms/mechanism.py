@@ -10,12 +10,13 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from dptune.errors import ConfigError
-from dptune.mechanisms.interfaces import Clipper, Controller, Gradients, Knobs, Noise, Released, RunFacts, Statistics
-from dptune.plugins import plugins_of
+from dptune.core.errors import ConfigError
+from dptune.core.plugins import plugins_of
+from dptune.mechanisms.gradient_interfaces import Gradients
+from dptune.mechanisms.interfaces import Clipper, Controller, Knobs, Noise, Released, RunFacts, Statistics
+from dptune.privacy.accounting.strategy import column_norm
 from dptune.privacy.entropy import Entropy
 from dptune.privacy.release import STEP_NOISES, UNBOUNDED, Dealing, Release
-from dptune.privacy.strategy import column_norm
 
 if TYPE_CHECKING:
     import torch

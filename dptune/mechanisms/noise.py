@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dptune.errors import ConfigError
+from dptune.core.errors import ConfigError
 from dptune.mechanisms.interfaces import AdditiveNoise
 from dptune.mechanisms.registry import noise
 from dptune.privacy.entropy import Entropy, continued, signed_tail

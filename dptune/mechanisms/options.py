@@ -10,8 +10,8 @@ from dataclasses import MISSING, fields, is_dataclass
 from functools import cache
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from dptune.declarations import sentences
-from dptune.errors import ConfigError
+from dptune.core.declarations import sentences
+from dptune.core.errors import ConfigError
 
 #: Largest whole number of an option: a larger count overflows somewhere, or makes a loop that never ends.
 _LARGEST_WHOLE = 10**12

@@ -18,11 +18,11 @@ from numpy.typing import NDArray
 from scipy.optimize import minimize_scalar
 from scipy.stats import gamma as gamma_law
 
-from dptune.errors import ConfigError
+from dptune.core.errors import ConfigError
 from dptune.mechanisms.laplace_noise import LmoDp, Plrvo
+from dptune.privacy.accounting.laplace_mixtures import InverseScale
+from dptune.privacy.accounting.published_accountants import STEP_ORDERS, formal_mgf, formal_step_epsilons, plrvo_epsilon
 from dptune.privacy.calibration import calibrate
-from dptune.privacy.laplace_mixtures import InverseScale
-from dptune.privacy.published import STEP_ORDERS, formal_mgf, formal_step_epsilons, plrvo_epsilon
 from dptune.privacy.release import Composition, Release
 
 Array = NDArray[np.float64]

@@ -12,9 +12,10 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from dptune.errors import ConfigError
+from dptune.core.errors import ConfigError
 from dptune.mechanisms.control import Constant, check_bounds, check_start, total_norms
-from dptune.mechanisms.interfaces import Gradients, Knobs, Observation, RunFacts, Statistics
+from dptune.mechanisms.gradient_interfaces import Gradients
+from dptune.mechanisms.interfaces import Knobs, Observation, RunFacts, Statistics
 from dptune.mechanisms.registry import controller, mechanism
 
 if TYPE_CHECKING:

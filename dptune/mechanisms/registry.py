@@ -8,7 +8,7 @@ A part is registered where it is written, by a decorator, and a mechanism beside
 
     mechanism("static", clipper="flat", clips="the whole gradient to one radius", ...)
 
-The first look at a registry imports every module of this package, then installed plug-ins (``dptune.plugins``).
+The first look at a registry imports every module of this package, then installed plug-ins (``dptune.core.plugins``).
 
 An entry names its three parts and their options, all in one flat table::
 
@@ -31,11 +31,11 @@ from pkgutil import iter_modules
 from threading import RLock
 from typing import Any, TypeVar
 
-from dptune.errors import ConfigError
+from dptune.core.errors import ConfigError
+from dptune.core.plugins import check_part, is_outside, load_installed, note_registered
 from dptune.mechanisms.interfaces import AdditiveNoise, Clipper, Controller, Noise
 from dptune.mechanisms.mechanism import Mechanism
-from dptune.mechanisms.options import convert, differing, make_part, option_names, option_rows
-from dptune.plugins import check_part, is_outside, load_installed, note_registered
+from dptune.mechanisms.options import convert, differing, make_part, option_names
 from dptune.privacy.release import UNBOUNDED
 
 Value = TypeVar("Value")
@@ -290,54 +290,12 @@ def lacks_noise(name: str, entry: Mapping[str, Any]) -> bool:
     return takes_noise(name, entry) and "noise_multiplier" not in entry and not own_scale
 
 
-@dataclass(frozen=True)
-class PartDescription:
-    """The description of a registered part, as ``dptune mechanisms --parts`` prints it.
-
-    Attributes:
-        kind: clipper, noise or controller.
-        name: name in entries of params.yaml.
-        summary: the first paragraph of its docstring, on one line.
-        module: the module that registered it.
-        options: (option, default or "required", help).
-    """
-
-    kind: str
-    name: str
-    summary: str
-    module: str
-    options: list[tuple[str, str, str]]
-
-
-def describe_parts() -> list[PartDescription]:
-    """Every clipper, noise and controller, plug-ins' included."""
-    return [
-        PartDescription(kind, name, _first_paragraph(cls), registry.module_of(name), option_rows(cls))
-        for kind, registry in PARTS.items()
-        for name, cls in registry.items()
-    ]
-
-
-def _first_paragraph(cls: type) -> str:
-    return " ".join((cls.__doc__ or "").partition("\n\n")[0].split())
-
-
 def plugin_modules(name: str, entry: Mapping[str, Any]) -> tuple[str, ...]:
     """The modules outside dptune that the entry's parts, their bases and its registered mechanism come from."""
     found = {base.__module__ for cls in _resolve(name, entry)[0].values() for base in cls.__mro__}
     if _registered(name, entry):
         found.add(MECHANISMS.module_of(entry.get("like") or name))
     return tuple(sorted(filter(is_outside, found)))
-
-
-def describe_options(name: str) -> list[tuple[str, str, str]]:
-    """(option, default or "required", help) of a registered mechanism."""
-    parts, options = _resolve(name, {})
-    rows: dict[str, tuple[str, str, str]] = {}
-    for cls in parts.values():
-        for row in option_rows(cls, options):
-            rows.setdefault(row[0], row)
-    return [*rows.values(), ("pairs", "1", _PAIRS_HELP)]
 
 
 def part_names(name: str, entry: Mapping[str, Any]) -> dict[str, str]:

@@ -14,11 +14,12 @@ from functools import partial
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, Literal
 
-from dptune.errors import ConfigError
-from dptune.mechanisms.interfaces import Gradients, Knobs, Observation, Statistics
-from dptune.mechanisms.per_pair import normalised
+from dptune.core.errors import ConfigError
+from dptune.mechanisms.agents.rl import LearnedControl, moved_noise
+from dptune.mechanisms.gradient_interfaces import Gradients
+from dptune.mechanisms.groupwise_clipping import normalised
+from dptune.mechanisms.interfaces import Knobs, Observation, Statistics
 from dptune.mechanisms.registry import controller, mechanism
-from dptune.mechanisms.rl import LearnedControl, moved_noise
 
 if TYPE_CHECKING:
     import torch
@@ -95,7 +96,7 @@ class Rldp(LearnedControl):
             self._use_linear_agent()
 
     def _use_linear_agent(self) -> None:
-        from dptune.mechanisms.linear_agent import FixedScaling
+        from dptune.mechanisms.agents.linear_agent import FixedScaling
 
         if self.design != "A":
             raise ConfigError("design", "AB pays for statistics that agent linear does not read", fix="use design A")
@@ -106,7 +107,7 @@ class Rldp(LearnedControl):
     def _new_agent(self) -> Any:
         if self.agent == "sac":
             return super()._new_agent()
-        from dptune.mechanisms.linear_agent import LinearAgent
+        from dptune.mechanisms.agents.linear_agent import LinearAgent
 
         return LinearAgent(self.seed)
 

@@ -11,9 +11,9 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from dptune.mechanisms.agents.rl import LearnedControl, moved_noise
 from dptune.mechanisms.interfaces import Knobs, Observation
 from dptune.mechanisms.registry import controller, mechanism
-from dptune.mechanisms.rl import LearnedControl, moved_noise
 from dptune.privacy.accountants import gdp_clt_epsilon
 from dptune.privacy.release import Release
 
@@ -39,7 +39,7 @@ class RldpPublished(LearnedControl):
     the mean over its records. The Fisher moments pool all pairs. The state is normalised by running mean and deviation.
     A radius is at least 1e-12. An empty batch moves nothing, and a decision after one sees the last batch that was not
     empty. A decision that falls on a release that a killed run lost is not made up for. What the agent's networks leave
-    open is in ``dptune.mechanisms.sac``.
+    open is in ``dptune.mechanisms.agents.sac``.
     """
 
     VERSION = 1  # raise it when a change moves a released number: tests/golden

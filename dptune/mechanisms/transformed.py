@@ -9,9 +9,10 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dptune.errors import ConfigError
+from dptune.core.errors import ConfigError
 from dptune.mechanisms.clipping import check_positive
-from dptune.mechanisms.interfaces import Clipper, Geometry, Gradients, Knobs
+from dptune.mechanisms.gradient_interfaces import Geometry, Gradients
+from dptune.mechanisms.interfaces import Clipper, Knobs
 from dptune.mechanisms.registry import clipper
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from dptune.errors import ConfigError
+from dptune.core.errors import ConfigError
 from dptune.mechanisms.noise import Gaussian, NoNoise
 from dptune.privacy.entropy import Entropy
 

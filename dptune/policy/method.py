@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from dptune.errors import ConfigError
+from dptune.core.errors import ConfigError
 from dptune.mechanisms.options import make_part, option_names
 from dptune.privacy.accountants import Epsilons, epsilons
 from dptune.privacy.calibration import calibrate

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from scipy.stats import chi2, ncx2
 
-from dptune.errors import ConfigError
+from dptune.core.errors import ConfigError
 
 _LEAST_NOISE = 1e-3
 

@@ -7,15 +7,15 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from dptune.errors import ConfigError
-from dptune.files import read_json
-from dptune.privacy.booking import FILE, read_booking, write_booking
+from dptune.core.errors import ConfigError
+from dptune.core.files import read_json
 from dptune.privacy.ledger_file import LedgerError, read_ledger
 from dptune.privacy.release import Composition
 from dptune.privacy.run_folder import RunFolder
 from dptune.privacy.run_header import RunHeader
 from dptune.privacy.set_aside import earlier_runs, spending_of
-from dptune.privacy.spent import Register, said
+from dptune.privacy.spent_budgets.booking import FILE, read_booking, write_booking
+from dptune.privacy.spent_budgets.register import Register, said
 
 __all__ = ["FILE", "book", "write_booking"]
 

@@ -11,8 +11,9 @@ from typing import Any
 
 import torch
 
-from dptune.errors import ConfigError, first_line
-from dptune.files import jsonable, locked, read_json, write_json
+from dptune.core.errors import ConfigError, first_line
+from dptune.core.files import jsonable, locked, read_json, write_json
+from dptune.core.units import RECORD
 from dptune.prediction.booking import book
 from dptune.prediction.ensemble import Manifest, load_adapters, read_manifest
 from dptune.prediction.predictor import Answer, PrivatePredictor, next_log_probabilities
@@ -30,12 +31,11 @@ from dptune.privacy.ledger_file import (
 from dptune.privacy.run_folder import RunFolder
 from dptune.privacy.run_header import RunHeader
 from dptune.privacy.set_aside import Spending, earlier_runs, fresh_start, spending_of
-from dptune.training.causal import plain_tokens
-from dptune.training.chat_template import render_chat
 from dptune.training.data import open_ids
-from dptune.training.model import ModelSource, load_base, load_tokenizer
-from dptune.training.stacked import PUBLIC, StackedAdapters
-from dptune.units import RECORD
+from dptune.training.gradients.stacked import PUBLIC, StackedAdapters
+from dptune.training.models.causal import plain_tokens
+from dptune.training.models.model import ModelSource, load_base, load_tokenizer
+from dptune.training.tokens.chat_template import render_chat
 
 _LOCK = "opening.lock"
 #: Largest number of characters of a prompt: many times what a model sees, and tokenised in milliseconds.

@@ -9,19 +9,27 @@ A shard without records has an adapter too, untouched, which is the public model
 
 from __future__ import annotations
 
+import hmac
 import math
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
-from dptune.errors import ConfigError
-from dptune.files import private_directory, read_json, write_json
+from dptune.core.errors import ConfigError
+from dptune.core.files import private_directory, read_json, write_json
+from dptune.core.lora import Lora
+from dptune.core.units import RECORD, check_unit
 from dptune.prediction.shard_tuning import ShardTuning
 from dptune.training.data import Tokens
-from dptune.training.lora import Lora
-from dptune.training.model import (
+from dptune.training.gradients.parameter_groups import lora_pairs
+from dptune.training.gradients.rehearsal import rehearse
+from dptune.training.gradients.stacked import StackedAdapters
+from dptune.training.models.model import (
     ModelSource,
     attach_lora,
     frozen_fingerprint,
@@ -30,11 +38,8 @@ from dptune.training.model import (
     train_adapters,
     trainable_state,
 )
-from dptune.training.per_sample import lora_pairs
-from dptune.training.plain import fit
-from dptune.training.rehearsal import rehearse
-from dptune.training.stacked import StackedAdapters
-from dptune.training.weight_files import read_tensors
+from dptune.training.models.plain import fit
+from dptune.training.models.weight_files import read_tensors
 
 _MANIFEST = "ensemble.json"
 _SHARD = "shard.json"
@@ -55,7 +60,7 @@ class Manifest:
         protocol: options of the protocol that it answers by, its budget among them; empty if it serves nobody.
         telemetry: "research" if figures computed from its models were ever published, else "private", which is
             also what the ledgers of manifests without it say.
-        form: what the records are: texts, prompts with targets, or chats (``dptune.corpus.records.FORMS``).
+        form: what the records are: texts, prompts with targets, or chats (``dptune.records.parquet_file.FORMS``).
         load_in_4bit: whether the base model's linear layers are held in 4 bits.
     """
 
@@ -93,7 +98,7 @@ def tune_shard(
     a seed of their own.
 
     Args:
-        key: unit that is never split between shards; see ``dptune.prediction.partition``.
+        key: unit that is never split between shards; see ``dptune.prediction.ensemble``.
     """
     _check_plain(lora)
     model = load_base(base, device)
@@ -223,3 +228,45 @@ def _read_shard(
         raise ConfigError("ensemble", problem, fix="restore it, or tune that shard again")
     root = math.sqrt(config["r"]) if config.get("use_rslora") else config["r"]
     return adapter, config["lora_alpha"] / root
+
+
+# Assigns records to shards by a keyed hash of each record, so that one that joins or leaves moves no other.
+
+
+def shard_of(text: str, unit: int, key: str, models: int, salt: bytes) -> int:
+    """The shard of one record, from 0. It depends on nothing but that record and public or secret constants.
+
+    Args:
+        unit: key of the record's unit.
+        key: "record" hashes the text; the name of a column of units hashes ``unit``.
+        salt: secret; without it, guesses of a record could be tested against shards.
+    """
+    name = text if key == RECORD else str(unit)
+    digest = hmac.digest(salt, f"{key}:{name}".encode(), "sha256")
+    return int.from_bytes(digest, "big") % models
+
+
+def partition(texts: Sequence[str], units: NDArray[Any], key: str, models: int, salt: bytes) -> list[NDArray[np.int64]]:
+    """The indices of each shard's records, in ascending order. Empty texts (canaries left out) are in no shard.
+
+    Adding or removing one record changes one shard. If ``key`` is a column, so does one unit with all its records.
+    Sizes of shards depend on the records and are private.
+
+    Raises: ConfigError for an unknown key, or fewer than one model.
+
+    Example:
+        >>> import numpy as np
+        >>> from dptune.prediction.ensemble import partition
+        >>> texts = [f"Order {n} is late." for n in range(6)]
+        >>> shards = partition(texts, np.arange(6), key="record", models=2, salt=b"a secret of 16 bytes")
+        >>> sorted(np.concatenate(shards).tolist())
+        [0, 1, 2, 3, 4, 5]
+    """
+    check_unit(key, "prediction.partition")
+    if models < 1:
+        raise ConfigError("prediction.models", f"{models} is not positive", fix="use 1 or more")
+    shards: list[list[int]] = [[] for _ in range(models)]
+    for index, (text, unit) in enumerate(zip(texts, units, strict=True)):
+        if text:
+            shards[shard_of(text, int(unit), key, models, salt)].append(index)
+    return [np.array(shard, dtype=np.int64) for shard in shards]

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import numpy as np
 import torch
-
-from dptune.prediction.fixed_mixture import Slots
 
 #: Least log-probability of a token that is kept. Draws have 52 bits, so such a token is drawn with a probability that
 #: is right to a few parts in 10,000.
@@ -61,3 +60,37 @@ def token_at(probabilities: torch.Tensor, uniform: float) -> int:
     cumulative = np.cumsum(probabilities.double().cpu().numpy())
     token = int(np.searchsorted(cumulative, uniform * cumulative[-1], side="right"))
     return min(token, len(cumulative) - 1)
+
+
+# The fixed mixture: PMixed with a public weight that never moves, which is what makes it provable.
+
+
+@dataclass(frozen=True)
+class Slots:
+    """The public constants of a fixed mixture.
+
+    Attributes:
+        models: N, the number of slots.
+        public_weight: w0 in (0, 1), the least weight of the public model.
+    """
+
+    models: int
+    public_weight: float
+
+    @property
+    def floor(self) -> float:
+        """s: the weight of the part of the mixture that one slot can move."""
+        return self.public_weight + (1 - self.public_weight) / self.models
+
+    @property
+    def share(self) -> float:
+        """u: the slot's own weight within that part."""
+        return (1 - self.public_weight) / self.models / self.floor
+
+    def excess(self, rdp_per_token: float, order: float) -> float:
+        """The amount by which E_order of that part may exceed 1: (e^((a-1) e) - 1) / s."""
+        return math.expm1((order - 1) * rdp_per_token) / self.floor
+
+    def radius(self, rdp_per_token: float, order: float) -> float:
+        """The radius r*: the same bound as a Renyi divergence."""
+        return math.log1p(self.excess(rdp_per_token, order)) / (order - 1)

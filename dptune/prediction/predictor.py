@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from dptune.errors import ConfigError
+from dptune.core.errors import ConfigError
 from dptune.prediction.mixture import token_at, truncate_laws
 from dptune.prediction.mollify import moment_weights, renyi_weights
 from dptune.prediction.protocols import FixedMixture, planned_answers
@@ -23,8 +23,8 @@ from dptune.privacy.accountants import smallest_epsilon
 from dptune.privacy.budget_gate import BudgetError
 from dptune.privacy.entropy import Entropy, uniform
 from dptune.privacy.ledger import Ledger
-from dptune.training.causal import most_positions
-from dptune.training.stacked import PUBLIC, StackedAdapters
+from dptune.training.gradients.stacked import PUBLIC, StackedAdapters
+from dptune.training.models.causal import most_positions
 
 
 @dataclass(frozen=True)

@@ -12,15 +12,15 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from dptune.digits import at_most
-from dptune.errors import ConfigError
+from dptune.core.digits import at_most
+from dptune.core.errors import ConfigError
+from dptune.core.units import check_unit
 from dptune.mechanisms.options import make_part, option_names
-from dptune.prediction.fixed_mixture import Slots
+from dptune.prediction.mixture import Slots
 from dptune.prediction.published import one_model_epsilon, published_beta
 from dptune.privacy.accountants import Epsilons, epsilons
-from dptune.privacy.filters import budget_at
+from dptune.privacy.accounting.renyi_filter import budget_at
 from dptune.privacy.release import Composition, Release
-from dptune.units import check_unit
 
 #: Rounds the cost of a token down, so that all of them together stay within the budget.
 _ROUNDING = 1e-12
@@ -66,7 +66,7 @@ class _Protocol:
 
 @dataclass(frozen=True, kw_only=True)
 class FixedMixture(_Protocol):
-    """The provable variant, ``dptune.prediction.fixed_mixture``.
+    """The provable variant, ``dptune.prediction.mixture``.
 
     Attributes:
         epsilon: budget of all tokens together.

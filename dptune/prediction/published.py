@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import gammaln
 
-from dptune.errors import ConfigError
+from dptune.core.errors import ConfigError
 
 _ROUNDING = 1e-12
 _LARGEST_BETA = 1e4

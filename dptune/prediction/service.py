@@ -24,7 +24,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from starlette.middleware.body_limit import RequestBodyLimitMiddleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 
-from dptune.errors import ConfigError
+from dptune.core.errors import ConfigError
 from dptune.prediction.deployment import MOST_CHARACTERS, Deployment
 from dptune.privacy.budget_gate import BudgetError
 from dptune.privacy.ledger_file import LedgerError

@@ -18,19 +18,19 @@ from functools import lru_cache
 import numpy as np
 from scipy.special import erfcx, log_ndtr
 
-from dptune.errors import ConfigError
-from dptune.privacy.answers import answers_epsilon, has_answers, published_answers_epsilon
-from dptune.privacy.filters import RenyiFilter
-from dptune.privacy.mixture_bounds import gaussian_dp_multiplier, is_pure, pure_epsilon, renyi_epsilon
-from dptune.privacy.parts import WORK, dearest
-from dptune.privacy.published import (
+from dptune.core.errors import ConfigError
+from dptune.privacy.accounting.mixture_bounds import gaussian_dp_multiplier, is_pure, pure_epsilon, renyi_epsilon
+from dptune.privacy.accounting.parts import WORK, dearest
+from dptune.privacy.accounting.published_accountants import (
     dppg_epsilon,
     lmo_dp_epsilon,
     plrvo_epsilon,
     plrvo_one_coordinate_epsilon,
 )
+from dptune.privacy.accounting.renyi_filter import RenyiFilter
+from dptune.privacy.accounting.sampled_gaussian import Kind
+from dptune.privacy.answers import answers_epsilon, has_answers, published_answers_epsilon
 from dptune.privacy.release import LIKE_GAUSSIAN, Composition, Release
-from dptune.privacy.sampled_gaussian import Kind
 
 # dp-accounting warns of every order whose series does not converge, hundreds of times a run, and a user can do nothing
 # about it. Such an order costs infinity: a looser bound or more noise, never too small an epsilon.
@@ -247,7 +247,7 @@ def pld_epsilon(composition: Composition, delta: float, *, quick: bool = False) 
 
 @lru_cache(maxsize=4096)
 def _pld_epsilon(key: tuple[Kind, ...], delta: float, quick: bool = False) -> float:
-    from dptune.privacy.composed_losses import composed_epsilon
+    from dptune.privacy.accounting.composed_losses import composed_epsilon
 
     # Gaussian DP composes exactly. ``gdp_epsilon`` adds more than its root finder can be off.
     unsampled = gdp_epsilon(math.hypot(*(math.sqrt(kind.releases) / kind.noise_multiplier for kind in key)), delta)

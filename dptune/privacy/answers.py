@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 
-from dptune.privacy.filters import budget_at, renyi_cost
+from dptune.privacy.accounting.renyi_filter import budget_at, renyi_cost
 from dptune.privacy.release import Composition, Release
 
 

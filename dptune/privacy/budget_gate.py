@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from typing import Self
 
-from dptune.errors import DptuneError
-from dptune.privacy.filters import RenyiFilter, Spend
-from dptune.privacy.parts import disjoint
+from dptune.core.errors import DptuneError
+from dptune.privacy.accounting.parts import disjoint
+from dptune.privacy.accounting.renyi_filter import RenyiFilter, Spend
 from dptune.privacy.release import Composition, Release
 from dptune.privacy.run_header import RunHeader, composition_of
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from dptune.digits import at_most
-from dptune.errors import ConfigError
+from dptune.core.digits import at_most
+from dptune.core.errors import ConfigError
 
 #: Largest number of steps of a run; a larger one is taken for a typing error.
 MOST_STEPS = 10**12

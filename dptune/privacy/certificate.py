@@ -20,12 +20,12 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from dptune.errors import ConfigError
-from dptune.files import fsync_directory, not_a_file
+from dptune.core.errors import ConfigError
+from dptune.core.files import fsync_directory, not_a_file
 from dptune.privacy.accountants import check_delta, smallest_epsilon
+from dptune.privacy.accounting.loss_profile import average, gaussian_profile, profile_of
+from dptune.privacy.accounting.parts import dearest
 from dptune.privacy.ledger_file import GENESIS, LedgerError, encode, seal
-from dptune.privacy.loss_profile import average, gaussian_profile, profile_of
-from dptune.privacy.parts import dearest
 from dptune.privacy.release import DEALT_BY_RANK, Composition, Release
 from dptune.privacy.selection import BOUNDS, Bound, selection_epsilon
 from dptune.privacy.selection_law import SelectionLaw

@@ -9,9 +9,9 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, Self
 
-from dptune.files import fsync_directory, holder_of, lock_now
+from dptune.core.files import fsync_directory, holder_of, lock_now
+from dptune.privacy.accounting.cyclic_rows import row_problem
 from dptune.privacy.budget_gate import BudgetError, BudgetGate
-from dptune.privacy.cyclic_rows import row_problem
 from dptune.privacy.ledger_file import (
     GENESIS,
     LedgerContents,

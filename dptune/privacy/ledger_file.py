@@ -18,10 +18,10 @@ from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from dptune.errors import ConfigError, DptuneError
-from dptune.files import holder_of, lock_now, not_a_file
+from dptune.core.errors import ConfigError, DptuneError
+from dptune.core.files import holder_of, lock_now, not_a_file
 from dptune.privacy.accountants import Epsilons
-from dptune.privacy.cyclic_rows import row_problem
+from dptune.privacy.accounting.cyclic_rows import row_problem
 from dptune.privacy.release import NOISES, Composition, Release
 from dptune.privacy.run_header import OtherFormatError, RunHeader
 

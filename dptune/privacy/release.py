@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal, get_args
 
-from dptune.errors import ConfigError
-from dptune.privacy.laplace_mixtures import InverseScale
-from dptune.privacy.strategy import check_strategy, column_norm
+from dptune.core.errors import ConfigError
+from dptune.privacy.accounting.laplace_mixtures import InverseScale
+from dptune.privacy.accounting.strategy import check_strategy, column_norm
 
 #: The count of each distinct release. No accountant here depends on their order.
 Composition = Counter["Release"]

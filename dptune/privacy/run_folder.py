@@ -6,7 +6,7 @@ import shlex
 from pathlib import Path
 from typing import Any
 
-from dptune.files import DamagedFileError, read_json
+from dptune.core.files import DamagedFileError, read_json
 from dptune.privacy.ledger_file import is_complete
 
 #: Key of ``RunFolder.cell`` from the moment on in which the run has a ledger.

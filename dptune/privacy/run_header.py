@@ -9,7 +9,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
-from dptune.errors import ConfigError
+from dptune.core.errors import ConfigError
+from dptune.core.units import RECORD
 from dptune.privacy.accountants import (
     PUBLISHED_ACCOUNTANTS,
     Epsilons,
@@ -17,9 +18,8 @@ from dptune.privacy.accountants import (
     leaks_of,
     published_epsilon,
 )
-from dptune.privacy.filters import RenyiFilter
+from dptune.privacy.accounting.renyi_filter import RenyiFilter
 from dptune.privacy.release import DEALT_BY_RANK, Composition, Release
-from dptune.units import RECORD
 
 ACCOUNTINGS = ("certified", "noise_only", "published")
 #: What new ledgers are written in. Format 5 differs by one word: the unit of one record is "encounter" there.

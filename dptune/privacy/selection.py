@@ -32,10 +32,10 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from dptune.errors import ConfigError
+from dptune.core.errors import ConfigError
 from dptune.privacy.accountants import RENYI_ORDERS, as_kinds, check_delta, smallest_epsilon
-from dptune.privacy.loss_profile import GRID, Profile, profile_of
-from dptune.privacy.parts import dearest, disjoint
+from dptune.privacy.accounting.loss_profile import GRID, Profile, profile_of
+from dptune.privacy.accounting.parts import dearest, disjoint
 from dptune.privacy.release import Composition
 from dptune.privacy.selection_law import SelectionLaw
 
@@ -109,7 +109,7 @@ def selection_delta(profile: Profile, law: SelectionLaw, epsilon: float, bound: 
 
     Example:
         >>> from collections import Counter
-        >>> from dptune.privacy.loss_profile import profile_of
+        >>> from dptune.privacy.accounting.loss_profile import profile_of
         >>> from dptune.privacy.release import Release
         >>> from dptune.privacy.selection import selection_delta
         >>> from dptune.privacy.selection_law import SelectionLaw
@@ -136,7 +136,7 @@ def selection_epsilon(profile: Profile, law: SelectionLaw, delta: float, bound: 
 
     Example:
         >>> from collections import Counter
-        >>> from dptune.privacy.loss_profile import profile_of
+        >>> from dptune.privacy.accounting.loss_profile import profile_of
         >>> from dptune.privacy.release import Release
         >>> from dptune.privacy.selection import selection_epsilon
         >>> from dptune.privacy.selection_law import SelectionLaw

@@ -18,8 +18,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
-from dptune.errors import DivergedError, DptuneError
-from dptune.files import replacing
+from dptune.core.errors import DivergedError, DptuneError
+from dptune.core.files import replacing
 from dptune.mechanisms.mechanism import Mechanism
 from dptune.privacy.ledger import Ledger
 from dptune.privacy.ledger_file import chain_after

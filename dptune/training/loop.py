@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
-from dptune.mechanisms.interfaces import Gradients
-from dptune.privacy.entropy import Entropy
+from dptune.core.interrupts import stop_request
+from dptune.mechanisms.gradient_interfaces import Gradients
+from dptune.privacy.entropy import Entropy, uniform
 from dptune.privacy.ledger import Ledger
-from dptune.stopping import stop_request
-from dptune.training.gradients import BatchGradients
-from dptune.training.model import set_modes, train_adapters
-from dptune.training.opening import open_rank, open_run
+from dptune.training.data import Tokens, by_width
+from dptune.training.gradients.gradient_checkpointing import checkpointed
+from dptune.training.gradients.micro_batches import micro_batches, public_widths
+from dptune.training.gradients.parameter_groups import Block
+from dptune.training.gradients.per_sample import PairGradients, per_sample_gradients
+from dptune.training.losses import model_losses
+from dptune.training.models.model import set_modes, train_adapters
 from dptune.training.ranks import Ranks
 from dptune.training.run import RankRun, StepReport, contribute, seed_dropout
+from dptune.training.run_start import open_rank, open_run
 from dptune.training.spec import RunSpec
 
 
@@ -95,3 +103,114 @@ def follow(spec: RunSpec, entropy: Entropy, ranks: Ranks) -> None:
 def gradients_of(run: RankRun, batch: list[NDArray[np.int64]]) -> Iterator[Gradients]:
     """The vectors of a batch that the run's clipper clips, micro-batch by micro-batch. Private."""
     return run.spec.mechanism.clipper.gradients(BatchGradients(run, batch))
+
+
+# A client's local training, for federated DP-LoRA.
+
+
+def local_update(
+    model: Any,
+    pairs: Sequence[Block],
+    tokens: Tokens,
+    records: NDArray[np.int64],
+    *,
+    rows: int,
+    steps: int,
+    learning_rate: float,
+    autocast: torch.dtype | None = None,
+    checkpointing: bool = False,
+) -> PairGradients:
+    """A client's update before clipping: minus the change of its adapters. The model is left as it was.
+
+    Local SGD without momentum on the mean loss, ``rows`` records a step, in order and from the start again. Private.
+
+    Args:
+        records: indices of the client's records, at least one.
+        rows: physical batch size; every batch has this shape.
+        checkpointing: as ``per_sample_gradients`` has it.
+
+    Returns: one unit, whose loss is that of the first step.
+    """
+    parameters = [parameter for pair in pairs for parameter in pair.parameters]
+    start = [parameter.detach().clone() for parameter in parameters]
+    device, first = parameters[0].device, None
+    try:
+        for step in range(steps):
+            chosen = _slice(records, step, rows)
+            ids, mask = tokens.batch(chosen, device, height=rows)
+            with checkpointed(model, enabled=checkpointing):
+                with torch.autocast(device.type, dtype=autocast, enabled=autocast is not None):
+                    loss = model_losses(model, ids, mask)[: len(chosen)].mean()
+                gradients = torch.autograd.grad(loss, parameters)
+            first = loss.detach() if first is None else first
+            with torch.no_grad():
+                for parameter, gradient in zip(parameters, gradients, strict=True):
+                    parameter -= learning_rate * gradient
+        changes = [before - parameter.detach() for before, parameter in zip(start, parameters, strict=True)]
+    finally:
+        with torch.no_grad():
+            for parameter, before in zip(parameters, start, strict=True):
+                parameter.copy_(before)
+    flat = iter(change.flatten().float() for change in changes)
+    assert first is not None
+    return PairGradients([torch.cat([next(flat) for _ in pair.parameters])[None] for pair in pairs], first[None])
+
+
+def _slice(records: NDArray[np.int64], step: int, rows: int) -> NDArray[np.int64]:
+    """The records of a step: at most ``rows``, starting again after the last record."""
+    start = (step * rows) % len(records)
+    return records[start : start + rows]
+
+
+# Computes the gradients of one batch for a clipper, on a run's own model.
+
+
+@dataclass(frozen=True)
+class BatchGradients:
+    """A ``GradientSource`` for the batch that a run drew. Private.
+
+    Attributes:
+        batch: indices of the records of each drawn unit.
+    """
+
+    run: RankRun
+    batch: list[NDArray[np.int64]] = field(repr=False)
+
+    def of_losses(self) -> Iterator[PairGradients]:
+        """Yield per-sample gradients, one micro-batch at a time, by ``public_widths`` from the widest to the least."""
+        run, device, plan = self.run, self.run.pairs[0].parameters[0].device, self.run.spec.plan
+        tokens, rows = run.spec.tokens, plan.physical_batch_size
+        for width, units in by_width(self.batch, tokens, public_widths(tokens.width, plan.expected_batch_size, rows)):
+            for part in micro_batches(units, rows):
+                ids, mask = tokens.batch(part.records, device, height=rows, width=width)
+                owners = part.owners_of(len(ids), device)
+                yield per_sample_gradients(
+                    run.spec.model,
+                    run.pairs,
+                    ids,
+                    mask,
+                    owners,
+                    part.units,
+                    autocast=plan.autocast_dtype,
+                    checkpointing=plan.gradient_checkpointing,
+                )
+
+    def of_local_training(self, steps: int, learning_rate: float) -> Iterator[PairGradients]:
+        """Local updates, one micro-batch for every drawn unit that has records."""
+        run = self.run
+        for members in self.batch:
+            if not len(members):
+                continue  # a client without records sends nothing
+            # The order is new in every round; otherwise a client's last records would never be used.
+            records = members[np.argsort(uniform(run.entropy, len(members)))]
+            yield local_update(
+                run.spec.model,
+                run.pairs,
+                run.spec.tokens,
+                records,
+                rows=run.spec.plan.physical_batch_size,
+                steps=steps,
+                learning_rate=learning_rate,
+                autocast=run.spec.plan.autocast_dtype,
+                checkpointing=run.spec.plan.gradient_checkpointing,
+            )

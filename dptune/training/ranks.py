@@ -31,7 +31,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from dptune.errors import ConfigError
+from dptune.core.errors import ConfigError
 from dptune.mechanisms.interfaces import Knobs, Statistics
 from dptune.mechanisms.mechanism import Mechanism
 from dptune.training.groups import Turn

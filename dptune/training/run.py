@@ -24,24 +24,25 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from dptune.errors import ConfigError
+from dptune.core.errors import ConfigError
 from dptune.mechanisms.control import total_norms
-from dptune.mechanisms.interfaces import Gradients, Knobs, Observation, Released
+from dptune.mechanisms.gradient_interfaces import Gradients
+from dptune.mechanisms.interfaces import Knobs, Observation, Released
 from dptune.mechanisms.mechanism import Mechanism, clipped_sums
+from dptune.privacy.accounting.renyi_filter import renyi_cost
 from dptune.privacy.budget_gate import BudgetError
 from dptune.privacy.entropy import Entropy
-from dptune.privacy.filters import renyi_cost
 from dptune.privacy.ledger import Ledger
 from dptune.privacy.release import Composition
 from dptune.privacy.run_folder import RunFolder
 from dptune.privacy.set_aside import fresh_start
 from dptune.training.checkpoints import Progress, save_checkpoint
-from dptune.training.data import PrivacyUnits, split_batch
 from dptune.training.evaluation import mean_loss
+from dptune.training.gradients.parameter_groups import Block, PairModules
 from dptune.training.groups import Turn
-from dptune.training.model import assert_trained
+from dptune.training.models.model import assert_trained
 from dptune.training.optimizers import apply_average, average_weights, moments, tell_noise
-from dptune.training.per_sample import Block, PairModules
+from dptune.training.privacy_units import PrivacyUnits, split_batch
 from dptune.training.ranks import Order, Ranks
 from dptune.training.spec import RunSpec, TrainingPlan, mark_used
 

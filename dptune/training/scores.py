@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from dptune.training.causal import evaluation_mode
 from dptune.training.data import Tokens
 from dptune.training.losses import label_logits
+from dptune.training.models.causal import evaluation_mode
 
 #: Bins of equal width over which ``Scores.calibration_error`` is taken.
 BINS = 15

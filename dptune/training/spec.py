@@ -11,15 +11,17 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from dptune.errors import ConfigError
-from dptune.mechanisms.interfaces import Gradients, Released
+from dptune.core.errors import ConfigError
+from dptune.core.step_settings import StepSettings
+from dptune.core.update_rule import UpdateRule
+from dptune.mechanisms.gradient_interfaces import Gradients
+from dptune.mechanisms.interfaces import Released
 from dptune.mechanisms.mechanism import Mechanism
 from dptune.privacy.entropy import Entropy
 from dptune.privacy.ledger import Booked
 from dptune.privacy.run_header import RunHeader
-from dptune.step_settings import StepSettings
-from dptune.training.data import PrivacyUnits, Tokens
-from dptune.update_rule import UpdateRule
+from dptune.training.data import Tokens
+from dptune.training.privacy_units import PrivacyUnits
 
 
 @dataclass(frozen=True)

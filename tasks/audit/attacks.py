@@ -19,33 +19,30 @@ import torch
 from numpy.typing import NDArray
 
 from dptune.audit.draw import audit_draw
-from dptune.audit.exposure import chance, exposures
-from dptune.audit.extraction import before_secret, compare, recites, sample_endings
-from dptune.audit.likelihood import Passage, ending_losses, passage_ids
-from dptune.audit.membership import auc, membership_report, roc
 from dptune.audit.one_run import one_run
-from dptune.audit.own_scores import own_scores, score_plugins
-from dptune.audit.passages import passage_of
 from dptune.audit.refutation import refutation, run_certificate
 from dptune.audit.sampling import audited_sample_rate
 from dptune.audit.step import audit_step
+from dptune.audit.text.extraction import before_secret, chance, compare, exposures, recites, sample_endings
+from dptune.audit.text.likelihood import Passage, ending_losses, passage_ids, passage_of
+from dptune.audit.text.membership import auc, membership_report, own_scores, roc, score_plugins
 from dptune.audit.verdict import certificate, judged
-from dptune.corpus.canaries import SECRET_LENGTH
-from dptune.corpus.carriers import public_texts
-from dptune.corpus.reading.record import Record
-from dptune.corpus.records import Records, decode_content, read_records
-from dptune.errors import DataError
-from dptune.files import jsonable, sha256, write_json
+from dptune.core.errors import DataError
+from dptune.core.files import jsonable, sha256, write_json
+from dptune.core.units import RECORD
 from dptune.mechanisms.planning import Schedule, price
 from dptune.mechanisms.registry import build, of_model, takes_noise
 from dptune.privacy.entropy import OsEntropy
 from dptune.privacy.release import Release
 from dptune.privacy.run_folder import RunFolder
+from dptune.records.canaries import SECRET_LENGTH
+from dptune.records.parquet_file import Records, decode_content, read_records
+from dptune.records.public_texts import public_texts
+from dptune.records.reading.record import Record
+from dptune.training.gradients.parameter_groups import trained_blocks
 from dptune.training.groups import Turn
-from dptune.training.labelled import labelled_tokens
-from dptune.training.per_sample import trained_blocks
 from dptune.training.scores import label_probabilities
-from dptune.units import RECORD
+from dptune.training.tokens.labelled import labelled_tokens
 from tasks.audit.registry import comparisons, parts, violations
 from tasks.audit.shadows import shadow_scores
 from tasks.audit.target import Target, load_target

@@ -5,16 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from dptune.digits import at_least
-from dptune.files import read_json, sha256, write_text
+from dptune.core.digits import at_least
+from dptune.core.files import read_json, sha256, write_text
 from dptune.privacy.run_folder import RunFolder
 from tasks.audit.registry import bounds, parts
 from tasks.experiment.cell_run import main_metrics
 from tasks.experiment.cells import PUBLISHED
 from tasks.experiment.result import CellResult
 from tasks.metrics import allowed
+from tasks.mlflow.tracking import add_to_run, timed
 from tasks.report.numbers import could_refute
-from tasks.tracking import add_to_run, timed
 
 
 def publish_audit(directory: Path, audit: Path) -> None:

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from dptune.audit.contrast import shown_above
-from dptune.digits import at_least
-from dptune.metric import Metric
+from dptune.core.digits import at_least
+from dptune.core.metric import Metric
 
 Figures = dict[str, Any]
 _WRONG = "the mechanism, its accountant or its data handling is wrong"

@@ -11,18 +11,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dptune.audit.likelihood import Passage, ending_losses
-from dptune.audit.lira import balanced_coins, lira_scores
-from dptune.corpus.canaries import Canary, content_with
-from dptune.corpus.records import encode_content, read_records
+from dptune.audit.text.likelihood import Passage, ending_losses
+from dptune.audit.text.membership import balanced_coins, lira_scores
+from dptune.core.progress import progress
 from dptune.mechanisms.registry import build
 from dptune.privacy.entropy import FixedSeed
-from dptune.progress import progress
-from dptune.training.data import PrivacyUnits
-from dptune.training.encoding import stored_tokens
+from dptune.records.canaries import Canary, content_with
+from dptune.records.parquet_file import encode_content, read_records
 from dptune.training.loop import train
-from dptune.training.model import attach_lora, load_base
+from dptune.training.models.model import attach_lora, load_base
+from dptune.training.privacy_units import PrivacyUnits
 from dptune.training.spec import RunSpec, header_of
+from dptune.training.tokens.encoding import stored_tokens
 from tasks.audit.target import Target
 from tasks.experiment.prepare import plan_of
 from tasks.paths import SPLITS

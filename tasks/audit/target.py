@@ -9,16 +9,15 @@ from typing import Any
 import torch
 from peft import PeftModel, get_peft_model_state_dict
 
-from dptune.audit.likelihood import Passage
-from dptune.audit.passages import canary_passage
-from dptune.corpus.canaries import Secrets, read_secrets
-from dptune.corpus.records import form_at, read_about
-from dptune.errors import DataError
-from dptune.files import read_json, sha256
+from dptune.audit.text.likelihood import Passage, canary_passage
+from dptune.core.errors import DataError
+from dptune.core.files import read_json, sha256
 from dptune.privacy.ledger_file import LedgerContents, LedgerError, read_ledger
 from dptune.privacy.run_folder import RunFolder
 from dptune.privacy.set_aside import fresh_start
-from dptune.training.weight_files import read_tensors
+from dptune.records.canaries import Secrets, read_secrets
+from dptune.records.parquet_file import form_at, read_about
+from dptune.training.models.weight_files import read_tensors
 from tasks.experiment.base_model import open_model
 from tasks.experiment.cells import Cell, digests, plugin_digest
 from tasks.experiment.prepare import job_of

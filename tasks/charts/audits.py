@@ -9,7 +9,7 @@ from typing import Any
 import altair as alt
 import numpy as np
 
-from dptune.digits import at_least, at_most
+from dptune.core.digits import at_least, at_most
 from tasks.audit.registry import bounds, parts
 from tasks.charts.canvas import BAD, BAR, SHADE, Figure, Panel, faded, marks, titled, values
 from tasks.charts.curves import dashed

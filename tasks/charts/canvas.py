@@ -19,7 +19,7 @@ import altair as alt
 import vl_convert
 from PIL import Image
 
-from dptune.files import replacing
+from dptune.core.files import replacing
 from tasks.charts.looks import GREY, HUES, INK, Look
 
 PAPER = ("#ffffff", "#14171b")

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import altair as alt
 
-from tasks.charts.canvas import Figure, Panel, faded, marks, titled, values
+from tasks.charts.canvas import Figure, Panel, blank, faded, marks, save, titled, values
 from tasks.charts.groups import CERTIFIED, EPSILONS, NO_BUDGET, PUBLISHED, Result, budget_of
-from tasks.charts.looks import Look
+from tasks.charts.looks import Look, looks
 from tasks.metrics import shown_in
 
 _DASHES = ([1, 0], [6, 3], [2, 2], [8, 3, 2, 3], [10, 4], [4, 4], [1, 3])
@@ -119,3 +120,12 @@ def _spent_panel(rows: list[dict[str, Any]], looks: dict[str, Look]) -> Any:
     ]
     points = base.mark_point(size=50).encode(**marks(shown), tooltip=tooltip)
     return alt.layer(*lines, points)
+
+
+# The picture that a finished run leaves in its folder.
+
+
+def draw_curves(results: Sequence[Result], path: Path) -> None:
+    """Draw learning curves: one colour for each mechanism, dashes for each budget, a line for each seed."""
+    figure = curves(results, looks(str(result.get("mechanism", "")) for result in results))
+    save(figure or blank("curves", "No point of a curve was logged"), path)

@@ -9,7 +9,7 @@ from typing import Any
 
 import altair as alt
 
-from dptune.units import RECORD
+from dptune.core.units import RECORD
 from tasks.charts.canvas import PAPER, Figure, Panel, faded, marks, titled, values
 from tasks.charts.groups import CERTIFIED
 from tasks.charts.looks import GREY, INK, SHAPES, Look, looks

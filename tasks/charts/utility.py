@@ -14,7 +14,7 @@ from typing import Any
 
 import altair as alt
 
-from dptune.digits import at_most
+from dptune.core.digits import at_most
 from tasks.charts.canvas import SHADE, Figure, Panel, faded, marks, titled, values
 from tasks.charts.groups import (
     CERTIFIED,

@@ -6,7 +6,7 @@ import logging
 import shutil
 from pathlib import Path
 
-from dptune.corpus.catalogue import find_source
+from dptune.records.catalogue import find_source
 from tasks.paths import RAW, RAW_EVAL
 from tasks.settings.params import load_settings
 from tasks.stage import run_stage

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from secrets import token_hex
 
-from dptune.corpus.canaries import inject
-from dptune.files import private_directory
+from dptune.core.files import private_directory
+from dptune.records.canaries import inject
 from tasks.paths import MANIFEST, SECRETS, SPLITS, TRAIN, planted_secrets
 from tasks.settings.params import load_settings
 from tasks.stage import run_stage

@@ -15,10 +15,10 @@ import numpy as np
 import pyarrow as pa
 import typer
 
-from dptune.corpus.codes import with_codes
-from dptune.corpus.records import Records, read_about, read_records, write_records
-from dptune.corpus.wikitext import cleaned_articles
-from dptune.files import private_directory, put_folder, read_json, write_json
+from dptune.core.files import private_directory, put_folder, read_json, write_json
+from dptune.records.canaries import with_codes
+from dptune.records.parquet_file import Records, read_about, read_records, write_records
+from dptune.records.wikitext import cleaned_articles
 from tasks.corpus.validation import write_public_narratives
 from tasks.paths import NEEDED, PUBLIC_MODEL, PUBLIC_NARRATIVES, SKIPPED
 from tasks.settings.params import load_settings
@@ -32,7 +32,7 @@ def pretrain_public_model() -> None:
     """Train on public texts, narratives or articles of WikiText-2, and keep others for validation."""
     import torch  # takes seconds, and is not needed where the stage is skipped
 
-    from dptune.training.pretrain import pretrain
+    from dptune.training.models.pretrain import pretrain
 
     settings = load_settings().pretrain
     private_directory(PUBLIC_MODEL.parent)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dptune.corpus.splits import write_splits
+from dptune.records.splits import write_splits
 from tasks.paths import NARRATIVES, NARRATIVES_EVAL, SPLITS
 from tasks.settings.params import load_settings
 from tasks.stage import run_stage

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from dptune.corpus.catalogue import find_source
-from dptune.corpus.files import write_acquired, write_public
-from dptune.corpus.narratives import write_narratives
-from dptune.corpus.sources import acquire_synthetic
-from dptune.files import private_directory
+from dptune.core.files import private_directory
+from dptune.records.catalogue import find_source
+from dptune.records.diabetes.narratives import write_narratives
+from dptune.records.diabetes.sources import acquire_synthetic
+from dptune.records.own_files import write_acquired, write_public
 from tasks.paths import PUBLIC_VALIDATION
 from tasks.settings.params import load_settings
 from tasks.stage import run_stage

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dptune.corpus.files import WITH_COLUMNS, write_acquired
-from dptune.corpus.narratives import read_source, write_narratives
-from dptune.corpus.text import MANIFEST_NAME, write_paragraphs
+from dptune.records.diabetes.narratives import read_source, write_narratives
+from dptune.records.own_files import WITH_COLUMNS, write_acquired
+from dptune.records.text import MANIFEST_NAME, write_paragraphs
 from tasks.paths import NARRATIVES, NARRATIVES_EVAL, RAW, RAW_EVAL
 from tasks.stage import run_stage
 

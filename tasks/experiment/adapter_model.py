@@ -18,18 +18,18 @@ from typing import Any
 
 import yaml
 
-from dptune.files import read_json, write_json, write_text
+from dptune.core.files import read_json, write_json, write_text
+from dptune.job.card import PUBLIC
+from dptune.job.deliverable import write_card
+from dptune.job.named_base import BASE, NamedBase
+from dptune.job.settings import rows_of
 from dptune.privacy.run_folder import RunFolder
-from dptune.training.pinned import name_of
-from dptune.training.weight_files import digest_of_weights
-from dptune.tuning.card import PUBLIC
-from dptune.tuning.deliverable import write_card
-from dptune.tuning.named_base import BASE, NamedBase
-from dptune.tuning.settings import rows_of
+from dptune.training.models.pinned import name_of
+from dptune.training.models.weight_files import digest_of_weights
 from tasks.experiment.cells import Cell, model_digest
 from tasks.experiment.result import CellResult
 from tasks.metrics import PUBLIC as PUBLIC_PERPLEXITY
-from tasks.tracking_entities import MODEL
+from tasks.mlflow.entities import MODEL
 
 _CODE = Path(__file__).with_name("adapter_code.py")
 _PACKAGES = ("mlflow", "pandas", "peft", "safetensors", "torch", "transformers")
@@ -90,8 +90,8 @@ def _told(cell: Cell, result: CellResult) -> dict[str, Any]:
 
 def _loader(cell: Cell) -> str:
     """transformers' automatic class that loads the cell's base model, by name."""
-    from dptune.training.causal import auto_class  # torch takes seconds
-    from dptune.training.model import load_config
+    from dptune.training.models.causal import auto_class  # torch takes seconds
+    from dptune.training.models.model import load_config
 
     return str(auto_class(load_config(cell.model.weights)).__name__)
 

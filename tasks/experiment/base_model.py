@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from dptune.declarations import declared
-from dptune.step_settings import ScheduleSettings
-from dptune.training.lora import Lora
-from dptune.tuning.base import Base, open_base
-from dptune.tuning.settings import JobSettings
+from dptune.core.declarations import declared
+from dptune.core.lora import Lora
+from dptune.core.step_settings import ScheduleSettings
+from dptune.job.base import Base, open_base
+from dptune.job.settings import JobSettings
 from tasks.settings.experiment import Model
 from tasks.settings.task import Task
 from tasks.settings.training import TrainingSettings

@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 
-from dptune.errors import DivergedError, DptuneError, FullDeviceError, is_of_device, is_out_of_memory
-from dptune.files import read_json, write_json
+from dptune.core.errors import DivergedError, DptuneError, FullDeviceError, is_of_device, is_out_of_memory
+from dptune.core.files import read_json, write_json
 from dptune.privacy.run_folder import RunFolder
 
 _log = logging.getLogger(__name__)

@@ -12,9 +12,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from dptune.files import PRIVATE_FILE, jsonable, replacing
+from dptune.core.files import PRIVATE_FILE, jsonable, replacing
 from tasks.metrics import allowed, shown_in
-from tasks.tracking import ChildRun
+from tasks.mlflow.tracking import ChildRun
 
 _STEPS, _TABLE = "steps.jsonl", "steps.csv"
 _RADIUS = "radius_"

@@ -16,11 +16,11 @@ from typing import Any
 
 from pydantic import Field, field_validator
 
-from dptune import plugins
-from dptune.corpus.records import read_about
-from dptune.errors import ConfigError
-from dptune.files import sha256, sha256_once, write_text
-from dptune.mechanisms.interfaces import Federation
+from dptune.core import plugins
+from dptune.core.errors import ConfigError
+from dptune.core.files import sha256, sha256_once, write_text
+from dptune.core.lora import Lora
+from dptune.mechanisms.gradient_interfaces import Federation
 from dptune.mechanisms.registry import (
     build,
     differing_options,
@@ -31,7 +31,7 @@ from dptune.mechanisms.registry import (
 )
 from dptune.privacy.run_folder import RunFolder
 from dptune.privacy.set_aside import fresh_start
-from dptune.training.lora import Lora
+from dptune.records.parquet_file import read_about
 from tasks.identity import differing, name_digest, plain, versions_of
 from tasks.paths import EVAL, PUBLIC_VALIDATION, RUNS, TRAIN
 from tasks.settings.experiment import Model

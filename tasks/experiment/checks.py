@@ -10,11 +10,11 @@ import math
 from pathlib import Path
 from typing import Any
 
-from dptune.corpus.catalogue import find_source
-from dptune.errors import ConfigError, DataError
-from dptune.files import write_json
-from dptune.mechanisms.idle_agent import idle_agent
+from dptune.core.errors import ConfigError, DataError
+from dptune.core.files import write_json
+from dptune.mechanisms.agents.idle_agent import idle_agent
 from dptune.mechanisms.registry import build, lacks_noise
+from dptune.records.catalogue import find_source
 from tasks.paths import CHECKED, EVAL, NEEDED, PUBLIC_MODEL, PUBLIC_VALIDATION, TRAIN
 from tasks.settings.data import Data
 from tasks.settings.experiment import Model
@@ -106,7 +106,7 @@ def _field_of_model(field: str, model: str) -> str:
 
 
 def _check_devices(settings: Settings) -> None:
-    from dptune.training.model import check_device
+    from dptune.training.models.model import check_device
 
     devices = settings.experiment.devices
     if devices == "auto" or "://" in settings.experiment.runner:  # a cluster's devices are not this machine's
@@ -139,10 +139,9 @@ def _check_template(settings: Settings, tokenizer: Any) -> None:
 
 def _check_canaries(settings: Settings, tokenizer: Any) -> None:
     """Raise ConfigError if every canary would be cut before its secret: all attacks on canaries would be in vain."""
-    from dptune.audit.likelihood import passage_ids
-    from dptune.audit.passages import canary_passage
-    from dptune.corpus.canaries import ALPHABET, SECRET_LENGTH
-    from dptune.corpus.carriers import public_texts
+    from dptune.audit.text.likelihood import canary_passage, passage_ids
+    from dptune.records.canaries import ALPHABET, SECRET_LENGTH
+    from dptune.records.public_texts import public_texts
 
     canaries, form, longest = settings.canaries, settings.data.form, settings.training.max_length
     count = min(_CANARIES, canaries.extraction * canaries.repeats + canaries.audit)
@@ -159,9 +158,9 @@ def _check_canaries(settings: Settings, tokenizer: Any) -> None:
 
 
 def _positions_of_own(settings: Settings) -> int:
-    from dptune.training.model import attach_lora
-    from dptune.training.pretrain import without_weights
-    from dptune.training.target_modules import lora_targets
+    from dptune.training.models.model import attach_lora
+    from dptune.training.models.pretrain import without_weights
+    from dptune.training.models.target_modules import lora_targets
 
     shape, task = settings.pretrain.shape, settings.task
     if shape == "roberta" and (task.words or not task.classifies):

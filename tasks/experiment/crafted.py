@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 
 from dptune.audit.crafted import CraftedCanaries
-from dptune.errors import DataError
-from dptune.files import private_directory, read_json, write_json
+from dptune.core.errors import DataError
+from dptune.core.files import private_directory, read_json, write_json
 from dptune.privacy.run_folder import RunFolder
 from dptune.privacy.set_aside import fresh_start
 from tasks.experiment.cells import Cell

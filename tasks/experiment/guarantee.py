@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from dptune.digits import at_most
+from dptune.core.digits import at_most
+from dptune.job.card import has_guarantee, why_not
 from dptune.privacy.accountants import Epsilons
-from dptune.tuning.card import has_guarantee, why_not
 
 GUARANTEE = {
     "research": "The guarantee covers the adapter, NOT the curves and metrics computed from private records.",

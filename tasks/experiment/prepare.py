@@ -13,22 +13,23 @@ from typing import Any
 import numpy as np
 import torch
 
-from dptune.corpus.records import form_at, read_about, read_batches
-from dptune.errors import ConfigError
-from dptune.mechanisms.idle_agent import idle_agent
+from dptune.core.errors import ConfigError
+from dptune.job.base import Base
+from dptune.job.run_spec import job_header, job_spec, mechanism_of, training_plan
+from dptune.job.settings import JobSettings
+from dptune.mechanisms.agents.idle_agent import idle_agent
 from dptune.mechanisms.planning import Schedule
 from dptune.mechanisms.registry import of_model
 from dptune.privacy.calibration import check_delta, delta_warning, sampling
 from dptune.privacy.entropy import Entropy
-from dptune.training.data import PrivacyUnits, Tokens
-from dptune.training.encoding import encode_stored, encode_stored_labels
-from dptune.training.per_sample import trained_blocks
+from dptune.records.parquet_file import form_at, read_about, read_batches
+from dptune.training.data import Tokens
+from dptune.training.gradients.parameter_groups import trained_blocks
+from dptune.training.gradients.together import shared_copy
+from dptune.training.privacy_units import PrivacyUnits
 from dptune.training.spec import RunSpec, TrainingPlan
-from dptune.training.together import shared_copy
-from dptune.training.token_file import FORMAT, Corpus, open_or_tokenize
-from dptune.tuning.base import Base
-from dptune.tuning.job import job_header, job_spec, mechanism_of, training_plan
-from dptune.tuning.settings import JobSettings
+from dptune.training.tokens.encoding import encode_stored, encode_stored_labels
+from dptune.training.tokens.token_file import FORMAT, Corpus, open_or_tokenize
 from tasks.experiment.base_model import job_settings, open_model
 from tasks.experiment.cells import Cell, federation, of_a_pass, plugin_digest, policy_digest, shared_digests
 from tasks.identity import changes, versions_of

@@ -12,12 +12,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from dptune.corpus.reading.record import PromptTarget
-from dptune.corpus.records import decode_content, form_at, read_records
-from dptune.errors import DataError
-from dptune.files import write_text
+from dptune.core.errors import DataError
+from dptune.core.files import write_text
 from dptune.generation.decoding import Decoding, decode
 from dptune.generation.metrics import score
+from dptune.records.parquet_file import decode_content, form_at, read_records
+from dptune.records.reading.record import PromptTarget
 from dptune.training.data import Tokens
 from dptune.training.evaluation import perplexity
 from dptune.training.losses import is_classifier

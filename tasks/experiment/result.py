@@ -7,8 +7,8 @@ from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from dptune.errors import DataError
-from dptune.files import jsonable, read_json
+from dptune.core.errors import DataError
+from dptune.core.files import jsonable, read_json
 
 Figures = dict[str, float]
 Row = dict[str, Any]

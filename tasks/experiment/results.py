@@ -2,31 +2,32 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from dptune.corpus.records import read_about
-from dptune.digits import at_most
-from dptune.files import jsonable, naming, write_text
-from dptune.mechanisms.idle_agent import learning_of
-from dptune.mechanisms.rl import LearnedControl
+from dptune.core.digits import at_most
+from dptune.core.files import jsonable, naming, sha256, write_text
+from dptune.mechanisms.agents.idle_agent import learning_of
+from dptune.mechanisms.agents.rl import LearnedControl
 from dptune.privacy.ledger_file import LedgerContents, read_ledger
 from dptune.privacy.run_folder import RunFolder
 from dptune.privacy.set_aside import Spending, earlier_runs, spending_of
+from dptune.records.parquet_file import read_about
 from tasks.experiment.adapter_model import write_model
 from tasks.experiment.cell_run import CellRun, main_metrics, steps_table
-from tasks.experiment.cells import PUBLISHED
+from tasks.experiment.cells import PUBLISHED, Cell
 from tasks.experiment.guarantee import guarantee
-from tasks.experiment.input_data import input_data
 from tasks.experiment.prepare import PreparedCell
 from tasks.experiment.result import CellResult
 from tasks.identity import code_digest
 from tasks.metrics import allowed
-from tasks.paths import PUBLIC_VALIDATION
-from tasks.tracking import LATER, NOTE, ChildRun, flow_tag, git_commit, optional, timed, training_hash
+from tasks.mlflow.entities import InputData
+from tasks.mlflow.tracking import LATER, NOTE, ChildRun, flow_tag, git_commit, optional, timed, training_hash
+from tasks.paths import EVAL, PUBLIC_VALIDATION, TRAIN
 
 _LOAD = """The adapter with its card and its ledger: `mlflow.pyfunc.load_model("runs:/{run}/adapter")`. Its `predict`
 takes texts, and gives the log-likelihood of each. `dptune verify` checks card, ledger and weights in the model's
@@ -224,3 +225,42 @@ def _send_results(directory: Path, parent: str, result: CellResult) -> str | Non
         return child.run_id if child.end() else None
     finally:
         shutil.rmtree(model, ignore_errors=True)
+
+
+# The data sets of a cell for MLflow: descriptions with digests, and no rows.
+
+
+_DIGITS = 16
+
+
+def input_data(prepared: PreparedCell) -> list[InputData]:
+    """What the cell reads: training records, public validation records, and, if telemetry allows it, held-out records.
+
+    Public. The digest of private records is keyed by the secret salt of the training file, so that nobody can test a
+    guess of the records with it. Under private telemetry it is of their public description alone.
+    """
+    cell, units = prepared.cell, len(prepared.spec.units)
+    private = _digest(cell, prepared.about)
+    profile = {"unit": cell.unit, "units": units, "synthetic": bool(prepared.about["synthetic"])}
+    found = [InputData(str(prepared.about["label"]), private, "training", TRAIN.as_posix(), profile)]
+    if timed(cell.telemetry):
+        held_out = f"{prepared.about['label']}, held out"
+        found.append(InputData(held_out, private, "evaluation", EVAL.as_posix(), {"unit": cell.unit}))
+    public = read_about(PUBLIC_VALIDATION)
+    about = {"synthetic": bool(public.get("synthetic"))}
+    return [
+        *found,
+        InputData(
+            str(public["label"]), sha256(PUBLIC_VALIDATION)[:_DIGITS], "validation", PUBLIC_VALIDATION.as_posix(), about
+        ),
+    ]
+
+
+def _digest(cell: Cell, about: dict[str, Any]) -> str:
+    return cell.inputs["data"][:_DIGITS] if timed(cell.telemetry) else _of_description(about)
+
+
+def _of_description(about: dict[str, Any]) -> str:
+    """A digest of what is said of data in public: its label, its source and its unit."""
+    told = {key: about.get(key) for key in ("label", "source", "unit", "synthetic")}
+    return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:_DIGITS]

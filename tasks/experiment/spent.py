@@ -7,15 +7,15 @@ from functools import partial
 from pathlib import Path
 from uuid import uuid4
 
-from dptune.files import write_json
-from dptune.privacy.booking import booked, write_booking
+from dptune.core.files import write_json
 from dptune.privacy.ledger import Booked
 from dptune.privacy.ledger_file import GENESIS, LedgerContents, first_header, read_ledger
 from dptune.privacy.release import Composition
 from dptune.privacy.run_folder import RunFolder
 from dptune.privacy.run_header import RunHeader
 from dptune.privacy.set_aside import earlier_runs, spending_of
-from dptune.privacy.spent import Register, said
+from dptune.privacy.spent_budgets.booking import booked, write_booking
+from dptune.privacy.spent_budgets.register import Register, said
 from tasks.experiment.cells import Cell
 from tasks.paths import SPENT
 from tasks.split_records import records_digest

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from dptune.files import put_folder, sha256
-from dptune.mechanisms.rl import LearnedControl
+from dptune.core.files import put_folder, sha256
+from dptune.job.weights import written_adapter
+from dptune.mechanisms.agents.rl import LearnedControl
 from dptune.privacy.ledger_file import LedgerContents
 from dptune.privacy.run_folder import RunFolder
-from dptune.tuning.weights import written_adapter
 from tasks.experiment.prepare import PreparedCell
 
 

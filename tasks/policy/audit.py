@@ -8,8 +8,8 @@ from typing import Any
 
 from dptune.audit.updates import audit_updates
 from dptune.audit.verdict import CHECKS, certificate, judged
-from dptune.errors import DptuneError
-from dptune.files import read_json, write_json
+from dptune.core.errors import DptuneError
+from dptune.core.files import read_json, write_json
 from dptune.policy.method import Dppg
 from dptune.privacy.entropy import OsEntropy
 from tasks.paths import POLICY

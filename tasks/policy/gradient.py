@@ -14,8 +14,9 @@ from typing import Annotated, Any
 
 import typer
 
-from dptune.errors import ConfigError
-from dptune.files import jsonable, private_directory, write_json
+from dptune.core.errors import ConfigError
+from dptune.core.files import jsonable, private_directory, write_json
+from dptune.core.progress import Meter
 from dptune.policy.environments.schedule import PolicyTraining
 from dptune.policy.method import NAME, PUBLISHED_ACCOUNTANT, Dppg
 from dptune.privacy.accountants import Epsilons
@@ -23,7 +24,6 @@ from dptune.privacy.ledger import Ledger
 from dptune.privacy.ledger_file import read_ledger
 from dptune.privacy.run_folder import RunFolder
 from dptune.privacy.run_header import RunHeader
-from dptune.progress import Meter
 from tasks.identity import code_digest, differing, name_digest
 from tasks.paths import POLICY
 from tasks.settings.policy import PolicySettings, StudyRun, expanded

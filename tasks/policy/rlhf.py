@@ -16,25 +16,24 @@ from dataclasses import asdict, dataclass, field
 from functools import partial
 from itertools import product
 from pathlib import Path
-from random import Random
 from secrets import SystemRandom
 from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 import typer
 
-from dptune.corpus.canaries import ALPHABET, SECRET_LENGTH, suffix
-from dptune.corpus.records import Records, read_records
-from dptune.corpus.splits import keys_of
-from dptune.declarations import part_of
-from dptune.errors import ConfigError
-from dptune.files import jsonable, locked, private_directory, read_json, sha256, write_json, write_text
+from dptune.core.declarations import part_of
+from dptune.core.errors import ConfigError
+from dptune.core.files import jsonable, locked, private_directory, read_json, sha256, write_json, write_text
 from dptune.policy.method import PUBLISHED_ACCOUNTANT, Dppg, calibrated_method, method_of
 from dptune.privacy.entropy import OsEntropy
 from dptune.privacy.ledger_file import read_ledger
 from dptune.privacy.run_folder import RunFolder
 from dptune.privacy.run_header import RunHeader
-from dptune.privacy.spent import Register
+from dptune.privacy.spent_budgets.register import Register
+from dptune.records.canaries import ALPHABET, SECRET_LENGTH, suffix
+from dptune.records.parquet_file import Records, read_records
+from dptune.records.splits import keys_of
 from dptune.training.groups import hash_keys, turns_of
 from tasks.experiment.spent import plan_booking, run_id_of
 from tasks.identity import differing
@@ -48,6 +47,7 @@ if TYPE_CHECKING:
     from dptune.policy.language.learner import Figures, LanguageLearner
     from dptune.policy.language.prompts import Prompts, Stream
     from dptune.policy.language.training import LanguageState
+from tasks.policy.prompt_canaries import PromptCanary, draw_secret, secret_of
 
 RLHF = DATA / "policy" / "rlhf"
 PROMPTS = "prompts.json"
@@ -126,21 +126,6 @@ def cells(settings: Rlhf) -> list[RlhfCell]:
 
 
 @dataclass(frozen=True)
-class PromptCanary:
-    """A user whom the auditor adds if a fair coin says so. Private.
-
-    Attributes:
-        record: number of the record in the attack split that gives the prompt; it decides the canary's update.
-        secret: secret in the prompt.
-        included: result of the coin.
-    """
-
-    record: int
-    secret: str = field(repr=False)
-    included: int = field(repr=False)
-
-
-@dataclass(frozen=True)
 class PromptPlan:
     """Secrets of all prompts, and the canaries. Private. Secrets and coins come from the operating system's entropy.
 
@@ -179,16 +164,6 @@ class PromptPlan:
         return cls(stored["salt"], tuple(PromptCanary(**canary) for canary in stored["canaries"]))
 
 
-def secret_of(salt: str, key: int) -> str:
-    """The secret of a record: a function of the salt and of the record's own key. Private."""
-    return draw_secret(Random(hmac.digest(bytes.fromhex(salt), str(key).encode(), "sha256")))
-
-
-def draw_secret(entropy: Random) -> str:
-    """Draw a secret, all of which are as likely."""
-    return "".join(entropy.choice(ALPHABET) for _ in range(SECRET_LENGTH))
-
-
 def run_cell(cell: RlhfCell, device: str = "cpu") -> dict[str, Any]:
     """Train, measure and attack a cell. A finished cell is only read, and one whose process died is resumed.
 
@@ -208,7 +183,7 @@ def run_cell(cell: RlhfCell, device: str = "cpu") -> dict[str, Any]:
 def _run(cell: RlhfCell, directory: Path, device: str) -> dict[str, Any]:
     from dptune.audit.refutation import run_certificate
     from dptune.policy.language.training import train
-    from dptune.training.model import save_adapter
+    from dptune.training.models.model import save_adapter
 
     learner, paying = _learner(cell, device), split_digest()
     for fault in Register(SPENT).faults():
@@ -239,7 +214,7 @@ def _learner(cell: RlhfCell, device: str) -> LanguageLearner:
     from dptune.policy.language.lexicon import CLINICAL
     from dptune.policy.language.policy import LanguagePolicy
     from dptune.policy.language.schedule import Bandit
-    from dptune.training.model import ModelSource, check_device, load_base, load_tokenizer
+    from dptune.training.models.model import ModelSource, check_device, load_base, load_tokenizer
 
     base, settings = ModelSource(str(PUBLIC_MODEL)), cell.settings
     policy = LanguagePolicy(load_base(base, check_device(device)), load_tokenizer(base), settings.lora, cell.seed)
@@ -249,7 +224,7 @@ def _learner(cell: RlhfCell, device: str) -> LanguageLearner:
 
 def _public_prompts(cell: RlhfCell, learner: LanguageLearner) -> tuple[Prompts, Prompts]:
     """Make prompts of simulated users, for the baseline and for the curve. Public."""
-    from dptune.audit.prompts import insert_secret
+    from dptune.audit.text.prompts import insert_secret
 
     texts, settings = read_records(PUBLIC_NARRATIVES).text.to_pylist(), cell.settings
     count = settings.baseline_prompts + settings.held_out_prompts
@@ -281,7 +256,7 @@ def _stream(
     """
     import torch
 
-    from dptune.audit.prompts import check_whole, insert_secret
+    from dptune.audit.text.prompts import check_whole, insert_secret
     from dptune.policy.language.prompts import Stream
 
     updates, turns = cell.settings.updates, len(records.record) // cell.users
@@ -357,9 +332,9 @@ def _audit(
     public: Prompts,
 ) -> dict[str, Any]:
     """Make both attacks, and compute the exposure of the secrets of canaries that took part. Private."""
-    from dptune.audit.exposure import chance, exposures
-    from dptune.audit.likelihood import Passage
-    from dptune.audit.prompts import attack_figures, opening, secret_scores, update_scores
+    from dptune.audit.text.extraction import chance, exposures
+    from dptune.audit.text.likelihood import Passage
+    from dptune.audit.text.prompts import attack_figures, opening, secret_scores, update_scores
 
     settings, policy, canaries = cell.settings, learner.policy, plan.canaries
     host_texts = dict(zip(hosts.record.tolist(), hosts.text.to_pylist(), strict=True))

@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dptune.declarations import part_of
-from dptune.digits import at_most
-from dptune.errors import DataError
-from dptune.files import jsonable, locked, private_directory, read_json, sha256, write_json
+from dptune.core.declarations import part_of
+from dptune.core.digits import at_most
+from dptune.core.errors import DataError
+from dptune.core.files import jsonable, locked, private_directory, read_json, sha256, write_json
 from dptune.privacy.run_folder import RunFolder
 from dptune.privacy.set_aside import set_aside, spending_of
 from tasks.identity import differing
@@ -50,8 +50,8 @@ def run_tenants(settings: Tenants, directory: Path = TENANTS, device: str = "cpu
 
     Returns: what results.json says. Its perplexities on held-out records are raw figures of (simulated) tenants.
     """
+    from dptune.core.progress import Meter
     from dptune.policy.tenants.ablation import ablate, ablation_entries
-    from dptune.progress import Meter
 
     private_directory(directory.parent)
     with locked(directory.parent / f"{directory.name}.lock"):
@@ -124,15 +124,15 @@ def _inputs() -> dict[str, Any]:
 
 def _train(settings: Tenants, setting: Setting, tenants: Sequence[Tenant], directory: Path) -> dict[str, Any]:
     """Train the hyper-policy, unless its ledger is complete. Returns: its weights and epsilons, as JSON types."""
-    from dptune.mechanisms.linear_agent import FEATURES, OUTPUTS, PARAMETERS
-    from dptune.mechanisms.policy_file import SavedPolicy
+    from dptune.core.progress import Meter
+    from dptune.mechanisms.agents.linear_agent import FEATURES, OUTPUTS, PARAMETERS
+    from dptune.mechanisms.agents.policy_file import SavedPolicy
     from dptune.policy.method import Dppg
     from dptune.policy.tenants.schedule import MetaTraining
     from dptune.policy.tenants.training import meta_train
     from dptune.privacy.accountants import epsilons
     from dptune.privacy.entropy import OsEntropy
     from dptune.privacy.ledger_file import is_complete, read_ledger
-    from dptune.progress import Meter
 
     method = Dppg(noise_multiplier=settings.noise_multiplier, critic="none")
     training = part_of(MetaTraining, settings)
@@ -157,14 +157,14 @@ def _make_setting(settings: Tenants, device: str) -> tuple[Setting, list[Tenant]
     """Load the public model, and deal a synthetic cohort to tenants: those to train on first, then new ones."""
     import torch
 
-    from dptune.corpus.narratives import write_narratives
-    from dptune.corpus.records import read_records
-    from dptune.corpus.sources import acquire_synthetic
+    from dptune.core.update_rule import UpdateRule
     from dptune.policy.tenants.runs import Setting, tenants_of
+    from dptune.records.diabetes.narratives import write_narratives
+    from dptune.records.diabetes.sources import acquire_synthetic
+    from dptune.records.parquet_file import read_records
     from dptune.training.data import tokenize
-    from dptune.training.model import ModelSource, load_base, load_tokenizer
+    from dptune.training.models.model import ModelSource, load_base, load_tokenizer
     from dptune.training.spec import TrainingPlan
-    from dptune.update_rule import UpdateRule
     from tasks.settings.params import load_settings
 
     count = settings.tenants * settings.updates + settings.new_tenants

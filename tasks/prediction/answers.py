@@ -10,21 +10,21 @@ from typing import Any
 import torch
 from peft import PeftModel
 
-from dptune.corpus.records import read_about
-from dptune.files import jsonable, private_directory, read_json, write_json
+from dptune.core.files import jsonable, private_directory, read_json, write_json
+from dptune.core.units import MADE_OF_OTHERS
 from dptune.prediction.protocols import priced_answers
 from dptune.prediction.scoring import score_model, summed_up
 from dptune.privacy.run_folder import RunFolder
+from dptune.records.parquet_file import read_about
 from dptune.training.data import Tokens
-from dptune.training.model import load_base
-from dptune.units import MADE_OF_OTHERS
+from dptune.training.models.model import load_base
 from tasks.charts.groups import EPSILONS
-from tasks.experiment.listed import listed_cells, read_results
+from tasks.experiment.cell_list import listed_cells, read_results
+from tasks.mlflow.tracking import ChildRun, timed
 from tasks.paths import ANSWERS, EVAL, EXPERIMENT, RUNS
 from tasks.prediction.ensembles import EnsemblePlan, scored_protocols
 from tasks.prediction.scores import held_out_tokens, open_scoring, read_scores, score_part, scoring_plan
 from tasks.settings.params import Settings
-from tasks.tracking import ChildRun, timed
 
 Row = dict[str, Any]
 _OWN = ("public_weight", "subsample")

@@ -11,18 +11,18 @@ from typing import Any
 
 import torch
 
-from dptune.corpus.records import Records, form_at, read_about, read_records
-from dptune.errors import ConfigError
-from dptune.files import locked, private_directory, write_json, write_text
+from dptune.core.errors import ConfigError
+from dptune.core.files import locked, private_directory, write_json, write_text
+from dptune.core.lora import Lora
 from dptune.prediction import ensemble
 from dptune.prediction.deployment import SERVED_OPTIONS, has_answered
-from dptune.prediction.partition import partition
+from dptune.prediction.ensemble import partition
 from dptune.prediction.protocols import FixedMixture, Published
 from dptune.prediction.shard_tuning import ShardTuning
+from dptune.records.parquet_file import Records, form_at, read_about, read_records
 from dptune.training.data import Tokens
-from dptune.training.encoding import stored_tokens
-from dptune.training.lora import Lora
-from dptune.training.model import check_device, frozen_fingerprint, load_base, load_tokenizer
+from dptune.training.models.model import check_device, frozen_fingerprint, load_base, load_tokenizer
+from dptune.training.tokens.encoding import stored_tokens
 from tasks.experiment.cells import digests
 from tasks.identity import differing, name_digest
 from tasks.paths import ENSEMBLES, TRAIN

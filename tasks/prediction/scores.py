@@ -7,13 +7,13 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from dptune.corpus.records import read_records
-from dptune.errors import DataError
-from dptune.files import jsonable, private_directory, read_json, write_json
+from dptune.core.errors import DataError
+from dptune.core.files import jsonable, private_directory, read_json, write_json
 from dptune.prediction.ensemble import load_adapters, read_manifest
 from dptune.prediction.scoring import RecordScore, score_records
+from dptune.records.parquet_file import read_records
 from dptune.training.data import Tokens
-from dptune.training.model import check_device, load_base, load_tokenizer
+from dptune.training.models.model import check_device, load_base, load_tokenizer
 from tasks.identity import differing, name_digest
 from tasks.paths import EVAL
 from tasks.prediction.ensembles import EnsemblePlan, record_tokens, scored_protocols

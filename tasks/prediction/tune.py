@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from dptune.errors import ConfigError
+from dptune.core.errors import ConfigError
 from tasks.prediction.ensembles import EnsemblePlan, tune
 from tasks.stage import run_command
 

@@ -16,12 +16,12 @@ from typing import Annotated, Any
 import typer
 import yaml
 
-from dptune.digits import at_most
-from dptune.errors import ConfigError
-from dptune.files import read_json, write_text
+from dptune.core.digits import at_most
+from dptune.core.errors import ConfigError
+from dptune.core.files import read_json, write_text
+from dptune.core.units import RECORD
 from dptune.mechanisms.planning import Schedule, calibrated, planned
 from dptune.mechanisms.registry import build
-from dptune.units import RECORD
 from tasks.charts.groups import SeedGroup, over_seeds, perplexity_metric
 from tasks.paths import ANSWERS, REPORT, REPORTS, RUNS
 from tasks.report.finished import FinishedStudy, read_studies

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from dptune.privacy.accounting.mixture_figures import has_limit, limit_epsilon
 from dptune.privacy.ledger_file import read_ledger
-from dptune.privacy.mixture_figures import has_limit, limit_epsilon
 from tasks.audit.registry import bounds
 from tasks.charts.groups import SeedGroup
 

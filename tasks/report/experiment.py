@@ -6,14 +6,14 @@ import csv
 import logging
 import math
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dptune.files import read_json, replacing, write_json, write_text
+from dptune.core.files import read_json, replacing, write_json, write_text
 from dptune.privacy.run_folder import RunFolder
-from dptune.privacy.set_aside import Spending
-from tasks import tracking
+from dptune.privacy.set_aside import Spending, spending_of
 from tasks.audit.publish import audit_metrics
 from tasks.audit.registry import parts
 from tasks.charts.audits import Audit, ledger_versus_audit, rocs
@@ -23,21 +23,20 @@ from tasks.charts.curves import curves, spent
 from tasks.charts.groups import EPSILONS, Result, over_seeds, perplexity_metric, untuned
 from tasks.charts.looks import Look, looks
 from tasks.charts.utility import utility
+from tasks.experiment.cell_list import listed_cells, read_results
 from tasks.experiment.guarantee import shared_guarantees
-from tasks.experiment.listed import listed_cells, read_results
 from tasks.metrics import ranked_by, title_of
+from tasks.mlflow import tracking
+from tasks.mlflow.page import run_ids, show
 from tasks.paths import AUDITS, DATA, EXPERIMENT, REPORT, RUNS
-from tasks.report.answer import answer_lines, caveats, further_lines, rankings
+from tasks.report.answer import answer_lines, best_cell, caveats, further_lines, headline, rankings
 from tasks.report.claims import claims, limit_of
-from tasks.report.headline import best_cell, headline
 from tasks.report.page import write, write_index
 from tasks.report.scores import score_table, scores_of
-from tasks.report.spending import totals, unlisted_spendings
 from tasks.report.steps_needed import STEPS_FILE, publish_steps, steps_needed, steps_over_seeds, with_steps
 from tasks.report.table import table
 from tasks.settings.params import load_settings
 from tasks.stage import run_stage
-from tasks.tracking_page import run_ids, show
 from tasks.workspace import keep_pages
 
 _log = logging.getLogger(__name__)
@@ -251,3 +250,50 @@ def _to_mlflow(name: str, pages: Path, results: list[Result], directories: Seque
 
 if __name__ == "__main__":
     run_stage(report)
+
+
+# Adds up what all runs on the same records have spent, those included that a report does not list.
+
+
+@dataclass(frozen=True)
+class Total:
+    """Epsilon and delta of everything that was released about one kind of unit, by basic composition.
+
+    Attributes:
+        runs: number of runs that are added up.
+        others: number of those runs that the report does not list.
+    """
+
+    unit: str
+    runs: int
+    others: int
+    epsilon: float
+    delta: float
+
+
+def unlisted_spendings(runs: Path, names: Collection[str]) -> list[Spending]:
+    """The spending of each run in ``runs`` that is not in ``names``; unfinished runs are included."""
+    folders = sorted(path for path in runs.iterdir() if path.is_dir() and path.name not in names)
+    return [spent for folder in folders if (spent := spending_of(folder))]
+
+
+def totals(results: Sequence[dict[str, Any]], others: Sequence[Spending] = ()) -> list[Total]:
+    """A total for every unit of privacy of ``results``.
+
+    A run of ``others`` counts if its ledger names the same records and unit, or does not say which ones.
+    """
+    sources = {result["data"] for result in results} | {""}
+    same = [one for one in others if one.data in sources]
+    return [_total(unit, results, same) for unit in sorted({result["unit"] for result in results})]
+
+
+def _total(unit: str, results: Sequence[dict[str, Any]], others: Sequence[Spending]) -> Total:
+    mine = [result for result in results if result["unit"] == unit]
+    more = [one for one in others if one.unit in (unit, "")]
+    return Total(
+        unit=unit,
+        runs=len(mine) + len(more),
+        others=len(more),
+        epsilon=math.fsum([*(float(result["epsilon_certified"]) for result in mine), *(one.epsilon for one in more)]),
+        delta=math.fsum([*(result["delta"] for result in mine), *(one.delta for one in more)]),
+    )

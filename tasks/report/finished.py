@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dptune.errors import ConfigError
-from dptune.files import read_json
+from dptune.core.errors import ConfigError
+from dptune.core.files import read_json
 from dptune.privacy.run_folder import RunFolder
 from tasks.charts.groups import Result
 from tasks.settings.training import RULE

@@ -6,7 +6,7 @@ import math
 
 from markupsafe import Markup
 
-from dptune.digits import at_least
+from dptune.core.digits import at_least
 
 DIVERGED = "diverged"
 _LARGE, _HUGE, _MOST_PLACES = 10_000, 1e9, 6

@@ -17,8 +17,8 @@ from urllib.parse import quote
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from dptune.digits import at_least, at_most
-from dptune.files import write_text
+from dptune.core.digits import at_least, at_most
+from dptune.core.files import write_text
 from tasks.charts.canvas import DARK, Figure, for_page, names_in, program
 from tasks.charts.looks import Look
 from tasks.paths import DATA, REPORT, REPORTS

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dptune.digits import at_most
+from dptune.core.digits import at_most
 from tasks.charts.canvas import save
 from tasks.charts.looks import looks
 from tasks.charts.policy import algorithm_of, by_label, noise_of, reward_looks, rewards, spread, study

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dptune.digits import at_most
+from dptune.core.digits import at_most
 from tasks.charts.canvas import save
 from tasks.charts.prediction import METRIC, Row, prediction, protocol_looks, protocol_name
 from tasks.report.numbers import digits4

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from statistics import fmean, stdev
 from typing import Any
 
-from dptune.metric import Metric
+from dptune.core.metric import Metric
 from tasks.charts.groups import Result, SeedGroup
 from tasks.metrics import shown_in
 

@@ -13,9 +13,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from dptune.files import jsonable, write_json
-from tasks import tracking
+from dptune.core.files import jsonable, write_json
 from tasks.metrics import SAMPLE, STEPS_SHARE
+from tasks.mlflow import tracking
 
 #: Perplexity of the same held-out records at every point of every curve. They are private: private telemetry has none.
 METRIC = SAMPLE.name

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from dptune.digits import at_most
-from dptune.files import read_json
-from dptune.tuning.card import NO_GUARANTEE, has_guarantee, why_not
-from dptune.tuning.sampling import Sampled
-from tasks.charts.canvas import save
-from tasks.charts.looks import looks
-from tasks.charts.synthetic import lengths
+import altair as alt
+
+from dptune.core.digits import at_most
+from dptune.core.files import read_json
+from dptune.job.card import NO_GUARANTEE, has_guarantee, why_not
+from dptune.job.sampling import Sampled
+from tasks.charts.canvas import Figure, Panel, save, values
+from tasks.charts.looks import BLUE, looks
 from tasks.experiment.result import CellResult
 from tasks.paths import AUDITS
 from tasks.report.claims import shown_epsilon
@@ -90,3 +93,41 @@ def audited(run: str) -> float | None:
     """The largest lower bound that an audit of the run shows; None if it was not audited, or nothing was planted."""
     file = AUDITS / run / "audit.json"
     return shown_epsilon(read_json(file)) if file.exists() else None
+
+
+# Lengths of synthetic texts. The texts alone are drawn: no private record is beside them.
+
+
+_MOST_BARS = 24
+
+
+def lengths(name: str, texts: Sequence[str]) -> Figure:
+    """How many texts are how long, in characters.
+
+    Args:
+        name: of the figure, and the stem of its picture.
+    """
+    counted = [len(text) for text in texts]
+    width = _width(max(counted) - min(counted) + 1)
+    found = Counter(length // width * width for length in counted)
+    rows = [
+        {"from": start, "to": start + width, "length": _range(start, start + width - 1), "texts": count, "zero": 0}
+        for start, count in sorted(found.items())
+    ]
+    x = alt.X("from:Q", title="characters of a text", scale=alt.Scale(zero=False, nice=False, padding=8))
+    y = alt.Y("texts:Q", title="texts", axis=alt.Axis(tickMinStep=1, format="~g"))
+    tooltip = [alt.Tooltip("length:N", title="characters"), alt.Tooltip("texts:Q", title="texts")]
+    bars = alt.Chart(values(rows)).mark_bar(color=BLUE[0], binSpacing=1)
+    drawn = bars.encode(x=x, x2="to:Q", y=y, y2="zero:Q", tooltip=tooltip)
+    return Figure(name, "Lengths of the SYNTHETIC texts", (Panel(drawn, "", 300),))
+
+
+def _width(span: int) -> int:
+    """The least of 1, 2, 5, 10, 20, ... characters with which so wide a range needs no more than ``_MOST_BARS``."""
+    least = span / _MOST_BARS
+    power = 10 ** max(0, math.floor(math.log10(least))) if least > 1 else 1
+    return next(step * power for step in (1, 2, 5, 10) if step * power >= least)
+
+
+def _range(first: int, last: int) -> str:
+    return f"{first} to {last}" if last > first else f"{first}"

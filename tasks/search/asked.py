@@ -5,13 +5,13 @@ from __future__ import annotations
 from hashlib import sha256
 from pathlib import Path
 
-from dptune.declarations import declared
-from dptune.errors import ConfigError
-from dptune.step_settings import ScheduleSettings
-from dptune.training.lora import Lora
-from dptune.tuning.search.space import Space
-from dptune.tuning.settings import RENAMED, TuneSettings
-from dptune.units import RECORD
+from dptune.core.declarations import declared
+from dptune.core.errors import ConfigError
+from dptune.core.lora import Lora
+from dptune.core.step_settings import ScheduleSettings
+from dptune.core.units import RECORD
+from dptune.job.search.space import Space
+from dptune.job.settings import RENAMED, TuneSettings
 from tasks.paths import SEARCH
 from tasks.search.twin import check_twin
 from tasks.settings.experiment import Model

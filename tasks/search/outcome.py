@@ -13,14 +13,13 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-from dptune.errors import ConfigError, DivergedError, DptuneError
-from dptune.files import read_json, write_json
+from dptune.core.errors import ConfigError, DivergedError, DptuneError
+from dptune.core.files import read_json, write_json
+from dptune.job.prepare import PreparedRun
+from dptune.job.run import Tuned, check_same
+from dptune.job.weights import weights_in
 from dptune.privacy.run_folder import RunFolder
-from dptune.privacy.runs_within import FOLDER, runs_within
-from dptune.privacy.set_aside import earlier_runs, spending_of
-from dptune.tuning.prepare import PreparedRun
-from dptune.tuning.run import Tuned, check_same
-from dptune.tuning.weights import weights_in
+from dptune.privacy.set_aside import FOLDER, earlier_runs, runs_within, spending_of
 
 _log = logging.getLogger(__name__)
 

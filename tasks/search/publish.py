@@ -6,10 +6,10 @@ import json
 from pathlib import Path
 from typing import Any
 
-from dptune.files import read_json
+from dptune.core.files import read_json
 from dptune.privacy.certificate import FILE
 from dptune.privacy.run_folder import RunFolder
-from tasks import tracking
+from tasks.mlflow import tracking
 
 #: The experiment of MLflow that holds a run for each search.
 EXPERIMENT = "search"

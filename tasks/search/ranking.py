@@ -17,18 +17,17 @@ from typing import Any
 
 from scipy.stats import spearmanr
 
-from dptune.digits import at_most
-from dptune.errors import ConfigError
-from dptune.files import private_directory
+from dptune.core.digits import at_most
+from dptune.core.errors import ConfigError
+from dptune.core.files import private_directory
+from dptune.job.card import HELD_OUT
+from dptune.job.prepare import PreparedRun
+from dptune.job.run import Tuned, run
+from dptune.job.search.rehearsal import Rehearsed
+from dptune.job.search.space import Configuration
 from dptune.mechanisms.planning import price
-from dptune.privacy.runs_within import FOLDER
-from dptune.privacy.set_aside import earlier_runs
-from dptune.privacy.spent import Register
-from dptune.tuning.card import HELD_OUT
-from dptune.tuning.prepare import PreparedRun
-from dptune.tuning.run import Tuned, run
-from dptune.tuning.search.rehearsal import Rehearsed
-from dptune.tuning.search.space import Configuration
+from dptune.privacy.set_aside import FOLDER, earlier_runs
+from dptune.privacy.spent_budgets.register import Register
 from tasks.search.outcome import figure_of, forget_weights, is_priced
 
 _log = logging.getLogger(__name__)

@@ -13,39 +13,43 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext, redirect_stderr, redirect_stdout
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from dptune.corpus.reading.read import Sides
-from dptune.digits import at_most
-from dptune.errors import ConfigError, DptuneError
-from dptune.files import PRIVATE_FILE, forget_times, locked, private_directory, read_json, write_json
+from dptune.core.digits import at_most
+from dptune.core.errors import ConfigError, DataError, DptuneError
+from dptune.core.files import PRIVATE_FILE, forget_times, locked, private_directory, read_json, write_json
+from dptune.core.units import RECORD
+from dptune.job.base import open_base
+from dptune.job.card import PUBLIC
+from dptune.job.prepare import PreparedRun, prepare_sides
+from dptune.job.run import Tuned, paid_before, working_in
+from dptune.job.run import run_here as run_once
+from dptune.job.search.kinds import settings_of
+from dptune.job.search.rehearsal import Rehearsed, rehearsed
+from dptune.job.search.search import NoWinnerError, id_of, search
+from dptune.job.settings import TuneSettings
 from dptune.mechanisms.planning import price
 from dptune.privacy.certificate import FILE, SearchCertificate, read_certificate
 from dptune.privacy.run_folder import RunFolder
-from dptune.privacy.runs_within import runs_within
-from dptune.privacy.spent import Register
-from dptune.tuning.base import open_base
-from dptune.tuning.card import PUBLIC
-from dptune.tuning.prepare import PreparedRun, prepare_sides
-from dptune.tuning.run import Tuned, paid_before, working_in
-from dptune.tuning.run import run_here as run_once
-from dptune.tuning.search.kinds import settings_of
-from dptune.tuning.search.rehearsal import Rehearsed, rehearsed
-from dptune.tuning.search.search import NoWinnerError, id_of, search
-from dptune.tuning.settings import TuneSettings
-from dptune.units import RECORD
-from tasks.paths import FAILURES, SEARCH, SPENT
+from dptune.privacy.set_aside import runs_within
+from dptune.privacy.spent_budgets.register import Register
+from dptune.records.parquet_file import read_about
+from dptune.records.reading.read import Sides
+from dptune.records.reading.record import Chat, Content, PromptTarget, Text
+from dptune.records.reading.source import RecordSource
+from tasks.paths import EVAL, FAILURES, PUBLIC_VALIDATION, SEARCH, SPENT
 from tasks.search.asked import check_search, digest_of, folder_of, in_the_file, model_of, tune_settings
-from tasks.search.before import refuse_paid
 from tasks.search.outcome import check_ended, forget_losers, unless_diverged
+from tasks.search.preflight import refuse_paid
+from tasks.search.publishable import told_of, told_of_nothing
 from tasks.search.ranking import check_held_out, rank_privately
-from tasks.search.records import about_records, check_records, public_source, read_sides
-from tasks.search.told import told_of, told_of_nothing
 from tasks.search.twin import UNIT, twin_name, twin_source
 from tasks.settings.params import Settings, load_settings
+from tasks.split_records import ATTACK_SIDE, TRAIN_SIDE, split_records
 from tasks.stage import keep_failure, keep_text, run_command
 
 _log = logging.getLogger("tasks.search")  # this module is also run as a command
@@ -275,3 +279,58 @@ def _turn(name: str) -> Iterator[None]:
 
 if __name__ == "__main__":
     run_command(main)
+
+
+# The records that a search reads: the sides of the split before any canary was planted, and the public records.
+
+
+_MADE_BY = {TRAIN_SIDE: "split", EVAL: "split", ATTACK_SIDE: "split", PUBLIC_VALIDATION: "validation"}
+
+
+def check_records(settings: Settings) -> None:
+    """Raise DataError for a file that no stage made yet, ConfigError for one that was split by another unit."""
+    for file, stage in _MADE_BY.items():
+        if not file.is_file():
+            raise DataError(f"is missing: the stage {stage} makes it", fix=f"run `dvc repro {stage}`", file=file)
+    for file in (TRAIN_SIDE, EVAL, ATTACK_SIDE):
+        if (unit := read_about(file).get("unit")) != settings.data.unit:
+            problem = f"is {settings.data.unit}, and {file} was split by {unit}"
+            raise ConfigError("data.unit", problem, fix="run `dvc repro split`, or use that unit")
+
+
+def read_sides(settings: Settings) -> Sides:
+    """All records of a search. Private, but for ``public``.
+
+    Raises: DataError for unreadable files; ConfigError if candidates would be scored on units that also train.
+    """
+    read = split_records
+    sides = Sides(read(TRAIN_SIDE), eval=read(EVAL), public=read(PUBLIC_VALIDATION))
+    shared = sides.shared_units
+    if settings.data.unit != RECORD and settings.search.asked.score.on == "held_out" and shared:
+        some = "some" if settings.experiment.telemetry == "private" else shared
+        problem = f"is noisy, and {some} units have records on both sides of the split"
+        raise ConfigError("search.score", problem, fix="use public, or {on: train}, or another data.parts")
+    return replace(sides, test=split_records(ATTACK_SIDE))
+
+
+def about_records() -> dict[str, Any]:
+    """The public description of the records."""
+    return read_about(TRAIN_SIDE)
+
+
+def public_source(sides: Sides) -> RecordSource:
+    """The public records as the library reads rows, for rehearsals."""
+    return RecordSource((), public=[_row(record.content) for record in sides.public])
+
+
+def _row(content: Content) -> dict[str, Any]:
+    match content:
+        case Text(text):
+            return {"text": text}
+        case PromptTarget(prompt, target):
+            return {"prompt": prompt, "completion": target}
+        case Chat(messages, inputs, prompt):
+            if prompt:
+                return {"prompt": list(messages[:prompt]), "completion": list(messages[prompt:]), **inputs}
+            return {"messages": list(messages), **inputs}
+    raise ConfigError("search.score", "rehearsal has no classifiers yet", fix="use noisy")

@@ -11,13 +11,13 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 
-from dptune.corpus.narratives import write_narratives
-from dptune.corpus.reading.source import RecordSource
-from dptune.corpus.records import Records, read_records
-from dptune.corpus.sources import acquire_synthetic
-from dptune.corpus.splits import keys_of
-from dptune.errors import ConfigError
-from dptune.units import RECORD
+from dptune.core.errors import ConfigError
+from dptune.core.units import RECORD
+from dptune.records.diabetes.narratives import write_narratives
+from dptune.records.diabetes.sources import acquire_synthetic
+from dptune.records.parquet_file import Records, read_records
+from dptune.records.reading.source import RecordSource
+from dptune.records.splits import keys_of
 from tasks.settings.params import Settings
 
 #: Sources whose records are verbalised from the columns that the generator has.

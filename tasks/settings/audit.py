@@ -7,7 +7,7 @@ from typing import Annotated
 from annotated_types import Ge, Gt, Le, Lt
 from pydantic import ValidationInfo, field_validator
 
-from dptune.bounds import CountOrZero, Few, Rows, Seed
+from dptune.core.bounds import CountOrZero, Few, Rows, Seed
 from tasks.settings.strict import StrictModel
 
 _LEAST = {"shadows": 4, "step_trials": 500}

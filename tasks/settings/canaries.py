@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import field_validator
 
-from dptune.bounds import Few, FewOrZero, Seed
+from dptune.core.bounds import Few, FewOrZero, Seed
 from tasks.settings.strict import StrictModel
 
 

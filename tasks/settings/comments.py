@@ -11,7 +11,7 @@ import re
 import textwrap
 from pathlib import Path
 
-from dptune.declarations import sentences
+from dptune.core.declarations import sentences
 from tasks.settings.training import TrainingSettings
 
 _FILE = Path("params.yaml")

@@ -11,14 +11,14 @@ from typing import Annotated, Any
 from annotated_types import Ge, Lt
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
-from dptune.bounds import Rows, Seed
-from dptune.corpus.benchmarks import BENCHMARKS
-from dptune.corpus.catalogue import SourceSettings, find_source
-from dptune.corpus.files import form_at, source_of
-from dptune.corpus.reading.formats import FORMATS
-from dptune.corpus.reading.source import RecordSource, refuse_same
-from dptune.errors import ConfigError, DataError, DptuneError
-from dptune.units import RECORD
+from dptune.core.bounds import Rows, Seed
+from dptune.core.errors import ConfigError, DataError, DptuneError
+from dptune.core.units import RECORD
+from dptune.records.benchmarks import BENCHMARKS
+from dptune.records.catalogue import SourceSettings, find_source
+from dptune.records.own_files import form_at, source_of
+from dptune.records.reading.formats import FORMATS
+from dptune.records.reading.source import RecordSource, refuse_same
 from tasks.paths import RAW_MANIFEST
 from tasks.settings.strict import FilePath, StrictModel, Unit, as_value_error
 

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from annotated_types import Ge, Le
 from pydantic import AfterValidator, Field, field_validator
 
-from dptune.bounds import Delta, Epsilon, Seed
+from dptune.core.bounds import Delta, Epsilon, Seed
 from tasks.settings.strict import Name, StrictModel, Title, distinct, printable
 
 if TYPE_CHECKING:
-    from dptune.training.model import ModelSource
+    from dptune.training.models.model import ModelSource
 
 _Device = Annotated[str, Field(pattern=r"^(cpu|mps|cuda(:\d{1,3})?)$")]
 _Source = Annotated[str, Field(min_length=1, max_length=4096), AfterValidator(printable)]
@@ -39,7 +39,7 @@ class Model(StrictModel):
     @property
     def weights(self) -> ModelSource:
         """The source of the weights, for the library. Raises: ConfigError unless it is there, or pinned."""
-        from dptune.training.model import ModelSource
+        from dptune.training.models.model import ModelSource
 
         return ModelSource(self.source, self.revision, self.dtype, self.load_in_4bit)
 

@@ -9,8 +9,8 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler, TypeAdapter, ValidationError
 from pydantic_core import CoreSchema, InitErrorDetails, core_schema
 
-from dptune.declarations import sentences
-from dptune.errors import ConfigError
+from dptune.core.declarations import sentences
+from dptune.core.errors import ConfigError
 from tasks.settings.plain_numbers import plain_numbers
 from tasks.settings.strict import text_of
 

@@ -7,14 +7,14 @@ from typing import Annotated, Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from dptune.bounds import LearningRate
-from dptune.errors import ConfigError
-from dptune.invalid import problem_of
+from dptune.core.bounds import LearningRate
+from dptune.core.errors import ConfigError
+from dptune.core.update_rule import UpdateRule
+from dptune.core.validation_errors import problem_of
 from dptune.mechanisms.mechanism import Mechanism
 from dptune.mechanisms.options import option_names
 from dptune.mechanisms.registry import build, takes_noise
 from dptune.privacy.run_header import ACCOUNTINGS
-from dptune.update_rule import UpdateRule
 from tasks.settings.experiment import Epsilons, Experiment
 from tasks.settings.plain_numbers import PlainNumbers
 from tasks.settings.sweeps import combinations

@@ -7,10 +7,10 @@ from typing import Annotated, Any
 
 from pydantic import Field, ValidationError, field_validator, model_validator
 
-from dptune.errors import ConfigError
-from dptune.plugins import load
-from dptune.streams import read_input
-from dptune.training.lora import Lora
+from dptune.core.errors import ConfigError
+from dptune.core.lora import Lora
+from dptune.core.plugins import load
+from dptune.core.streams import read_input
 from tasks.settings.audit import Audit
 from tasks.settings.canaries import Canaries
 from tasks.settings.data import Data

@@ -9,8 +9,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 
-from dptune.bounds import CountOrZero, Delta, Seed
-from dptune.errors import ConfigError
+from dptune.core.bounds import CountOrZero, Delta, Seed
+from dptune.core.errors import ConfigError
 from dptune.mechanisms.options import make_part
 from dptune.policy.environments.schedule import PolicyTraining
 from dptune.policy.method import Dppg, calibrated_method, check_accounting, method_of

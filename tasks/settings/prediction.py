@@ -8,9 +8,9 @@ from typing import Annotated, Literal
 from annotated_types import Ge, Gt, Le
 from pydantic import Field, model_validator
 
-from dptune.bounds import Chance, Count, Epsilon, Rows
+from dptune.core.bounds import Chance, Count, Epsilon, Rows
+from dptune.core.units import RECORD
 from dptune.prediction.shard_tuning import ShardTuning
-from dptune.units import RECORD
 from tasks.settings.library_section import LibrarySection
 from tasks.settings.strict import StrictModel, Unit
 

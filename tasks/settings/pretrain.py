@@ -7,9 +7,9 @@ from typing import Annotated, Literal
 
 from annotated_types import Ge
 
-from dptune.bounds import Rows, Seed, Share
-from dptune.errors import ConfigError
-from dptune.training.public_model import Pretraining
+from dptune.core.bounds import Rows, Seed, Share
+from dptune.core.errors import ConfigError
+from dptune.training.models.public_model import Pretraining
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,8 +9,8 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
-from dptune.errors import ConfigError
-from dptune.invalid import problem_of
+from dptune.core.errors import ConfigError
+from dptune.core.validation_errors import problem_of
 
 _FIX = "correct these entries"
 

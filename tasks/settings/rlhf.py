@@ -9,10 +9,10 @@ from typing import Annotated, Literal
 from annotated_types import Ge, Gt, Lt, MinLen
 from pydantic import ValidationError
 
-from dptune.bounds import Chance, Delta, Epsilon, Few, FewOrZero, Seed
-from dptune.errors import ConfigError
+from dptune.core.bounds import Chance, Delta, Epsilon, Few, FewOrZero, Seed
+from dptune.core.errors import ConfigError
+from dptune.core.lora import Lora
 from dptune.policy.language.schedule import BanditSettings
-from dptune.training.lora import Lora
 from tasks.settings.library_section import LibrarySection, read_section
 from tasks.settings.refusals import refusal
 from tasks.settings.strict import STRICT

@@ -9,11 +9,11 @@ from annotated_types import Ge, Le
 from pydantic import Field, ValidationError, model_validator
 from pydantic_core import InitErrorDetails
 
-from dptune.bounds import Epsilon, NotNegative, Rows, Seed
-from dptune.errors import ConfigError
+from dptune.core.bounds import Epsilon, NotNegative, Rows, Seed
+from dptune.core.errors import ConfigError
+from dptune.job.search.settings import SearchSettings
 from dptune.privacy.selection import Bound
 from dptune.privacy.selection_law import DEFAULT_SHAPE
-from dptune.tuning.search.settings import SearchSettings
 from tasks.settings.strict import Name, StrictModel, text_of
 
 Table = dict[str, Any]

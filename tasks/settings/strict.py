@@ -1,4 +1,4 @@
-"""The base of the sections of params.yaml, and types of entries that are texts; ``dptune.bounds`` has the numbers."""
+"""The base of the sections of params.yaml, and types of entries that are texts; ``dptune.core.bounds`` has the numbers."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, GetCoreSchemaHandler
 from pydantic_core import CoreSchema
 
-from dptune.errors import ConfigError
-from dptune.units import check_unit
+from dptune.core.errors import ConfigError
+from dptune.core.units import check_unit
 from tasks.settings.plain_numbers import plain_numbers
 
 _LONGEST_NAME = 64  # a run's folder holds the names of a model and a mechanism, and file systems stop at 255 bytes

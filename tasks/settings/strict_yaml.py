@@ -12,8 +12,8 @@ import yaml
 from yaml.constructor import ConstructorError
 from yaml.nodes import MappingNode, ScalarNode
 
-from dptune.errors import ConfigError
-from dptune.options import assignments
+from dptune.core.errors import ConfigError
+from dptune.core.overrides import assignments
 
 
 class _OnceLoader(yaml.SafeLoader):

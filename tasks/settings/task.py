@@ -7,9 +7,9 @@ from typing import Annotated, Literal
 from annotated_types import Ge, Le
 from pydantic import Field, field_validator, model_validator
 
-from dptune.bounds import Count, CountOrZero, Few
-from dptune.corpus.reading.spelling import spelled
-from dptune.tuning.labels import HIDDEN, HIDDEN_NAMED, RENAME_HIDDEN
+from dptune.core.bounds import Count, CountOrZero, Few
+from dptune.job.labels import HIDDEN, HIDDEN_NAMED, RENAME_HIDDEN
+from dptune.records.reading.spelling import spelled
 from tasks.settings.strict import StrictModel, Title, distinct
 
 

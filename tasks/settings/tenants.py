@@ -9,9 +9,9 @@ from typing import Annotated, Any
 from annotated_types import Ge, Gt, Le, MinLen
 from pydantic import ValidationError
 
-from dptune.bounds import CountOrZero, Delta, Epsilon, Few, LearningRate, Positive, Rows, Seed
+from dptune.core.bounds import CountOrZero, Delta, Epsilon, Few, LearningRate, Positive, Rows, Seed
+from dptune.core.step_settings import StepSettings
 from dptune.policy.tenants.schedule import MetaTraining
-from dptune.step_settings import StepSettings
 from tasks.settings.library_section import read_section
 from tasks.settings.refusals import refusal
 from tasks.settings.strict import STRICT

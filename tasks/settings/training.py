@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
-from dptune.bounds import Count
-from dptune.step_settings import ScheduleSettings
-from dptune.update_rule import UpdateRule
+from dptune.core.bounds import Count
+from dptune.core.step_settings import ScheduleSettings
+from dptune.core.update_rule import UpdateRule
 
 #: Settings of the update rule.
 RULE = tuple(item.name for item in fields(UpdateRule))

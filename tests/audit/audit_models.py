@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
-from dptune.corpus.canaries import suffix
-from dptune.training.pretrain import train_tokenizer
+from dptune.records.canaries import suffix
+from dptune.training.models.pretrain import train_tokenizer
 
 torch.set_num_threads(1)  # so small that a second thread only waits for the first
 

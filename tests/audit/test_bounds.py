@@ -21,7 +21,7 @@ from dptune.audit.bounds import (
     one_run_p_value,
     rate_at_most,
 )
-from dptune.errors import ConfigError
+from dptune.core.errors import ConfigError
 
 CONFIDENCES = st.sampled_from([0.5, 0.9, 0.95, 0.999])
 DELTAS = st.sampled_from([0.0, 1e-8, 1e-5, 1e-3, 0.1])

@@ -19,15 +19,15 @@ from dptune.audit.crafted import CraftedCanaries, _Crafted, _Decoder
 from dptune.audit.one_run import OneRun, one_run
 from dptune.audit.refutation import refutation, run_certificate
 from dptune.audit.sampling import SampleRate, Unseen, audited_sample_rate
-from dptune.errors import ConfigError
+from dptune.core.errors import ConfigError
 from dptune.mechanisms.mechanism import Mechanism
 from dptune.mechanisms.planning import Schedule, calibrated, planned
 from dptune.mechanisms.registry import MECHANISMS, build, takes_noise
+from dptune.privacy.accounting.strategy import row_deviation, square_root
 from dptune.privacy.entropy import Entropy, FixedSeed
-from dptune.privacy.strategy import row_deviation, square_root
-from dptune.training.data import PrivacyUnits
+from dptune.training.gradients.parameter_groups import lora_pairs
 from dptune.training.loop import train
-from dptune.training.per_sample import lora_pairs
+from dptune.training.privacy_units import PrivacyUnits
 from dptune.training.spec import RunSpec
 
 DRAW = PrivacyUnits.draw

@@ -16,8 +16,8 @@ from scipy.stats import kstest
 from dptune.audit import draw as module
 from dptune.audit.draw import DrawAudit, audit_draw
 from dptune.privacy.entropy import Entropy, FixedSeed, uniform
-from dptune.training.data import PrivacyUnits
 from dptune.training.groups import Turn
+from dptune.training.privacy_units import PrivacyUnits
 
 DRAW = PrivacyUnits.draw
 COUNT, RATE, ALARM = 600, 0.1, 0.001 / 30

@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from dptune.audit.exposure import chance, exposure_of, exposures
-from dptune.audit.likelihood import Passage, ending_losses
-from dptune.corpus.canaries import ALPHABET, SECRET_LENGTH, suffix
-from dptune.errors import ConfigError, DataError
+from dptune.audit.text.extraction import chance, exposure_of, exposures
+from dptune.audit.text.likelihood import Passage, ending_losses
+from dptune.core.errors import ConfigError, DataError
+from dptune.records.canaries import ALPHABET, SECRET_LENGTH, suffix
 
 CANDIDATES = 63
 

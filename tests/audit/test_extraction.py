@@ -12,10 +12,10 @@ from audit_models import LENGTH, RECORD, SECRET, gpt2, memorised, tokenizer
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dptune.audit.extraction import GRAMS, PROMPT, compare, jaccard, recites, sample_endings
-from dptune.audit.likelihood import Passage
-from dptune.corpus.canaries import ALPHABET, suffix
-from dptune.errors import ConfigError
+from dptune.audit.text.extraction import GRAMS, PROMPT, compare, jaccard, recites, sample_endings
+from dptune.audit.text.likelihood import Passage
+from dptune.core.errors import ConfigError
+from dptune.records.canaries import ALPHABET, suffix
 
 TEXTS = st.lists(st.text("AB1", max_size=12), max_size=6)
 

@@ -11,9 +11,9 @@ import torch
 from audit_models import LENGTH, RECORD, SECRET, gpt2, tokenizer
 from transformers import ByT5Tokenizer
 
-from dptune.audit.likelihood import EndingLosses, Passage, ending_losses, endings_of_one_prompt
-from dptune.corpus.canaries import suffix
-from dptune.errors import ConfigError
+from dptune.audit.text.likelihood import EndingLosses, Passage, ending_losses, endings_of_one_prompt
+from dptune.core.errors import ConfigError
+from dptune.records.canaries import suffix
 
 PASSAGES = [
     Passage(RECORD, suffix(SECRET)),

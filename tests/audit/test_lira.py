@@ -7,9 +7,8 @@ import pytest
 from numpy.typing import NDArray
 from scipy.stats import norm
 
-from dptune.audit.lira import balanced_coins, lira_scores
-from dptune.audit.membership import auc
-from dptune.errors import ConfigError
+from dptune.audit.text.membership import auc, balanced_coins, lira_scores
+from dptune.core.errors import ConfigError
 
 Simulated = tuple[NDArray[np.float64], NDArray[np.bool_], NDArray[np.float64], NDArray[np.bool_]]
 

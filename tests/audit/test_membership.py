@@ -11,14 +11,14 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy.stats import mannwhitneyu
 
-from dptune.audit.membership import (
+from dptune.audit.text.membership import (
     auc,
     membership_report,
     roc,
     true_positive_rate,
     true_positive_rate_by_chance,
 )
-from dptune.errors import DataError
+from dptune.core.errors import DataError
 
 Scores = NDArray[np.float64]
 #: Few values, so that many tie.

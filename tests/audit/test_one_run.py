@@ -16,7 +16,7 @@ from scipy.stats import binom
 from dptune.audit import one_run as module
 from dptune.audit.bounds import gaussian_epsilon
 from dptune.audit.one_run import OneRun, one_run
-from dptune.errors import DataError
+from dptune.core.errors import DataError
 
 DELTA = 1e-5
 RUNS, CANARIES, CONFIDENCE = 1200, 60, 0.8

@@ -9,13 +9,12 @@ from tiny_models import row_loss
 from tiny_tokenizers import CHATML, MARKED, tokenizer
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from dptune.audit.extraction import before_secret
-from dptune.audit.likelihood import ending_losses, passage_ids
-from dptune.audit.passages import canary_passage, passage_of
-from dptune.corpus.canaries import content_with
-from dptune.corpus.reading.record import Chat, Content, PromptTarget, Record, Text
+from dptune.audit.text.extraction import before_secret
+from dptune.audit.text.likelihood import canary_passage, ending_losses, passage_ids, passage_of
+from dptune.records.canaries import content_with
+from dptune.records.reading.record import Chat, Content, PromptTarget, Record, Text
 from dptune.training.data import plain_ids
-from dptune.training.encoding import tokens_of
+from dptune.training.tokens.encoding import tokens_of
 
 SECRET, WIDTH = "abcdefghab", 64
 PAIR = PromptTarget("abc:", " def 1")

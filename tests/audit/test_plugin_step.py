@@ -12,8 +12,8 @@ import pytest
 from click.testing import Result
 from typer.testing import CliRunner
 
-from dptune import plugins
 from dptune.cli import app
+from dptune.core import plugins
 from dptune.mechanisms import registry
 from dptune.mechanisms.registry import CLIPPERS, MECHANISMS
 

@@ -11,12 +11,12 @@ import pytest
 import torch
 from audit_models import gpt2, tokenizer
 
-from dptune.audit.membership import auc
 from dptune.audit.one_run import one_run
-from dptune.audit.prompts import attack_figures, insert_secret, log_ratios, opening, secret_scores, update_scores
+from dptune.audit.text.membership import auc
+from dptune.audit.text.prompts import attack_figures, insert_secret, log_ratios, opening, secret_scores, update_scores
 from dptune.audit.verdict import Certificate
-from dptune.corpus.canaries import ALPHABET
-from dptune.errors import ConfigError
+from dptune.core.errors import ConfigError
+from dptune.core.lora import Lora
 from dptune.policy.language.learner import LanguageLearner
 from dptune.policy.language.lexicon import Lexicon
 from dptune.policy.language.policy import LanguagePolicy
@@ -26,7 +26,7 @@ from dptune.policy.language.training import train
 from dptune.policy.method import Dppg
 from dptune.privacy.entropy import OsEntropy
 from dptune.privacy.run_header import RunHeader
-from dptune.training.lora import Lora
+from dptune.records.canaries import ALPHABET
 
 TEXT = "The patient is well. The patient takes insulin twice a day."
 USERS, UPDATES, WIDTH = 16, 3, 32

@@ -18,7 +18,7 @@ from dptune.audit import refutation as module
 from dptune.audit.bounds import coins_refute, gaussian_epsilon, one_run_epsilon
 from dptune.audit.refutation import Refutation, refutation, run_certificate
 from dptune.audit.verdict import DELTAS, Certificate
-from dptune.errors import DataError
+from dptune.core.errors import DataError
 from dptune.privacy.release import Release
 from dptune.privacy.run_header import RunHeader
 

@@ -10,19 +10,19 @@ import pytest
 import torch
 
 from dptune.audit import rows
-from dptune.audit.cuts import best_cuts
+from dptune.audit.bounds import best_cuts
 from dptune.audit.rows import ROW_SCENES, audit_rows, fault_of_deal
-from dptune.audit.step import StepAudit
+from dptune.audit.scene import StepAudit
 from dptune.audit.verdict import certificate, judged
-from dptune.errors import ConfigError
+from dptune.core.errors import ConfigError
 from dptune.mechanisms.banded import BandedGaussian, _Window
 from dptune.mechanisms.mechanism import Mechanism
 from dptune.mechanisms.registry import build
+from dptune.privacy.accounting.strategy import column_norm
 from dptune.privacy.entropy import FixedSeed
 from dptune.privacy.release import Release
-from dptune.privacy.strategy import column_norm
-from dptune.training.data import PrivacyUnits
 from dptune.training.groups import Turn
+from dptune.training.privacy_units import PrivacyUnits
 
 pytestmark = pytest.mark.long
 

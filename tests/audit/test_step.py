@@ -18,9 +18,10 @@ from scipy.stats import binom
 from dptune.audit import step
 from dptune.audit.step import SCENES, audit_step
 from dptune.audit.verdict import certificate, judged
-from dptune.errors import ConfigError
+from dptune.core.errors import ConfigError
 from dptune.mechanisms import rldp
-from dptune.mechanisms.interfaces import Gradients, Knobs, Released
+from dptune.mechanisms.gradient_interfaces import Gradients
+from dptune.mechanisms.interfaces import Knobs, Released
 from dptune.mechanisms.mechanism import Mechanism
 from dptune.mechanisms.noise import Gaussian
 from dptune.mechanisms.planning import Schedule, price

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from dptune.audit.cuts import best_cuts
+from dptune.audit.bounds import best_cuts
 from dptune.audit.updates import _INTERFACE, _TRAINING, SCENES, _first, _later, _Runs, audit_updates
-from dptune.errors import ConfigError
+from dptune.core.errors import ConfigError
 from dptune.policy.aggregate import noisy_means
 from dptune.policy.environments.learner import PolicyLearner
 from dptune.policy.method import Dppg

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from scipy.special import ndtr
 from scipy.stats import binom
 
-from dptune.audit.step import StepAudit
+from dptune.audit.scene import StepAudit
 from dptune.audit.verdict import CHECKS, Certificate, Verdict, certificate, judged, noise_detectable
 from dptune.privacy.accountants import epsilons
-from dptune.privacy.laplace_mixtures import InverseScale
+from dptune.privacy.accounting.laplace_mixtures import InverseScale
 from dptune.privacy.release import Release
 
 DELTA = 1e-5

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from tiny_pipeline import SWIM, copied, prepare_environment, quick_pictures, static, write_params
 
-from dptune.files import write_text
+from dptune.core.files import write_text
 from tasks.experiment.finetune import run_cell as run_training
 from tasks.paths import POLICY, REPORT
 from tasks.policy.gradient import policy_cells, run_cell

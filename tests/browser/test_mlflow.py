@@ -22,14 +22,14 @@ from typing import Any
 import pytest
 from tiny_pipeline import BUDGET, built, cells, copied, prepare_environment
 
-from flows.guarded import listens, new_password
-from tasks import tracking
+from flows.server import listens, new_password
 from tasks.experiment import finetune
 from tasks.experiment.finetune import run_cells
-from tasks.page_links import PageLinks
-from tasks.report.headline import headline
-from tasks.tracking_digits import legible
-from tasks.tracking_page import run_ids, show
+from tasks.mlflow import tracking
+from tasks.mlflow.digits import legible
+from tasks.mlflow.page import run_ids, show
+from tasks.mlflow.page_links import PageLinks
+from tasks.report.answer import headline
 
 pytestmark = [pytest.mark.browser, pytest.mark.system]
 
@@ -102,7 +102,7 @@ def free_port() -> int:
 def start_server(port: int) -> subprocess.Popen[bytes]:
     """MLflow's server as `make ui` starts it."""
     where = ["--host", "127.0.0.1", "--port", str(port)]
-    command = [sys.executable, "-m", "uvicorn", "--factory", "flows.guarded:mlflow_app", *where]
+    command = [sys.executable, "-m", "uvicorn", "--factory", "flows.server:mlflow_app", *where]
     names = ("MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD")
     environment = {**os.environ, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"} | dict(zip(names, OWNER, strict=True))
     server = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from tiny_pipeline import BUDGET, QUICK_AUDIT, built, copied, prepare_environment, write_params
 
-from dptune.files import write_text
+from dptune.core.files import write_text
 from tasks.paths import REPORT
 from tests.browser.screenshots import keep
 from tests.flows.running_ui import RunningUi, without_dvc

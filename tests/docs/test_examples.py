@@ -9,7 +9,7 @@ import pytest
 import yaml
 from pages import PAGES, ROOT, Block, blocks
 
-from dptune.tuning.search.settings import SearchSettings
+from dptune.job.search.settings import SearchSettings
 from tasks.settings.params import load_settings
 
 _YAML = [

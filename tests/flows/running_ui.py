@@ -21,7 +21,7 @@ from uuid import uuid4
 import psutil
 import pytest
 
-from dptune.files import write_text
+from dptune.core.files import write_text
 
 #: Stands for DVC: the data is there already.
 _DVC = "print(\"Stage 'pretrain' didn't change, skipping\", flush=True)\n"

@@ -9,16 +9,16 @@ from typing import Any
 import pytest
 from tiny_pipeline import read_json, static
 
-from dptune.errors import DataError
-from dptune.files import write_json, write_text
+from dptune.core.errors import DataError
+from dptune.core.files import write_json, write_text
 from flows import audit as module
 from flows.audit import audit
-from flows.failures import FlowError
-from tasks import tracking
+from flows.command import FlowError
 from tasks.audit.attacks import audit_file
 from tasks.experiment.finetune import run_cell
+from tasks.mlflow import tracking
+from tasks.mlflow.digits import legible
 from tasks.paths import EXPERIMENT
-from tasks.tracking_digits import legible
 
 pytestmark = pytest.mark.system
 

@@ -25,16 +25,15 @@ from dptune.privacy.entropy import OsEntropy
 from dptune.training.loop import train
 from dptune.training.run import StepReport
 from flows.audit import audit
-from flows.command import _Plain
+from flows.command import CellError, FlowError, _Plain, flow_error
 from flows.experiment import experiment
-from flows.failures import CellError, FlowError, flow_error
 from flows.policy import policy
 from flows.prediction import prediction
 from flows.search import search
 from flows.server import cancel_run
 from flows.study import study
+from tasks.experiment.cell_list import standing
 from tasks.experiment.prepare import prepare, shared_inputs
-from tasks.experiment.standing import standing
 
 pytestmark = pytest.mark.system
 

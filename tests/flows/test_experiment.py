@@ -20,14 +20,15 @@ from typing import Any
 import pytest
 from tiny_pipeline import BUDGET, built, cells, copied, prepare_environment, read_json, write_params
 
-from dptune.corpus.records import read_records
-from dptune.errors import ConfigError
+from dptune.core.errors import ConfigError
 from dptune.privacy.ledger_file import read_ledger
-from flows import child, places
+from dptune.records.parquet_file import read_records
+from flows import child
 from flows import experiment as module
+from flows import runners as places
 from flows.experiment import available_devices, experiment
-from tasks import tracking
-from tasks.page_links import VIEW, remembered
+from tasks.mlflow import tracking
+from tasks.mlflow.page_links import VIEW, remembered
 from tasks.paths import EVAL, EXPERIMENT, FAILURES, NARRATIVES, REPORT, RUNS, SPLITS, TRAIN, planted_secrets
 from tasks.report.experiment import report
 from tasks.settings.params import load_settings

@@ -13,7 +13,7 @@ from flows import deployments as module
 from flows.deployments import deployments
 from flows.experiment import experiment
 from flows.form import FIELDS, OVERRIDES, changes, file_values
-from flows.names import grid_words
+from flows.pages import grid_words
 from flows.ui import _PAGE_SETTINGS
 from tasks.settings.params import load_settings
 

@@ -28,8 +28,7 @@ from starlette.testclient import TestClient
 from starlette.websockets import WebSocket, WebSocketDisconnect
 from tiny_pipeline import ROOT, mode
 
-from flows.guarded import Guarded, listens, new_password, prefect_app, prefect_settings
-from flows.server import OwnFlow
+from flows.server import Guarded, OwnFlow, listens, new_password, prefect_app, prefect_settings
 
 OTHERS = ("http://evil.example", "http://127.0.0.1:1", "http://localhost", "https://127.0.0.1:4200", "null", "")
 HOSTS = (

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from tiny_pipeline import prepare_environment, write_params
 
-from dptune.files import write_text
-from flows.own_folder import audit_folder_of, folder_of
+from dptune.core.files import write_text
+from flows.runners import audit_folder_of, folder_of
 from tasks.paths import DATA, EXPERIMENT, REPORTS
 from tasks.settings.params import Settings
 

@@ -13,7 +13,7 @@ from tiny_pipeline import ROOT, SWIM, params, prepare_environment, read_json
 
 from flows import policy as module
 from flows.policy import policy
-from tasks import tracking
+from tasks.mlflow import tracking
 from tasks.paths import POLICY, PUBLIC_NARRATIVES, SPLITS
 from tasks.policy.rlhf import cells, settings_of
 from tasks.policy.tenants import TENANTS

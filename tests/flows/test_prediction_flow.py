@@ -12,18 +12,18 @@ from tiny_pipeline import mode, nonprivate, read_json, static, write_params
 from typer.testing import CliRunner
 
 from dptune.cli import app
-from dptune.errors import ConfigError, DataError
-from dptune.files import write_json, write_text
-from dptune.privacy.spent import Register
+from dptune.core.errors import ConfigError, DataError
+from dptune.core.files import write_json, write_text
+from dptune.privacy.spent_budgets.register import Register
 from flows import prediction as module
-from flows.failures import FlowError
+from flows.command import FlowError
 from flows.prediction import prediction
-from tasks import tracking
 from tasks.experiment.finetune import run_cell
+from tasks.mlflow import tracking
+from tasks.mlflow.digits import legible
 from tasks.paths import ANSWERS, ENSEMBLES, EXPERIMENT, PREDICTION, SPENT
 from tasks.report.prediction import METRIC
 from tasks.stage import run_stage
-from tasks.tracking_digits import legible
 
 pytestmark = pytest.mark.system
 
@@ -125,7 +125,7 @@ def test_progress_of_work_in_a_flows_own_process_reaches_its_log(
     monkeypatch.chdir(tmp_path)
     run_stage(lambda: None)
     log = logging.getLogger("dptune")
-    assert logging.getLogger("dptune.progress").isEnabledFor(logging.INFO)
+    assert logging.getLogger("dptune.core.progress").isEnabledFor(logging.INFO)
     assert any(isinstance(handler, APILogHandler) for handler in log.handlers)
 
 

@@ -33,9 +33,9 @@ from tiny_pipeline import (
     write_params,
 )
 
-from dptune.corpus.records import read_records
-from dptune.errors import ConfigError
+from dptune.core.errors import ConfigError
 from dptune.privacy.ledger_file import read_ledger
+from dptune.records.parquet_file import read_records
 from dptune.training.evaluation import perplexity
 from flows import experiment as experiment_flow
 from flows import prediction as prediction_flow
@@ -43,17 +43,17 @@ from flows.audit import audit
 from flows.experiment import experiment
 from flows.policy import policy_of
 from flows.prediction import prediction
-from tasks import tracking
 from tasks.audit import attacks as audit_task
 from tasks.audit.target import load_target
 from tasks.experiment import finetune
 from tasks.experiment.cells import Cell
 from tasks.experiment.finetune import run_cell, run_cells
 from tasks.experiment.prepare import corpus_of
+from tasks.mlflow import tracking
+from tasks.mlflow.tracking import NO_TIME
 from tasks.paths import AUDITS, EVAL, EXPERIMENT, PREDICTION, REPORT, RUNS, SPLITS
 from tasks.report.experiment import report
 from tasks.settings.params import load_settings
-from tasks.tracking import NO_TIME
 
 pytestmark = pytest.mark.system
 

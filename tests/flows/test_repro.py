@@ -17,9 +17,8 @@ import psutil
 import pytest
 from rich.console import Console
 
-from dptune.progress import EVENTS, Meter
-from flows.display import StageDisplay
-from flows.repro import _close
+from dptune.core.progress import EVENTS, Meter
+from flows.repro import StageDisplay, _close
 
 pytestmark = pytest.mark.system
 
@@ -32,7 +31,7 @@ print("Stage 'acquire' didn't change, skipping", flush=True)
 print("Running stage 'train':\\n> python -m train\\nINFO chatter\\nWARNING odd", flush=True)
 print("Updating lock file 'dvc.lock'", flush=True)
 print("WARNING: No file hash info found for '/x/data/raw'. It won't be created.", flush=True)
-from dptune.progress import Meter
+from dptune.core.progress import Meter
 with Meter("cell one", total=4, unit="steps") as meter:
     time.sleep(0.4)
     meter.update(3)
@@ -124,7 +123,7 @@ sys.exit(subprocess.call(["/bin/sh", "-c", "sh '{root}/tasks/stage.sh' stepping"
 """
 _STEPPING = """
 import time
-from dptune.stopping import stop_request
+from dptune.core.interrupts import stop_request
 try:
     with stop_request() as asked:
         print("begun", flush=True)

@@ -21,13 +21,11 @@ import psutil
 import pytest
 from tiny_pipeline import ROOT, write_params
 
-from dptune.errors import ConfigError, DptuneError
-from dptune.files import locked, private_directory
+from dptune.core.errors import ConfigError, DptuneError
+from dptune.core.files import locked, private_directory
 from flows import runners
 from flows.experiment import CellError, experiment, fine_tune
-from flows.places import free_place
-from flows.runners import open_runner
-from flows.shared_folder import SharedFolder, shared_folder
+from flows.runners import SharedFolder, free_place, open_runner, shared_folder
 from tasks.paths import SEARCH
 from tasks.search import run as run_module
 from tasks.search.asked import digest_of
@@ -331,13 +329,13 @@ def test_a_flow_run_ends_with_the_killed_process_that_served_its_deployment(tmp_
 
 HOLDING = """
 from pathlib import Path
-from flows.places import free_place
+from flows.runners import free_place
 held = free_place(["cpu"], 1, Path({places!r}))
 held.__enter__()
 """
 STEPPING = """
 import os, time
-from dptune.stopping import stop_request
+from dptune.core.interrupts import stop_request
 with stop_request() as asked:
     print("begun", flush=True)
     while not (asked() and os.path.exists(os.environ["GO"])):
@@ -371,14 +369,14 @@ from pathlib import Path
 from prefect.server.api import server as module
 from prefect.server.api.server import SubprocessASGIServer
 from prefect.settings import PREFECT_API_AUTH_STRING
-from dptune.errors import DptuneError
-from dptune.files import locked, private_directory
-from flows.guarded import listens
+from dptune.core.errors import DptuneError
+from dptune.core.files import locked, private_directory
+from flows.server import listens
 from flows.server import SERVER_LOCK, end_server_with_me, own_server
 FAKE = '''
 import http.server, os, sys
 assert os.environ["PREFECT_SERVER_API_AUTH_STRING"] == os.environ["EXPECTED"], "the flow's own"
-assert "flows.guarded:prefect_app" in sys.argv
+assert "flows.server:prefect_app" in sys.argv
 http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), http.server.BaseHTTPRequestHandler).serve_forever()
 '''
 def start(self):

@@ -15,14 +15,14 @@ import pytest
 from running_flow import RunningFlow, charged
 from tiny_pipeline import BUDGET, UNITS, cells, read_json, write_params
 
-from dptune.files import write_text
+from dptune.core.files import write_text
+from dptune.job.search.plan import Plan
+from dptune.job.search.search import working_folder
 from dptune.privacy.calibration import sampling
 from dptune.privacy.certificate import FILE, read_certificate
 from dptune.privacy.ledger_file import read_ledger
-from dptune.tuning.search.plan import Plan
-from dptune.tuning.search.search import working_folder
-from tasks import tracking
 from tasks.experiment.cells import Cell
+from tasks.mlflow import tracking
 from tasks.paths import SEARCH
 
 pytestmark = [pytest.mark.scale, pytest.mark.timeout(1800)]

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from tiny_pipeline import prepare_environment, write_params
 
-from dptune.files import private_directory, write_json
+from dptune.core.files import private_directory, write_json
 from dptune.privacy.run_folder import RunFolder
-from dptune.privacy.runs_within import FOLDER
+from dptune.privacy.set_aside import FOLDER
 from flows import search as module
-from flows.failures import FlowError
+from flows.command import FlowError
 from tasks.search.asked import folder_of
 from tasks.settings.params import Settings, load_settings
 

@@ -47,7 +47,7 @@ run_flow(study, lambda: "at release 3 of 9")
 """
 STEPPING = """
 import os, sys, time
-from dptune.stopping import stop_request
+from dptune.core.interrupts import stop_request
 if os.path.exists("begun"):
     time.sleep(20)
     open("second attempt", "w").close()

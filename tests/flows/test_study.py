@@ -11,16 +11,16 @@ import pytest
 import yaml
 from tiny_pipeline import BUDGET, ROOT, read_json, static, write_params
 
-from dptune.files import write_text
+from dptune.core.files import write_text
+from flows.command import FlowError
 from flows.data import ALL_STAGES, DATA_STAGES
 from flows.deployments import audit_form, experiment_form, study_form
-from flows.failures import FlowError
 from flows.form import changes, file_values
-from flows.own_folder import folder_of
+from flows.runners import folder_of
 from flows.study import study
-from tasks import tracking
+from tasks.experiment.cell_list import write_list
 from tasks.experiment.finetune import run_cell
-from tasks.experiment.listed import write_list
+from tasks.mlflow import tracking
 from tasks.paths import AUDITED, DATA, EXPERIMENT, REPORT, REPORTS, RUNS
 from tasks.settings.params import load_settings
 

@@ -21,9 +21,9 @@ from running_ui import RunningUi, free_port, listening, without_dvc
 from safetensors import safe_open
 from tiny_pipeline import BUDGET, QUICK_AUDIT, read_json, write_params
 
-from dptune.files import write_text
+from dptune.core.files import write_text
 from dptune.privacy.ledger_file import read_ledger
-from tasks import tracking
+from tasks.mlflow import tracking
 from tasks.paths import EXPERIMENT, REPORT, RUNS
 
 pytestmark = pytest.mark.system

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from test_metrics import OUTPUTS, REFERENCES
 
-from dptune.errors import ConfigError
+from dptune.core.errors import ConfigError
 from dptune.generation import captions
 from dptune.generation.metrics import check_names, score
 

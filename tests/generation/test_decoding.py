@@ -11,7 +11,7 @@ from scipy.stats import chisquare
 from tiny_models import adapted
 from tiny_tokenizers import learned_pieces, tokenizer
 
-from dptune.errors import ConfigError
+from dptune.core.errors import ConfigError
 from dptune.generation.decoding import Continuation, Decoding, continuations, decode, seeded
 
 PROMPTS = ["a", "abc ab", "h: 123", "d"]

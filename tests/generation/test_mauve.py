@@ -13,10 +13,10 @@ import torch
 from tiny_models import gpt2
 from tiny_tokenizers import tokenizer
 
-from dptune.errors import ConfigError
+from dptune.core.errors import ConfigError
 from dptune.generation.mauve import Judge, check_number
 from dptune.generation.metrics import check_names, score
-from dptune.training.model import ModelSource
+from dptune.training.models.model import ModelSource
 
 WORDS = ["the", "patient", "was", "seen", "at", "home", "and", "is", "well", "again", "now"]
 

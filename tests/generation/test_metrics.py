@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from dptune.errors import ConfigError
+from dptune.core.errors import ConfigError
 from dptune.generation.metrics import METRICS, USUAL, score
 
 OUTPUTS = [

@@ -17,12 +17,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from dptune.audit.membership import membership_report
 from dptune.audit.one_run import one_run
 from dptune.audit.step import audit_step
+from dptune.audit.text.membership import membership_report
 from dptune.audit.updates import audit_updates
+from dptune.core.lora import Lora
+from dptune.core.update_rule import UpdateRule
+from dptune.mechanisms.agents.linear_agent import PARAMETERS
 from dptune.mechanisms.interfaces import Observation, RunFacts
-from dptune.mechanisms.linear_agent import PARAMETERS
 from dptune.mechanisms.planning import Schedule, calibrated, fitted, price
 from dptune.mechanisms.registry import MECHANISMS, build, takes_noise
 from dptune.policy.aggregate import noisy_means
@@ -39,20 +41,20 @@ from dptune.prediction.mollify import renyi_weights
 from dptune.prediction.protocols import FixedMixture
 from dptune.prediction.shard_tuning import ShardTuning
 from dptune.privacy.accountants import PUBLISHED_ACCOUNTANTS, epsilons, published_epsilon
+from dptune.privacy.accounting.laplace_mixtures import InverseScale
 from dptune.privacy.entropy import FixedSeed
-from dptune.privacy.laplace_mixtures import InverseScale
 from dptune.privacy.release import Composition, Release
 from dptune.privacy.run_header import RunHeader
-from dptune.training.data import PrivacyUnits, Tokens
+from dptune.training.data import Tokens
 from dptune.training.evaluation import mean_loss
+from dptune.training.gradients.parameter_groups import lora_pairs
+from dptune.training.gradients.per_sample import PairGradients
 from dptune.training.groups import Turn
 from dptune.training.loop import train
-from dptune.training.lora import Lora
-from dptune.training.model import attach_lora
-from dptune.training.per_sample import PairGradients, lora_pairs
+from dptune.training.models.model import attach_lora
+from dptune.training.privacy_units import PrivacyUnits
 from dptune.training.run import StepReport
 from dptune.training.spec import RunSpec, TrainingPlan, header_of
-from dptune.update_rule import UpdateRule
 
 Figures = dict[str, float]
 _SIZES, _BATCH, _STEPS = (3, 1, 4), 16.0, 12

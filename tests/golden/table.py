@@ -17,14 +17,14 @@ from typing import Any
 
 import yaml
 
-from dptune import update_rule
+from dptune.core import update_rule
+from dptune.core.lora import Lora
+from dptune.core.plugins import is_outside
 from dptune.mechanisms.options import option_defaults
 from dptune.mechanisms.registry import PARTS, part_version
-from dptune.plugins import is_outside
 from dptune.policy.environments.schedule import PolicyTraining
 from dptune.policy.method import Dppg
 from dptune.prediction.shard_tuning import ShardTuning
-from dptune.training.lora import Lora
 from tasks.experiment.cells import Cell
 from tasks.identity import REQUIRED, ROOT, SHARED, defaults_of, plain
 from tasks.settings.audit import Audit
@@ -88,7 +88,7 @@ def versions() -> dict[str, int]:
 def place_of(part: str) -> str:
     """The file in which a part's version is raised, and how it is called there."""
     if part in update_rule.VERSIONS:
-        return f'VERSIONS["{part}"] in dptune/update_rule.py'
+        return f'VERSIONS["{part}"] in dptune/core/update_rule.py'
     if part in own_parts():
         cls = own_parts()[part]
         return f"{cls.__name__}.VERSION in {Path(inspect.getfile(cls)).relative_to(ROOT)}"

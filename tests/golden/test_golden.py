@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 import torch
 
-from dptune import update_rule
+from dptune.core import update_rule
 from dptune.mechanisms.registry import MECHANISMS
-from dptune.privacy import accountants, filters
-from dptune.training import data, opening, optimizers, run
+from dptune.privacy import accountants
+from dptune.privacy.accounting import renyi_filter
+from dptune.training import data, optimizers, run, run_start
 from dptune.training.spec import TrainingPlan
 from tests.golden import table
 from tests.golden.runs import RUNS
@@ -92,9 +93,9 @@ def _published(accountant: str) -> Plant:
 
 
 def _more_momentum(patch: pytest.MonkeyPatch) -> None:
-    real = opening.make_optimizer
+    real = run_start.make_optimizer
     patch.setattr(
-        opening, "make_optimizer", lambda rule, *more: real(replace(rule, momentum=1.01 * rule.momentum), *more)
+        run_start, "make_optimizer", lambda rule, *more: real(replace(rule, momentum=1.01 * rule.momentum), *more)
     )
 
 
@@ -132,7 +133,7 @@ def _plants() -> dict[str, tuple[str, Plant]]:
     return found | {
         "accountant": ("accountant", _scaled(accountants, "pld_epsilon")),
         "calibration": ("budget of static, certified", _scaled(accountants, "pld_epsilon")),
-        "filter": ("budget of rldp, behind a filter", _scaled(filters, "renyi_cost")),
+        "filter": ("budget of rldp, behind a filter", _scaled(renyi_filter, "renyi_cost")),
         "sampler": ("sampler", _larger_rate),
         "loop": ("training", lambda patch: patch.setattr(
             TrainingPlan, "learning_rate_at", lambda self, *given: 1.01 * rate(self, *given))),
@@ -188,7 +189,7 @@ def test_a_changed_default_names_what_to_raise_and_a_new_one_is_only_recorded() 
     del other["Task"]["beams"]
     of_lora, of_task = table.problems_of_defaults(known, other)
     assert "Lora.alpha was 16 and is 8" in of_lora
-    assert "raise VERSION in dptune/step_settings.py by 1" in of_lora
+    assert "raise VERSION in dptune/core/step_settings.py by 1" in of_lora
     assert "Task.beams was 1 and is gone" in of_task
     new["Lora"]["another"] = None
     (sentence,) = table.problems_of_defaults(known, new)

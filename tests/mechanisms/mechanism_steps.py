@@ -13,7 +13,7 @@ from dptune.mechanisms.interfaces import Knobs, Observation, Released, RunFacts
 from dptune.mechanisms.mechanism import Mechanism
 from dptune.mechanisms.registry import build, takes_noise
 from dptune.privacy.entropy import FixedSeed
-from dptune.training.per_sample import PairGradients
+from dptune.training.gradients.per_sample import PairGradients
 
 torch.set_num_threads(1)
 

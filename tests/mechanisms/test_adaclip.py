@@ -17,12 +17,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from mechanism_steps import EXPECTED, SIZES, batch_of, observed, privatised, started
 
-from dptune.errors import ConfigError
+from dptune.core.errors import ConfigError
 from dptune.mechanisms.adaclip import AdaClip, Diagonal
 from dptune.mechanisms.interfaces import Knobs, Released, RunFacts
 from dptune.mechanisms.transformed import Transformed
 from dptune.privacy.entropy import FixedSeed
-from dptune.training.per_sample import PairGradients
+from dptune.training.gradients.per_sample import PairGradients
 
 torch.set_num_threads(1)
 

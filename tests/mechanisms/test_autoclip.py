@@ -10,7 +10,7 @@ import pytest
 import torch
 from mechanism_steps import RATE, batch_of, observed, privatised, started
 
-from dptune.errors import ConfigError
+from dptune.core.errors import ConfigError
 from dptune.mechanisms.planning import Schedule, calibrated, price
 from dptune.mechanisms.registry import build
 from dptune.privacy.accountants import epsilons

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from mechanism_steps import batch_of, privatised, started, sums, zeros
 
-from dptune.errors import ConfigError
+from dptune.core.errors import ConfigError
 from dptune.mechanisms.automatic import AutoS
 from dptune.mechanisms.psac import Psac
 from dptune.privacy.entropy import FixedSeed

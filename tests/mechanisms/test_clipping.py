@@ -12,13 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from dptune.errors import ConfigError
+from dptune.core.errors import ConfigError
 from dptune.mechanisms.clipping import Flat, Unclipped
 from dptune.mechanisms.control import Constant
 from dptune.mechanisms.interfaces import Knobs
 from dptune.mechanisms.mechanism import Mechanism
 from dptune.mechanisms.noise import Gaussian
-from dptune.training.per_sample import PairGradients
+from dptune.training.gradients.per_sample import PairGradients
 
 torch.set_num_threads(1)
 

@@ -14,14 +14,14 @@ from hypothesis import strategies as st
 from mechanism_steps import RATE, SIZES, RepeatedWord, batch_of, started, sums
 from scipy import stats
 
-from dptune.errors import ConfigError
+from dptune.core.errors import ConfigError
 from dptune.mechanisms.laplace_noise import PRESETS, Laplace, LmoDp, Plrvo, _tail_quantiles, laplace_mixture
 from dptune.mechanisms.noise import Gaussian
 from dptune.mechanisms.planning import Schedule, calibrated, price
 from dptune.mechanisms.registry import build, lacks_noise, of_model, takes_noise
 from dptune.privacy.accountants import epsilons
+from dptune.privacy.accounting.laplace_mixtures import InverseScale
 from dptune.privacy.entropy import LARGEST_LOG_TAIL, FixedSeed, OsEntropy
-from dptune.privacy.laplace_mixtures import InverseScale
 
 COORDINATES = 200_000
 CPU = torch.device("cpu")

@@ -17,13 +17,12 @@ from mechanism_steps import RATE, SIZES, batch_of, observed, plain, privatised, 
 from typer.testing import CliRunner
 
 from dptune.cli import app
-from dptune.errors import ConfigError
-from dptune.mechanisms.linear_agent import FEATURES, PARAMETERS, LinearAgent, initial_parameters, pair_features
+from dptune.core.errors import ConfigError
+from dptune.mechanisms.agents.linear_agent import FEATURES, PARAMETERS, LinearAgent, initial_parameters, pair_features
+from dptune.mechanisms.agents.policy_file import SavedPolicy, fits_unit
 from dptune.mechanisms.mechanism import Mechanism
-from dptune.mechanisms.planning import Schedule, calibrated, planned, price
-from dptune.mechanisms.policy_file import SavedPolicy, fits_unit
+from dptune.mechanisms.planning import Schedule, calibrated, check_candidate, planned, price
 from dptune.mechanisms.registry import build
-from dptune.mechanisms.selection_planning import check_candidate
 from dptune.policy.method import Dppg
 from dptune.policy.tenants.training import POLICY
 from dptune.privacy.accountants import epsilons, pld_epsilon

@@ -9,14 +9,14 @@ import pytest
 import torch
 from mechanism_steps import EXPECTED, RATE, SIZES, batch_of, observed, plain, privatised, started, sums, zeros
 
-from dptune.errors import ConfigError
+from dptune.core.errors import ConfigError
 from dptune.mechanisms.interfaces import Released
 from dptune.mechanisms.mechanism import Mechanism
 from dptune.mechanisms.registry import CLIPPERS, MECHANISMS, build
 from dptune.privacy.accountants import epsilons
 from dptune.privacy.entropy import Entropy, FixedSeed, OsEntropy
 from dptune.privacy.release import UNBOUNDED
-from dptune.training.per_sample import PairGradients
+from dptune.training.gradients.per_sample import PairGradients
 
 torch.set_num_threads(1)
 

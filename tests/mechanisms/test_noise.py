@@ -10,7 +10,7 @@ import torch
 from mechanism_steps import RepeatedWord
 from scipy import stats
 
-from dptune.errors import ConfigError
+from dptune.core.errors import ConfigError
 from dptune.mechanisms import noise
 from dptune.mechanisms.noise import Gaussian, NoNoise, draw_by_quantile, on_device, standard_normal
 from dptune.mechanisms.registry import MECHANISMS, build, lacks_noise

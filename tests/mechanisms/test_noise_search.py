@@ -17,16 +17,20 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dptune.errors import ConfigError
+from dptune.core.errors import ConfigError
 from dptune.mechanisms import published_search
-from dptune.mechanisms.certified_search import OBJECTIVES, certified_search
 from dptune.mechanisms.laplace_noise import PRESETS, LmoDp, Plrvo
+from dptune.mechanisms.noise_search import OBJECTIVES, Found, Request, certified_search, search_noise, write_found
 from dptune.mechanisms.planning import Schedule, calibrated, planned, price
 from dptune.mechanisms.published_search import PlrvoProblem, lmo_dp_search
 from dptune.mechanisms.registry import build, takes_noise
-from dptune.noise_search import Found, Request, search_noise, write_found
-from dptune.privacy.laplace_mixtures import InverseScale
-from dptune.privacy.published import lmo_dp_epsilon, lmo_dp_step_epsilon, lmo_dp_step_target, plrvo_epsilon
+from dptune.privacy.accounting.laplace_mixtures import InverseScale
+from dptune.privacy.accounting.published_accountants import (
+    lmo_dp_epsilon,
+    lmo_dp_step_epsilon,
+    lmo_dp_step_target,
+    plrvo_epsilon,
+)
 
 #: One step without sampling is priced fast.
 SCHEDULE = Schedule(1.0, 1, 1e-5)
@@ -163,7 +167,7 @@ FRACTION = st.floats(0.0, 1.0)
 @settings(max_examples=15)
 @given(uniform=st.floats(0.01, 1), gamma=FRACTION, k=st.floats(0.5, 2), ratio=st.floats(0.01, 8 / 9))
 def test_no_shape_of_the_family_does_better(uniform: float, gamma: float, k: float, ratio: float) -> None:
-    from dptune.mechanisms.certified_search import _lmo_shape
+    from dptune.mechanisms.noise_search import _lmo_shape
 
     best = certified("lmo_dp", "variance")
     shape = _lmo_shape(uniform, gamma, math.log(k), ratio)
@@ -222,7 +226,7 @@ def test_a_picture_that_fails_leaves_nothing_half_written(tmp_path: Path, monkey
     def broken(*_: Any) -> None:
         raise OSError("disk full")
 
-    monkeypatch.setattr("dptune.noise_search.draw_densities", broken)
+    monkeypatch.setattr("dptune.mechanisms.noise_search.draw_densities", broken)
     with pytest.raises(OSError, match="disk full"):
         write_found(found(), tmp_path / "out")
     assert {path.name for path in (tmp_path / "out").iterdir()} == {"profile.yaml", "search.json"}

@@ -12,10 +12,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from mechanism_steps import RATE, SIZES, batch_of, privatised, started, sums, zeros
 
-from dptune.errors import ConfigError
+from dptune.core.errors import ConfigError
+from dptune.mechanisms.groupwise_clipping import PerPair, normalised
 from dptune.mechanisms.interfaces import Knobs
-from dptune.mechanisms.per_pair import PerPair, normalised
-from dptune.training.per_sample import PairGradients
+from dptune.training.gradients.per_sample import PairGradients
 
 torch.set_num_threads(1)
 

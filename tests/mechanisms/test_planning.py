@@ -14,18 +14,18 @@ import pytest
 import torch
 from scipy.linalg import toeplitz
 
-from dptune.errors import ConfigError
+from dptune.core.errors import ConfigError
+from dptune.mechanisms.agents.policy_file import SavedPolicy
 from dptune.mechanisms.mechanism import Mechanism
 from dptune.mechanisms.planning import Calibrated, Schedule, calibrated, noise_options, planned, price
-from dptune.mechanisms.policy_file import SavedPolicy
 from dptune.mechanisms.registry import build
 from dptune.privacy.accountants import pld_epsilon
+from dptune.privacy.accounting.published_accountants import plrvo_epsilon, plrvo_one_coordinate_epsilon
+from dptune.privacy.accounting.strategy import error
 from dptune.privacy.ledger import Ledger
 from dptune.privacy.ledger_file import read_ledger
-from dptune.privacy.published import plrvo_epsilon, plrvo_one_coordinate_epsilon
 from dptune.privacy.release import Release
 from dptune.privacy.run_header import RunHeader
-from dptune.privacy.strategy import error
 
 torch.set_num_threads(1)
 

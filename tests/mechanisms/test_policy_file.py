@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 import torch
 
-from dptune.errors import ConfigError
+from dptune.core.errors import ConfigError
+from dptune.mechanisms.agents.policy_file import SavedPolicy
+from dptune.mechanisms.agents.sac import SacOptions, SoftActorCritic
 from dptune.mechanisms.planning import Schedule, calibrated, price
-from dptune.mechanisms.policy_file import SavedPolicy
 from dptune.mechanisms.registry import build
-from dptune.mechanisms.sac import SacOptions, SoftActorCritic
 from dptune.privacy.accountants import pld_epsilon
 from dptune.privacy.release import Release
 from dptune.privacy.run_header import RunHeader

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from mechanism_steps import batch_of, privatised, started, sums
 
-from dptune.errors import ConfigError
+from dptune.core.errors import ConfigError
 from dptune.mechanisms.psac import Psac
 
 torch.set_num_threads(1)

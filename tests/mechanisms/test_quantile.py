@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from mechanism_steps import EXPECTED, RATE, batch_of, observed, privatised, shift, started, sums
 
-from dptune.errors import ConfigError
+from dptune.core.errors import ConfigError
 from dptune.mechanisms.interfaces import Released
 from dptune.mechanisms.mechanism import Mechanism
 from dptune.mechanisms.quantile import Quantile

@@ -22,17 +22,17 @@ from mechanism_steps import EXPECTED, RATE, SIZES, batch_of, observed, plain, pr
 from safetensors.torch import load_file, save_file
 from scipy import stats
 
-from dptune.errors import ConfigError
+from dptune.core.errors import ConfigError
+from dptune.mechanisms.agents.policy_file import SavedPolicy
+from dptune.mechanisms.agents.rl import NOISE_RANGE, batch_size_of_mistral, moved_noise, reward
+from dptune.mechanisms.agents.sac import SacOptions, SoftActorCritic
 from dptune.mechanisms.interfaces import Knobs, Released, RunFacts
 from dptune.mechanisms.mechanism import Mechanism
-from dptune.mechanisms.policy_file import SavedPolicy
-from dptune.mechanisms.rl import NOISE_RANGE, batch_size_of_mistral, moved_noise, reward
 from dptune.mechanisms.rldp import Rldp, bounded_statistics
 from dptune.mechanisms.rldp_published import RldpPublished, raw_features
-from dptune.mechanisms.sac import SacOptions, SoftActorCritic
 from dptune.privacy.accountants import epsilons, repriced_epsilon
 from dptune.privacy.release import Release
-from dptune.training.per_sample import PairGradients
+from dptune.training.gradients.per_sample import PairGradients
 
 torch.set_num_threads(1)
 

@@ -19,12 +19,12 @@ from mechanism_steps import EXPECTED, RATE, SIZES, batch_of, observed, privatise
 from rldp_by_hand import Decisions, ProvableRldp, PublishedRldp
 from sac_by_hand import Adam, Weights, sac_round, shapes
 
+from dptune.mechanisms.agents.rl import LearnedControl
+from dptune.mechanisms.agents.sac import SacOptions, SoftActorCritic
 from dptune.mechanisms.interfaces import Observation, RunFacts
 from dptune.mechanisms.mechanism import Mechanism
 from dptune.mechanisms.registry import build
-from dptune.mechanisms.rl import LearnedControl
-from dptune.mechanisms.sac import SacOptions, SoftActorCritic
-from dptune.training.per_sample import PairGradients
+from dptune.training.gradients.per_sample import PairGradients
 
 torch.set_num_threads(1)
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from dptune.mechanisms.sac import SacOptions, SoftActorCritic
+from dptune.mechanisms.agents.sac import SacOptions, SoftActorCritic
 
 torch.set_num_threads(1)
 

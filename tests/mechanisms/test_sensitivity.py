@@ -38,7 +38,7 @@ from dptune.mechanisms.mechanism import Mechanism
 from dptune.mechanisms.noise import Gaussian
 from dptune.mechanisms.registry import CLIPPERS, CONTROLLERS, MECHANISMS
 from dptune.privacy.entropy import FixedSeed
-from dptune.training.per_sample import PairGradients
+from dptune.training.gradients.per_sample import PairGradients
 
 torch.set_num_threads(1)
 

@@ -23,7 +23,7 @@ from transcriptions import Transcription, Words
 from dptune.mechanisms.interfaces import Observation, RunFacts
 from dptune.mechanisms.mechanism import Mechanism
 from dptune.mechanisms.registry import build, takes_noise
-from dptune.training.per_sample import PairGradients
+from dptune.training.gradients.per_sample import PairGradients
 
 torch.set_num_threads(1)
 

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dptune.errors import ConfigError
+from dptune.core.errors import ConfigError
 from dptune.policy.aggregate import noisy_means, project_to_ball
 from dptune.privacy.entropy import FixedSeed, OsEntropy
 

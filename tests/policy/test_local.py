@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from policy_helpers import INTERFACE, learner, trajectories
 from torch.func import grad, vmap
 
-from dptune.policy.environments.learner import PolicyState
-from dptune.policy.environments.losses import gradients, policy_loss
+from dptune.policy.environments.learner import PolicyState, gradients, policy_loss
 from dptune.policy.environments.rollout import advantages
 from dptune.policy.local import Steps, local_updates, normalise_advantages
 from dptune.policy.policies import Linear, Perceptron, Policy

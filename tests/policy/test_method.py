@@ -7,10 +7,10 @@ from collections import Counter
 
 import pytest
 
-from dptune.errors import ConfigError
+from dptune.core.errors import ConfigError
 from dptune.policy.method import RAW_CRITIC, Dppg, calibrated_method, check_accounting, method_of
 from dptune.privacy.accountants import epsilons, gdp_delta
-from dptune.privacy.parts import disjoint
+from dptune.privacy.accounting.parts import disjoint
 from dptune.privacy.release import Release
 
 EXACT = {

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from dptune.errors import ConfigError
+from dptune.core.errors import ConfigError
 from dptune.policy.trust_region import Update, kl_radius, l2_radius
 
 positive = st.floats(0.01, 20.0)

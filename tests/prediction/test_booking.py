@@ -20,7 +20,7 @@ from tiny_models import CPU
 from typer.testing import CliRunner
 
 from dptune.cli import app
-from dptune.errors import ConfigError
+from dptune.core.errors import ConfigError
 from dptune.prediction.booking import FILE, write_booking
 from dptune.prediction.deployment import deploy
 from dptune.prediction.ensemble import read_manifest, write_manifest
@@ -30,7 +30,7 @@ from dptune.privacy.release import Composition, Release
 from dptune.privacy.run_folder import RunFolder
 from dptune.privacy.run_header import RunHeader
 from dptune.privacy.set_aside import set_aside
-from dptune.privacy.spent import Register, SpentTotal
+from dptune.privacy.spent_budgets.register import Register, SpentTotal
 
 
 @pytest.fixture(scope="module")

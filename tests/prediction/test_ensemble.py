@@ -18,22 +18,23 @@ from tiny_ensemble import LORA, PROTOCOL, WIDTH, base, build, manifest, texts
 from tiny_families import tiny
 from tiny_models import CPU, FAMILIES, adapted, gpt2, records, trainable
 
-from dptune.errors import ConfigError
+from dptune.core.errors import ConfigError
+from dptune.core.lora import Lora
 from dptune.prediction.ensemble import (
     load_adapters,
+    partition,
     read_manifest,
     shard_directory,
+    shard_of,
     tune_shard,
     write_manifest,
 )
-from dptune.prediction.partition import partition, shard_of
 from dptune.prediction.predictor import next_log_probabilities
 from dptune.prediction.shard_tuning import ShardTuning
 from dptune.training.data import tokenize
-from dptune.training.lora import Lora
-from dptune.training.model import ModelSource, attach_lora, load_base, load_tokenizer, save_adapter
-from dptune.training.plain import one_cycle
-from dptune.training.stacked import PUBLIC, StackedAdapters
+from dptune.training.gradients.stacked import PUBLIC, StackedAdapters
+from dptune.training.models.model import ModelSource, attach_lora, load_base, load_tokenizer, save_adapter
+from dptune.training.models.plain import one_cycle
 
 RECORDS = st.lists(st.tuples(st.text(min_size=1, max_size=5), st.integers(0, 9)), min_size=1, max_size=40)
 

@@ -11,9 +11,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dptune.errors import ConfigError
-from dptune.prediction.fixed_mixture import Slots
-from dptune.prediction.mixture import law
+from dptune.core.errors import ConfigError
+from dptune.prediction.mixture import Slots, law
 from dptune.prediction.mollify import moment_weights, renyi_weights
 from dptune.prediction.protocols import FixedMixture, planned_answers, protocol_of
 from dptune.privacy.accountants import epsilons, pld_epsilon, rdp_epsilon, smallest_epsilon

@@ -9,11 +9,11 @@ import mpmath
 import numpy as np
 import pytest
 
-from dptune.errors import ConfigError
+from dptune.core.errors import ConfigError
 from dptune.prediction.protocols import Published, planned_answers, protocol_of
 from dptune.prediction.published import amplified_epsilon, one_model_epsilon, published_beta, theorem_epsilon
 from dptune.privacy.accountants import epsilons
-from dptune.privacy.filters import budget_at
+from dptune.privacy.accounting.renyi_filter import budget_at
 
 PER_TOKEN = 3.1983085200 / 1024
 SIZES = (1, 2, 3, 4, 5, 8, 16)

@@ -24,7 +24,7 @@ from typer.testing import CliRunner
 
 from dptune.cli import app
 from dptune.cli.ensembles import TOKEN_VARIABLE
-from dptune.errors import ConfigError
+from dptune.core.errors import ConfigError
 from dptune.prediction import deployment as deployment_module
 from dptune.prediction.deployment import MOST_CHARACTERS, Deployment, deploy, has_answered, open_ledger
 from dptune.prediction.ensemble import load_adapters, read_manifest, write_manifest
@@ -36,8 +36,8 @@ from dptune.privacy.budget_gate import BudgetError
 from dptune.privacy.entropy import FixedSeed, OsEntropy
 from dptune.privacy.ledger import Ledger
 from dptune.privacy.ledger_file import LedgerError, read_ledger
-from dptune.training.model import load_base
-from dptune.training.stacked import PUBLIC
+from dptune.training.gradients.stacked import PUBLIC
+from dptune.training.models.model import load_base
 
 TOKENS = int(PROTOCOL["tokens"])
 

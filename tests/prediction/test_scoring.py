@@ -19,8 +19,8 @@ from dptune.prediction.predictor import next_log_probabilities, weights_of
 from dptune.prediction.protocols import FixedMixture, Published
 from dptune.prediction.scoring import RecordScore, score_model, score_records, summed_up
 from dptune.training.data import tokenize, with_context
-from dptune.training.model import load_base, load_tokenizer
-from dptune.training.stacked import PUBLIC
+from dptune.training.gradients.stacked import PUBLIC
+from dptune.training.models.model import load_base, load_tokenizer
 
 
 @pytest.fixture(scope="module")

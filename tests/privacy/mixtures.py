@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
-from dptune.privacy.laplace_mixtures import InverseScale
+from dptune.privacy.accounting.laplace_mixtures import InverseScale
 from dptune.privacy.release import Release
 
 

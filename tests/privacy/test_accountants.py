@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dptune.errors import ConfigError
+from dptune.core.errors import ConfigError
 from dptune.privacy.accountants import (
     epsilons,
     gdp_clt_epsilon,
@@ -21,7 +21,7 @@ from dptune.privacy.accountants import (
     rdp_epsilon,
     repriced_epsilon,
 )
-from dptune.privacy.filters import RenyiFilter
+from dptune.privacy.accounting.renyi_filter import RenyiFilter
 from dptune.privacy.release import Composition, Release
 
 DELTA = 1e-5

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dptune.errors import ConfigError
+from dptune.core.errors import ConfigError
 from dptune.privacy.accountants import gdp_clt_epsilon, rdp_epsilon
 from dptune.privacy.calibration import calibrate, sampling
 from dptune.privacy.release import Release

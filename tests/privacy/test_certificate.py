@@ -15,7 +15,8 @@ import pytest
 from typer.testing import CliRunner
 
 from dptune.cli import app
-from dptune.errors import ConfigError
+from dptune.core.errors import ConfigError
+from dptune.privacy.accounting.loss_profile import gaussian_profile, profile_of
 from dptune.privacy.certificate import (
     ScoreTerms,
     SearchCertificate,
@@ -29,12 +30,11 @@ from dptune.privacy.certificate import (
 )
 from dptune.privacy.ledger import Ledger
 from dptune.privacy.ledger_file import LedgerError, encode, read_ledger, seal
-from dptune.privacy.loss_profile import gaussian_profile, profile_of
 from dptune.privacy.release import Release
 from dptune.privacy.run_header import RunHeader
 from dptune.privacy.selection import selection_epsilon
 from dptune.privacy.selection_law import SelectionLaw
-from dptune.privacy.spent import Register
+from dptune.privacy.spent_budgets.register import Register
 
 DELTA = 1e-5
 RELEASE = Release(0.02, 1.2)

@@ -17,11 +17,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dptune.privacy import composed_losses
 from dptune.privacy.accountants import gdp_epsilon, pld_epsilon
-from dptune.privacy.composed_losses import composed_epsilon, merge
-from dptune.privacy.release import Release
-from dptune.privacy.sampled_gaussian import (
+from dptune.privacy.accounting import composed_losses
+from dptune.privacy.accounting.composed_losses import composed_epsilon, merge
+from dptune.privacy.accounting.sampled_gaussian import (
     MASS_ERROR,
     GridLosses,
     Kind,
@@ -30,6 +29,7 @@ from dptune.privacy.sampled_gaussian import (
     end_error,
     grid_losses,
 )
+from dptune.privacy.release import Release
 from tests.privacy.loss_truth import Releases, rare_epsilon, true_delta
 
 #: Where the attacked version was below the truth, or far above it: (releases, delta).

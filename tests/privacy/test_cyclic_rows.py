@@ -10,15 +10,15 @@ from typing import Any
 
 import pytest
 
-from dptune.errors import ConfigError
+from dptune.core.errors import ConfigError
 from dptune.privacy.accountants import gdp_clt_epsilon, pld_epsilon, rdp_epsilon
+from dptune.privacy.accounting.renyi_filter import RenyiFilter
+from dptune.privacy.accounting.strategy import optimised, square_root, visits
 from dptune.privacy.budget_gate import BudgetError
-from dptune.privacy.filters import RenyiFilter
 from dptune.privacy.ledger import Ledger
 from dptune.privacy.ledger_file import GENESIS, LedgerError, read_ledger, seal
 from dptune.privacy.release import Composition, Release
 from dptune.privacy.run_header import RunHeader
-from dptune.privacy.strategy import optimised, square_root, visits
 
 BANDS, RATE, SIGMA = 8, 8 * 64 / 4576, 1.23257
 STRATEGY = optimised(BANDS, 72)

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dptune.errors import ConfigError
+from dptune.core.errors import ConfigError
 from dptune.privacy.accountants import epsilons, rdp_epsilon
-from dptune.privacy.filters import RenyiFilter, Spend, budget_at, renyi_cost, smallest_noise_multiplier
+from dptune.privacy.accounting.renyi_filter import RenyiFilter, Spend, budget_at, renyi_cost, smallest_noise_multiplier
 from dptune.privacy.release import Release
 from dptune.privacy.run_header import RunHeader
 

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from mixtures import LMO, lmo, mixtures, plrvo
 from scipy.integrate import quad
 
-from dptune.errors import ConfigError
-from dptune.privacy.laplace_mixtures import InverseScale
+from dptune.core.errors import ConfigError
+from dptune.privacy.accounting.laplace_mixtures import InverseScale
 
 #: name: E u, E u^2, E|z|, P(|z| <= 0.9), Var z, exact scalar epsilon, s0, Fisher information (spec lmo-dp.md, 4.1).
 PUBLISHED = {

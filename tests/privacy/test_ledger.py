@@ -23,12 +23,12 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from dptune.errors import ConfigError
+from dptune.core.errors import ConfigError
 from dptune.privacy import ledger_file
 from dptune.privacy.accountants import pld_epsilon
+from dptune.privacy.accounting.renyi_filter import RenyiFilter, renyi_cost
 from dptune.privacy.budget_gate import BudgetError
 from dptune.privacy.entropy import FIXED_SEED_LEAK
-from dptune.privacy.filters import RenyiFilter, renyi_cost
 from dptune.privacy.ledger import Ledger
 from dptune.privacy.ledger_file import LedgerError, chain_after, discard_unborn, read_ledger
 from dptune.privacy.release import Composition, Release

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from test_certificate import RELEASE, header
 
-from dptune.errors import ConfigError
+from dptune.core.errors import ConfigError
 from dptune.privacy.budget_gate import BudgetError
 from dptune.privacy.ledger import Ledger
 from dptune.privacy.ledger_file import LedgerError, read_ledger

@@ -14,16 +14,16 @@ from numpy.typing import NDArray
 from scipy.integrate import quad
 from scipy.stats import laplace
 
-from dptune.errors import ConfigError
+from dptune.core.errors import ConfigError
 from dptune.privacy.accountants import (
     epsilons,
     gdp_delta,
     pld_epsilon,
     smallest_epsilon,
 )
-from dptune.privacy.laplace_mixtures import InverseScale
-from dptune.privacy.mixture_bounds import INTEGER_ORDERS, gaussian_renyi, pure_epsilon, renyi_epsilon
-from dptune.privacy.mixture_figures import limit_epsilon, mixture_figures
+from dptune.privacy.accounting.laplace_mixtures import InverseScale
+from dptune.privacy.accounting.mixture_bounds import INTEGER_ORDERS, gaussian_renyi, pure_epsilon, renyi_epsilon
+from dptune.privacy.accounting.mixture_figures import limit_epsilon, mixture_figures
 from dptune.privacy.release import Release
 
 SST2, TO_128 = 2048 / 67350, tuple(range(2, 129))
@@ -235,7 +235,7 @@ def test_statistics_beside_the_gradient_are_not_pure() -> None:
 
 def test_a_filter_prices_gaussian_releases_only() -> None:
     """At a fractional order the Gaussian formula is not proven for a mixture."""
-    from dptune.privacy.filters import RenyiFilter
+    from dptune.privacy.accounting.renyi_filter import RenyiFilter
 
     assert math.isinf(RenyiFilter(2.5, 1.0).cost(release(LMO["T0.3"], 0.1)))
 
@@ -312,7 +312,7 @@ def test_merged_laws_cost_a_little_more_and_never_less(norm: str, monkeypatch: p
     laws = [law.scaled(1 + number / 100) for number in range(100)]
     steps = Counter(Release(0.01, 1 / one.score_bound, noise="laplace_mixture", law=one, norm=norm) for one in laws)
     exact = renyi_epsilon(steps, 1e-5)
-    monkeypatch.setattr("dptune.privacy.mixture_bounds.MOST_CURVES", 90)
+    monkeypatch.setattr("dptune.privacy.accounting.mixture_bounds.MOST_CURVES", 90)
     assert exact < renyi_epsilon(steps, 1e-5) < 1.08 * exact  # every number of a law is rounded up by itself
 
 

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from dptune.privacy import accountants
 from dptune.privacy.accountants import epsilons, smallest_epsilon
-from dptune.privacy.laplace_mixtures import InverseScale
-from dptune.privacy.parts import dearest, disjoint
+from dptune.privacy.accounting.laplace_mixtures import InverseScale
+from dptune.privacy.accounting.parts import dearest, disjoint
 from dptune.privacy.release import Composition, Release
 
 

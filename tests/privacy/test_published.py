@@ -10,11 +10,11 @@ import pytest
 from mixtures import LMO, lmo, plrvo, release
 from scipy.special import log_ndtr
 
-from dptune.errors import ConfigError
+from dptune.core.errors import ConfigError
 from dptune.privacy.accountants import PUBLISHED_ACCOUNTANTS, smallest_epsilon
-from dptune.privacy.laplace_mixtures import InverseScale
-from dptune.privacy.mixture_bounds import scalar_renyi
-from dptune.privacy.published import (
+from dptune.privacy.accounting.laplace_mixtures import InverseScale
+from dptune.privacy.accounting.mixture_bounds import scalar_renyi
+from dptune.privacy.accounting.published_accountants import (
     _Kind,
     _log_moments,
     _moment,

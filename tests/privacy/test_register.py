@@ -18,15 +18,15 @@ from test_certificate import RELEASE, certificate, header
 from typer.testing import CliRunner
 
 from dptune.cli import app
-from dptune.digits import at_most
-from dptune.errors import ConfigError
-from dptune.files import locked
+from dptune.core.digits import at_most
+from dptune.core.errors import ConfigError
+from dptune.core.files import locked
+from dptune.privacy.accounting.renyi_filter import RenyiFilter
 from dptune.privacy.certificate import write_certificate, write_winner
-from dptune.privacy.filters import RenyiFilter
 from dptune.privacy.ledger_file import LedgerContents, LedgerError
 from dptune.privacy.release import Composition, Release
 from dptune.privacy.run_header import RunHeader
-from dptune.privacy.spent import Register, said
+from dptune.privacy.spent_budgets.register import Register, said
 
 
 def test_of_two_searches_that_start_together_one_is_refused(tmp_path: Path) -> None:

@@ -16,13 +16,13 @@ from test_certificate import RELEASE, certificate, header
 from typer.testing import CliRunner
 
 from dptune.cli import app
-from dptune.digits import at_most
-from dptune.errors import ConfigError
-from dptune.privacy import spent as module
-from dptune.privacy.filters import RenyiFilter
+from dptune.core.digits import at_most
+from dptune.core.errors import ConfigError
+from dptune.privacy.accounting.renyi_filter import RenyiFilter
 from dptune.privacy.ledger_file import LedgerContents
 from dptune.privacy.release import Release
-from dptune.privacy.spent import Register, said
+from dptune.privacy.spent_budgets import register as module
+from dptune.privacy.spent_budgets.register import Register, said
 
 
 def ledger(number: int = 0, **changes: Any) -> LedgerContents:

@@ -15,8 +15,8 @@ from typer.testing import CliRunner
 
 from dptune.cli import app
 from dptune.privacy.ledger_file import GENESIS, LedgerError, encode, seal
-from dptune.privacy.register_file import DamagedRegisterError, read_lines, unnumbered
-from dptune.privacy.spent import Register
+from dptune.privacy.spent_budgets.register import Register
+from dptune.privacy.spent_budgets.register_file import DamagedRegisterError, read_lines, unnumbered
 
 Lines = list[bytes]
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dptune.errors import ConfigError
+from dptune.core.errors import ConfigError
 from dptune.privacy.release import Release
 
 names = st.lists(st.text(max_size=8), max_size=3).map(tuple)

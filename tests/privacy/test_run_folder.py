@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from dptune.privacy.accounting.renyi_filter import RenyiFilter
 from dptune.privacy.budget_gate import BudgetError
-from dptune.privacy.filters import RenyiFilter
 from dptune.privacy.ledger import Ledger
 from dptune.privacy.ledger_file import LedgerError, is_complete, read_ledger
 from dptune.privacy.release import Release

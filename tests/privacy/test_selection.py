@@ -10,12 +10,11 @@ import pytest
 from numpy.typing import NDArray
 from scipy.special import ndtr
 
-from dptune.errors import ConfigError
-from dptune.mechanisms.planning import Schedule
+from dptune.core.errors import ConfigError
+from dptune.mechanisms.planning import Schedule, calibrated_candidate
 from dptune.mechanisms.registry import build
-from dptune.mechanisms.selection_planning import calibrated_candidate
 from dptune.privacy.accountants import smallest_epsilon
-from dptune.privacy.loss_profile import GRID, Profile, average, gaussian_profile, largest, profile_of
+from dptune.privacy.accounting.loss_profile import GRID, Profile, average, gaussian_profile, largest, profile_of
 from dptune.privacy.release import Composition, Release
 from dptune.privacy.selection import (
     price_selection,

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy.stats import chisquare
 
-from dptune.errors import ConfigError
+from dptune.core.errors import ConfigError
 from dptune.privacy.entropy import FixedSeed, OsEntropy
 from dptune.privacy.selection_law import SelectionLaw
 

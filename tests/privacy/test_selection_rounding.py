@@ -10,12 +10,12 @@ import pytest
 from numpy.typing import NDArray
 from scipy.special import ndtr
 
-from dptune.errors import ConfigError
+from dptune.core.errors import ConfigError
 from dptune.privacy import selection
-from dptune.privacy.composed_losses import _Sum
-from dptune.privacy.loss_profile import GRID, gaussian_profile, profile_of
+from dptune.privacy.accounting.composed_losses import _Sum
+from dptune.privacy.accounting.loss_profile import GRID, gaussian_profile, profile_of
+from dptune.privacy.accounting.sampled_gaussian import Kind
 from dptune.privacy.release import Release
-from dptune.privacy.sampled_gaussian import Kind
 from dptune.privacy.selection import selection_delta, shifts_of
 from dptune.privacy.selection_law import SelectionLaw
 

@@ -15,16 +15,25 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from dptune.cli import app
-from dptune.digits import at_most
-from dptune.errors import ConfigError, DptuneError
-from dptune.files import locked
+from dptune.core.digits import at_most
+from dptune.core.errors import ConfigError, DptuneError
+from dptune.core.files import locked
 from dptune.privacy.ledger import Ledger
 from dptune.privacy.ledger_file import LedgerError, discard_unborn, read_ledger
 from dptune.privacy.release import Release
 from dptune.privacy.run_folder import RunFolder
 from dptune.privacy.run_header import RunHeader
-from dptune.privacy.runs_within import FOLDER, _together, said_within, spending_within
-from dptune.privacy.set_aside import Spending, earlier_runs, fresh_start, set_aside, spending_of
+from dptune.privacy.set_aside import (
+    FOLDER,
+    Spending,
+    _together,
+    earlier_runs,
+    fresh_start,
+    said_within,
+    set_aside,
+    spending_of,
+    spending_within,
+)
 
 ROOT = Path(__file__).parents[2]
 DELTA = 1e-5

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from scipy.linalg import toeplitz
 
-from dptune.errors import ConfigError
-from dptune.privacy.strategy import (
+from dptune.core.errors import ConfigError
+from dptune.privacy.accounting.strategy import (
     check_strategy,
     column_norm,
     error,

@@ -17,10 +17,8 @@ from test_certificate import RELEASE, certificate, header
 from typer.testing import CliRunner
 
 from dptune.cli import app
-from dptune.errors import ConfigError
-from dptune.files import NO_TIME, write_json
-from dptune.privacy import unregistered
-from dptune.privacy.booking import booked, read_booking, write_booking
+from dptune.core.errors import ConfigError
+from dptune.core.files import NO_TIME, write_json
 from dptune.privacy.certificate import write_certificate
 from dptune.privacy.ledger import Ledger
 from dptune.privacy.ledger_file import LedgerError, read_ledger
@@ -28,7 +26,9 @@ from dptune.privacy.release import Composition
 from dptune.privacy.run_folder import CHARGES, RunFolder
 from dptune.privacy.run_header import RunHeader
 from dptune.privacy.set_aside import set_aside
-from dptune.privacy.spent import Register
+from dptune.privacy.spent_budgets import unregistered
+from dptune.privacy.spent_budgets.booking import booked, read_booking, write_booking
+from dptune.privacy.spent_budgets.register import Register
 
 PLAN: Composition = Counter({RELEASE: 40})
 BUDGET = 8.0

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from tiny_tokenizers import tokenizer
 
-from dptune.corpus import published_files, wikitext
+from dptune.records import published_files, wikitext
 
 _ARTICLES = "".join(f" \n = Cat {number} = \n \n Cats are {number} . \n" for number in range(9))
 _ARCHIVES = {

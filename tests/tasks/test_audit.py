@@ -32,18 +32,19 @@ from tiny_pipeline import (
 
 from dptune.audit.refutation import Refutation
 from dptune.audit.verdict import CHECKS
-from dptune.corpus.canaries import read_secrets
-from dptune.corpus.records import read_records
-from dptune.errors import ConfigError, DataError
-from dptune.files import write_json, write_text
+from dptune.core.errors import ConfigError, DataError
+from dptune.core.files import write_json, write_text
+from dptune.core.metric import Metric
 from dptune.mechanisms.noise import Gaussian
-from dptune.metric import Metric
 from dptune.privacy.ledger import Ledger
 from dptune.privacy.ledger_file import LedgerError, read_ledger
 from dptune.privacy.release import Release
-from dptune.training.data import PrivacyUnits, Tokens
+from dptune.records.canaries import read_secrets
+from dptune.records.parquet_file import read_records
+from dptune.training.data import Tokens
 from dptune.training.evaluation import perplexity
 from dptune.training.groups import Turn
+from dptune.training.privacy_units import PrivacyUnits
 from tasks.audit import attacks as audit_task
 from tasks.audit import registry
 from tasks.audit.attacks import audit_cell, audit_file, audit_key
@@ -51,11 +52,11 @@ from tasks.audit.publish import audit_metrics
 from tasks.audit.registry import Part, exceeded, violations
 from tasks.audit.target import Target, load_target
 from tasks.experiment import finetune
+from tasks.experiment.cell_list import write_list
 from tasks.experiment.cell_run import main_names
 from tasks.experiment.cells import Cell
 from tasks.experiment.crafted import KeptCanaries, crafted_file
 from tasks.experiment.finetune import run_cell
-from tasks.experiment.listed import write_list
 from tasks.paths import EVAL, EXPERIMENT, MANIFEST, PUBLIC_MODEL, REPORT, SECRETS, SPLITS, TRAIN, planted_secrets
 from tasks.report.experiment import report, write_report
 from tasks.settings.audit import Audit

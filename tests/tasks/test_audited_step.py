@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from tiny_pipeline import static
 
-from dptune.files import write_text
+from dptune.core.files import write_text
 from dptune.privacy.ledger_file import read_ledger
 from tasks.audit import attacks as module
 from tasks.audit.attacks import audit_cell

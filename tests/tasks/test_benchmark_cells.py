@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 from tiny_pipeline import cells, merge, read_json, run_stages, write_params
 
-from dptune.corpus import published_files
-from dptune.corpus.records import read_records
-from dptune.errors import ConfigError
-from dptune.files import write_text
+from dptune.core.errors import ConfigError
+from dptune.core.files import write_text
 from dptune.privacy.ledger_file import read_ledger
-from dptune.training.token_file import open_corpus
+from dptune.records import published_files
+from dptune.records.parquet_file import read_records
+from dptune.training.tokens.token_file import open_corpus
 from flows.prediction import reason_to_skip, skip
 from tasks.audit.attacks import audit_cell
 from tasks.experiment.checks import check_models

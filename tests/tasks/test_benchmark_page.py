@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import yaml
 
-from dptune.errors import ConfigError
-from dptune.files import write_json
+from dptune.core.errors import ConfigError
+from dptune.core.files import write_json
 from dptune.privacy.run_folder import RunFolder
 from tasks.report.benchmarks import CLAIMED, answers_by_study, benchmark_of, page
 from tasks.report.finished import FinishedStudy, read_studies

@@ -9,7 +9,7 @@ import pytest
 from invented_benchmarks import write_benchmarks
 from tiny_pipeline import ROOT, apply_profile
 
-from dptune.errors import ConfigError
+from dptune.core.errors import ConfigError
 from dptune.mechanisms.registry import build, of_model
 from tasks.experiment import cells as cells_module
 from tasks.experiment.cells import Cell, grid

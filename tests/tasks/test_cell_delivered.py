@@ -25,7 +25,7 @@ from tiny_pipeline import (
 from typer.testing import CliRunner
 
 from dptune.cli import app
-from dptune.files import write_text
+from dptune.core.files import write_text
 from dptune.privacy.entropy import FixedSeed
 from dptune.privacy.run_folder import RunFolder
 from tasks.experiment.adapter_model import write_model

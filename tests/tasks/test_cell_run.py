@@ -11,7 +11,7 @@ import pytest
 from tiny_pipeline import mode
 
 from tasks.experiment.cell_run import CellRun, main_metrics, main_names, steps_table
-from tasks.tracking import LATER
+from tasks.mlflow.tracking import LATER
 
 #: What a step of a learned controller on a model of 48 layers logs.
 MANY = {f"{name}_{layer}": float(layer) for name in ("radius", "weight") for layer in range(48)}

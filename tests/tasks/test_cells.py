@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from tiny_pipeline import BUDGET, cells, static, write_params
 
-from dptune import step_settings
-from dptune.errors import ConfigError
-from dptune.files import sha256
-from dptune.update_rule import UpdateRule
+from dptune.core import step_settings
+from dptune.core.errors import ConfigError
+from dptune.core.files import sha256
+from dptune.core.update_rule import UpdateRule
 from tasks.corpus.canaries import plant
 from tasks.experiment.cells import Cell, of_a_pass
 from tasks.paths import EVAL, PUBLIC_MODEL, PUBLIC_VALIDATION, RUNS

@@ -15,23 +15,23 @@ from tiny_pipeline import cells, mode, read_json, run_stages, static, write_para
 from tiny_tuning import QUICK, checkpoint
 
 import dptune
-from dptune.corpus.records import read_records, write_records
-from dptune.errors import DataError
-from dptune.files import private_directory, write_text
+from dptune.core.errors import DataError
+from dptune.core.files import private_directory, write_text
 from dptune.privacy.ledger import Ledger
 from dptune.privacy.ledger_file import read_ledger
 from dptune.privacy.release import Release
 from dptune.privacy.run_folder import RunFolder
 from dptune.privacy.set_aside import set_aside
-from dptune.privacy.spent import Register
+from dptune.privacy.spent_budgets.register import Register
+from dptune.records.parquet_file import read_records, write_records
 from tasks.corpus.canaries import plant
 from tasks.corpus.split import split
 from tasks.experiment import finetune
 from tasks.experiment.finetune import run_cell, run_cells
 from tasks.experiment.spent import paid_so_far
 from tasks.paths import SPENT, TRAIN
-from tasks.search.before import refuse_paid
-from tasks.search.records import read_sides
+from tasks.search.preflight import refuse_paid
+from tasks.search.run import read_sides
 from tasks.settings.params import load_settings
 from tasks.split_records import TRAIN_SIDE, records_digest, split_digest
 from tasks.stage import run_stage

@@ -10,8 +10,8 @@ from test_report import page, result
 
 from dptune.mechanisms.planning import Schedule, planned
 from dptune.mechanisms.registry import build
+from dptune.privacy.accounting.mixture_figures import limit_epsilon
 from dptune.privacy.ledger import Ledger
-from dptune.privacy.mixture_figures import limit_epsilon
 from dptune.privacy.run_header import RunHeader
 from tasks.charts.groups import over_seeds
 from tasks.report.claims import claims, limit_of

@@ -21,7 +21,7 @@ import pytest
 import yaml
 from tiny_pipeline import ROOT, prepare_environment
 
-from dptune.errors import DptuneError
+from dptune.core.errors import DptuneError
 from tasks.paths import EXPERIMENT, PUBLIC_MODEL, RAW_MANIFEST, REPORT, REPORTS, RUNS
 from tasks.stage import run_stage
 from tasks.workspace import checkout_of, keep_pages, share_checkout

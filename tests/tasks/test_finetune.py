@@ -17,23 +17,24 @@ import torch
 from peft import PeftModel
 from tiny_pipeline import BUDGET, STEPS, UNITS, figures, mode, nonprivate, read_json, run_stages, static
 
-from dptune.corpus.records import read_records
-from dptune.errors import ConfigError, DataError, DivergedError, DptuneError
-from dptune.files import locked
+from dptune.core.errors import ConfigError, DataError, DivergedError, DptuneError
+from dptune.core.files import locked
 from dptune.mechanisms.mechanism import Mechanism
 from dptune.privacy.calibration import sampling
 from dptune.privacy.entropy import FIXED_SEED_LEAK, FixedSeed
 from dptune.privacy.ledger import Ledger
 from dptune.privacy.ledger_file import read_ledger
 from dptune.privacy.set_aside import spending_of
+from dptune.records.parquet_file import read_records
 from dptune.training import run as running
 from dptune.training.data import Tokens
 from dptune.training.evaluation import perplexity
-from dptune.training.model import ModelSource, load_base, load_tokenizer
+from dptune.training.models.model import ModelSource, load_base, load_tokenizer
 from tasks.experiment import finetune, quality
 from tasks.experiment import prepare as job
+from tasks.experiment.cell_training import check_converged
 from tasks.experiment.cells import Cell, digests
-from tasks.experiment.finetune import check_converged, main, run_cell
+from tasks.experiment.finetune import main, run_cell
 from tasks.experiment.guarantee import GUARANTEE
 from tasks.paths import EVAL, RUNS, TOKENS, TRAIN, planted_secrets
 from tasks.stage import run_stage

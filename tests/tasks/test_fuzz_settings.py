@@ -11,7 +11,7 @@ import pytest
 import yaml
 from tiny_pipeline import ROOT
 
-from dptune.errors import ConfigError
+from dptune.core.errors import ConfigError
 from tasks.settings.params import Settings, load_settings
 from tasks.settings.strict_yaml import load_yaml
 

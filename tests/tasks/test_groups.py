@@ -12,14 +12,15 @@ import pytest
 import torch
 from tiny_pipeline import BUDGET, STEPS, cells
 
-from dptune.corpus.records import read_records, write_records
-from dptune.errors import ConfigError, DivergedError, DptuneError
+from dptune.core.errors import ConfigError, DivergedError, DptuneError
+from dptune.job import base as base_model
 from dptune.privacy.entropy import OsEntropy
 from dptune.privacy.ledger_file import read_ledger
 from dptune.privacy.set_aside import set_aside
-from dptune.training import gradients, together
+from dptune.records.parquet_file import read_records, write_records
+from dptune.training import loop
+from dptune.training.loop import together
 from dptune.training.run import Run
-from dptune.tuning import base as base_model
 from tasks.experiment import finetune
 from tasks.experiment.cells import Cell, is_finished
 from tasks.experiment.finetune import CellsError, run_cells
@@ -181,15 +182,15 @@ def test_a_pass_that_fails_once_ends_no_cell_and_one_that_fails_again_does(
 
         return compute
 
-    real = gradients.per_sample_gradients
+    real = loop.per_sample_gradients
     with monkeypatch.context() as patch:
         patch.setattr(together._Pass, "_compute", broken)
-        patch.setattr(gradients, "per_sample_gradients", failing(99))
+        patch.setattr(loop, "per_sample_gradients", failing(99))
         with pytest.raises(RuntimeError, match="a kernel failed"):
             run_cells(group, "cpu")
         assert len(tried) == (2 if count == 1 else count), "each cell once more, alone"
         tried.clear()
-        patch.setattr(gradients, "per_sample_gradients", failing(1 if count == 1 else 0))
+        patch.setattr(loop, "per_sample_gradients", failing(1 if count == 1 else 0))
         run_cells(group, "cpu")
     assert all(is_finished(cell.directory) for cell in group)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from tasks.report.headline import headline
+from tasks.report.answer import headline
 
 
 def result(mechanism: str, perplexity: float, certified: float, seed: int = 0, **more: Any) -> dict[str, Any]:

@@ -52,8 +52,8 @@ def test_the_digest_of_code_follows_what_an_entry_reaches(tmp_path: Path, monkey
 def test_imports_in_functions_and_names_of_processes_are_found_and_those_for_types_are_not() -> None:
     assert "dptune.policy.language.training" in imported("tasks.policy.rlhf"), "inside functions"
     assert "tasks.experiment.finetune" in imported("flows.experiment"), "as the name of a process"
-    assert "dptune.corpus.reading.jsonl_file" in imported("dptune.corpus.reading.formats"), "as the name of a reader"
-    public, schedule = "dptune.policy.environments.public", "dptune.policy.environments.schedule"
+    assert "dptune.records.reading.jsonl_file" in imported("dptune.records.reading.formats"), "as the name of a reader"
+    public, schedule = "dptune.policy.environments.learner", "dptune.policy.environments.schedule"
     assert f"from {schedule} import" in file_of(public).read_text(encoding="utf-8")
     assert schedule not in imported(public), "for type checkers"
 

@@ -23,11 +23,11 @@ from mlflow.artifacts import download_artifacts
 from mlflow.entities import DatasetInput, Run
 from tiny_pipeline import UNITS, built, copied, prepare_environment, static
 
-from dptune.corpus.records import read_about
-from dptune.tuning.verifying import CardError, check_deliverable
-from tasks import tracking
+from dptune.job.verifying import CardError, check_deliverable
+from dptune.records.parquet_file import read_about
 from tasks.experiment import finetune
 from tasks.experiment.finetune import run_cell
+from tasks.mlflow import tracking
 from tasks.paths import EVAL, PUBLIC_MODEL, PUBLIC_VALIDATION, SPLITS, TRAIN
 
 PRIVATE = {"experiment": {"telemetry": "private"}}
@@ -154,7 +154,7 @@ def test_a_research_run_has_a_logged_model_and_a_private_one_no_stamp(logged: Lo
 
 def test_a_model_that_was_sent_is_not_sent_again(logged: Logged) -> None:
     client, run = tracking.client(), logged.runs["research"].info
-    from tasks.tracking_entities import log_model
+    from tasks.mlflow.entities import log_model
 
     folder = logged.directory / "nowhere"  # it would fail if it read it
     log_model(client, run.run_id, folder, "again")
@@ -202,7 +202,7 @@ def test_no_plain_hash_of_private_records_is_in_mlflow(logged: Logged) -> None:
 
 def test_an_input_that_is_named_twice_is_there_once(logged: Logged) -> None:
     client, run = tracking.client(), logged.runs["research"]
-    from tasks.tracking_entities import log_inputs
+    from tasks.mlflow.entities import log_inputs
 
     dataset = inputs(run)["training"].dataset
     again = {"name": dataset.name, "digest": dataset.digest, "context": "training", "source": "x", "profile": {}}

@@ -13,11 +13,11 @@ import pytest
 from safetensors.torch import load_file
 from tiny_pipeline import BUDGET, STEPS, cells
 
-from dptune.errors import ConfigError
+from dptune.core.errors import ConfigError
 from dptune.mechanisms.registry import MECHANISMS
+from dptune.privacy.accounting.published_accountants import plrvo_epsilon
 from dptune.privacy.ledger_file import read_ledger
-from dptune.privacy.published import plrvo_epsilon
-from dptune.privacy.spent import Register
+from dptune.privacy.spent_budgets.register import Register
 from tasks.experiment.cells import Cell
 from tasks.experiment.finetune import run_cell
 from tasks.paths import RUNS, SPENT

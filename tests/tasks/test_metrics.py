@@ -10,19 +10,20 @@ from typing import Any
 import pytest
 from tiny_pipeline import read_json, static
 
-from dptune.metric import CHANGES, LABEL_SCORES, Metric
+from dptune.core.metric import CHANGES, LABEL_SCORES, Metric
+from dptune.job import card
 from dptune.training.scores import Scores
-from dptune.tuning import card
-from tasks import metrics, tracking_page
+from tasks import metrics
 from tasks.charts.curves import curves
 from tasks.charts.looks import looks
 from tasks.experiment import quality
+from tasks.experiment.cell_list import write_list
 from tasks.experiment.cell_run import CellRun, main_metrics, main_names
 from tasks.experiment.finetune import run_cell
-from tasks.experiment.listed import write_list
+from tasks.mlflow import page as tracking_page
+from tasks.mlflow.tracking import LATER
 from tasks.paths import EXPERIMENT, REPORT
 from tasks.report.experiment import CELLS, METRICS, PAGE, report
-from tasks.tracking import LATER
 
 BITS = Metric(
     "eval_bits",

@@ -14,17 +14,17 @@ from typing import Any
 import pytest
 from tiny_pipeline import ROOT, STEPS, UNITS, cells, static, write_params
 
-from dptune import step_settings, update_rule
-from dptune.errors import ConfigError, DptuneError
+from dptune.core import step_settings, update_rule
+from dptune.core.errors import ConfigError, DptuneError
 from dptune.mechanisms.clipping import Flat
 from dptune.mechanisms.options import option_defaults
 from dptune.mechanisms.quantile import Quantile
 from dptune.mechanisms.registry import MECHANISMS, NOISES, differing_options
 from dptune.privacy import accountants, entropy
 from tasks import grid
+from tasks.experiment.cell_list import renamed_runs
 from tasks.experiment.cells import Cell, write_cell
 from tasks.experiment.finetune import run_cell
-from tasks.experiment.standing import renamed_runs
 from tasks.identity import changes
 from tasks.paths import EVAL, PUBLIC_MODEL, RUNS, TRAIN
 from tasks.settings.task import Task
@@ -85,10 +85,8 @@ def test_an_edit_that_moves_no_number_renames_nothing_and_a_raised_version_only_
     )
     (tree / "tasks/charts/fresh.py").write_text('"""A chart."""\n')
     (tree / "dptune/generation/fresh.py").write_text('"""A metric."""\n')
-    edit(
-        tree / "dptune/training/lora.py", "    rslora: bool = False\n", "    rslora: bool = False\n    fresh: int = 3\n"
-    )
-    edit(tree / "dptune/step_settings.py", "    warmup_steps: CountOrZero = 100\n",
+    edit(tree / "dptune/core/lora.py", "    rslora: bool = False\n", "    rslora: bool = False\n    fresh: int = 3\n")
+    edit(tree / "dptune/core/step_settings.py", "    warmup_steps: CountOrZero = 100\n",
          "    warmup_steps: CountOrZero = 100\n    fresh: bool = False\n")  # fmt: skip
     edit(tree / "dptune/mechanisms/quantile.py", "    target: float = 0.5\n",
          "    target: float = 0.5\n    fresh: float = 1.0\n")  # fmt: skip

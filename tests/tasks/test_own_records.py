@@ -17,16 +17,16 @@ import tiny_tuning
 import torch
 from tiny_pipeline import merge, nonprivate, read_json, run_stages, static, write_params
 
-from dptune.corpus.carriers import public_texts
-from dptune.corpus.records import read_records
-from dptune.errors import ConfigError, DataError
-from dptune.files import write_text
+from dptune.core.errors import ConfigError, DataError
+from dptune.core.files import write_text
 from dptune.prediction.deployment import deploy
 from dptune.privacy.ledger_file import read_ledger
+from dptune.records.parquet_file import read_records
+from dptune.records.public_texts import public_texts
 from dptune.training.evaluation import perplexity
-from dptune.training.model import load_base, load_tokenizer
-from dptune.training.pretrain import Pretraining, pretrain
-from dptune.training.token_file import open_corpus
+from dptune.training.models.model import load_base, load_tokenizer
+from dptune.training.models.pretrain import Pretraining, pretrain
+from dptune.training.tokens.token_file import open_corpus
 from tasks.audit.attacks import audit_cell
 from tasks.corpus.acquire import acquire
 from tasks.experiment.checks import check_models

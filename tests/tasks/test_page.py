@@ -10,7 +10,7 @@ import pytest
 from jinja2 import UndefinedError
 from test_report import Page, result
 
-from dptune.digits import at_least, at_most
+from dptune.core.digits import at_least, at_most
 from tasks.charts.looks import looks
 from tasks.report.experiment import write_report
 from tasks.report.numbers import digits4, exact, spread_text

@@ -10,11 +10,11 @@ import pytest
 import yaml
 from tiny_pipeline import ROOT, apply_profile, merge, params, read_json, write_params
 
-from dptune.errors import ConfigError
+from dptune.core.errors import ConfigError
+from dptune.mechanisms.agents.rl import LearnedControl, batch_size_of_mistral
 from dptune.mechanisms.mechanism import Mechanism
 from dptune.mechanisms.planning import Calibrated, Schedule, calibrated, price
 from dptune.mechanisms.registry import MECHANISMS, build, of_model
-from dptune.mechanisms.rl import LearnedControl, batch_size_of_mistral
 from tasks.experiment import cells as cells_module
 from tasks.experiment.cells import Cell, grid
 from tasks.experiment.finetune import run_cells

@@ -13,11 +13,11 @@ import pytest
 from pydantic import ValidationError
 from tiny_pipeline import merge, repository_params, write_params
 
-from dptune.errors import ConfigError
+from dptune.core.errors import ConfigError
+from dptune.job.search.settings import SearchSettings
+from dptune.job.settings import TuneSettings
 from dptune.mechanisms.options import option_names
 from dptune.mechanisms.registry import MECHANISMS, build, takes_noise
-from dptune.tuning.search.settings import SearchSettings
-from dptune.tuning.settings import TuneSettings
 from tasks.settings import rlhf, tenants
 from tasks.settings.mechanisms import _holds_text, _refuse_texts
 from tasks.settings.params import Settings, load_settings

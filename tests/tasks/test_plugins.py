@@ -24,21 +24,22 @@ from mechanism_steps import RATE, batch_of, observed, privatised, shift, started
 from tiny_pipeline import ROOT, cells, write_params
 from typer.testing import CliRunner
 
-from dptune import plugins
-from dptune.audit import own_scores as own_scores_module
-from dptune.audit.own_scores import own_scores
+from dptune.audit.text import membership as own_scores_module
+from dptune.audit.text.membership import own_scores
 from dptune.cli import app
-from dptune.corpus import catalogue
-from dptune.corpus.records import read_records
-from dptune.corpus.splits import keys_of
-from dptune.errors import ConfigError, DataError
-from dptune.files import sha256
+from dptune.core import plugins
+from dptune.core.errors import ConfigError, DataError
+from dptune.core.files import sha256
 from dptune.mechanisms import registry
-from dptune.mechanisms.registry import CLIPPERS, MECHANISMS, build, describe_options, describe_parts, takes_noise
+from dptune.mechanisms.descriptions import describe_options, describe_parts
+from dptune.mechanisms.registry import CLIPPERS, MECHANISMS, build, takes_noise
 from dptune.privacy.accountants import PUBLISHED_ACCOUNTANTS, epsilons
 from dptune.privacy.entropy import OsEntropy
 from dptune.privacy.ledger_file import read_ledger
 from dptune.privacy.run_header import RunHeader
+from dptune.records import catalogue
+from dptune.records.parquet_file import read_records
+from dptune.records.splits import keys_of
 from dptune.training.loop import train
 from tasks.audit import attacks as audit
 from tasks.corpus.acquire import acquire
@@ -234,7 +235,7 @@ def test_a_ledger_without_plug_ins_says_nothing_of_them_and_one_with_them_reads_
 
 
 SCORE = """
-from dptune.audit.own_scores import score
+from dptune.audit.text.membership import score
 
 @score("relative")
 def relative(adapted, public):
@@ -409,7 +410,7 @@ def test_parts_are_listed_with_their_options_and_where_they_are_from(parts: str)
             r"'flat' is registered by dptune\.mechanisms\.clipping and by bad",
         ),
         ("x = 1", "'bad' registers nothing, so it adds nothing to dptune"),
-        ("from dptune.corpus.catalogue import source\n@source('uci')\ndef x(): yield ''", "'uci' of bad exists"),
+        ("from dptune.records.catalogue import source\n@source('uci')\ndef x(): yield ''", "'uci' of bad exists"),
     ],
 )
 def test_a_module_that_cannot_be_used_is_named_with_the_reason(write: Write, code: str, problem: str) -> None:
@@ -505,7 +506,7 @@ def test_what_a_part_inherits_is_named_too(write: Write) -> None:
 
 
 SOURCE = """
-from dptune.corpus.catalogue import source
+from dptune.records.catalogue import source
 
 @source("counted")
 def counted(count: int, word: str = "letter"):
@@ -556,7 +557,7 @@ def test_what_a_source_does_not_take_is_named(pipeline: Path, write: Write, data
 
 
 ROWS = """
-from dptune.corpus.catalogue import source
+from dptune.records.catalogue import source
 
 @source("visits", rows=True)
 def visits(count: int, text: str = "text"):

@@ -12,10 +12,10 @@ import pytest
 from pydantic import ValidationError
 
 from dptune.audit import updates
-from dptune.errors import ConfigError, DptuneError
+from dptune.core.errors import ConfigError, DptuneError
 from dptune.mechanisms.noise import Gaussian
 from dptune.policy.environments import training
-from dptune.policy.met import UserReuseError
+from dptune.policy.run_files import UserReuseError
 from dptune.privacy.entropy import FixedSeed
 from dptune.privacy.ledger_file import read_ledger
 from tasks.charts.policy import but_for_noise, line_name

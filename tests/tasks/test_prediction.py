@@ -12,14 +12,14 @@ import pytest
 import torch
 from tiny_pipeline import write_params
 
-from dptune.errors import ConfigError
-from dptune.files import write_text
+from dptune.core.errors import ConfigError
+from dptune.core.files import write_text
 from dptune.prediction.deployment import deploy, has_answered
 from dptune.prediction.ensemble import read_manifest, write_manifest
 from dptune.prediction.protocols import FixedMixture
 from dptune.privacy.ledger_file import read_ledger
-from tasks import tracking
 from tasks.charts.prediction import METRIC, _first_orders, _fixed_settings, _is_held, prediction
+from tasks.mlflow import tracking
 from tasks.paths import PREDICTION
 from tasks.prediction.answers import publish_answers, score
 from tasks.prediction.ensembles import (
@@ -105,7 +105,7 @@ def test_shards_hold_every_record_once_and_each_ensemble_has_its_own_salt(pipeli
         open_plan(plan)
     assert first.directory != second.directory
     assert (first.directory / "salt").read_text() != (second.directory / "salt").read_text()
-    from dptune.corpus.records import read_records
+    from dptune.records.parquet_file import read_records
     from tasks.paths import TRAIN
 
     records = read_records(TRAIN)

@@ -13,16 +13,17 @@ import pytest
 import torch
 from tiny_pipeline import UNITS, cells, nonprivate, quick_pictures, static
 
-from dptune.corpus.records import read_about, read_records, write_records
-from dptune.errors import DataError
+from dptune.core.errors import DataError
 from dptune.privacy.entropy import Entropy, OsEntropy
 from dptune.privacy.ledger_file import read_ledger
 from dptune.privacy.run_folder import RunFolder
-from dptune.training import token_file
-from dptune.training.data import PrivacyUnits, tokenize
+from dptune.records.parquet_file import read_about, read_records, write_records
+from dptune.training.data import tokenize
 from dptune.training.groups import Turn
-from dptune.training.model import ModelSource, load_tokenizer
-from dptune.training.token_file import MappedRows
+from dptune.training.models.model import ModelSource, load_tokenizer
+from dptune.training.privacy_units import PrivacyUnits
+from dptune.training.tokens import token_file
+from dptune.training.tokens.token_file import MappedRows
 from tasks.experiment.cells import Cell
 from tasks.experiment.finetune import run_cells
 from tasks.experiment.prepare import PreparedCell, _token_file, prepare, shared_inputs
@@ -157,7 +158,7 @@ def test_a_name_tests_no_guess_of_the_records(pipeline: Path) -> None:
 
 def test_the_texts_of_the_corpus_are_never_all_in_memory(pipeline: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Only batches are turned into texts, and no whole file of records is read."""
-    monkeypatch.setattr("dptune.corpus.records.pq.read_table", lambda *_: pytest.fail("a whole file was read"))
+    monkeypatch.setattr("dptune.records.parquet_file.pq.read_table", lambda *_: pytest.fail("a whole file was read"))
     assert len(prepared(static()).spec.tokens.rows) == UNITS
 
 

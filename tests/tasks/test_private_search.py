@@ -13,10 +13,14 @@ import pyarrow as pa
 import pytest
 from tiny_pipeline import mode, params, read_json, write_params
 
-from dptune.corpus.records import read_about, read_records, write_records
-from dptune.declarations import declared
-from dptune.errors import ConfigError, DataError, DivergedError, DptuneError
-from dptune.files import locked, private_directory, write_text
+from dptune.core.declarations import declared
+from dptune.core.errors import ConfigError, DataError, DivergedError, DptuneError
+from dptune.core.files import locked, private_directory, write_text
+from dptune.core.step_settings import ScheduleSettings
+from dptune.job.search import candidates as candidates_module
+from dptune.job.search import rehearsal as rehearsal_module
+from dptune.job.search.plan import Plan
+from dptune.job.search.search import working_folder
 from dptune.mechanisms import rldp
 from dptune.mechanisms.planning import price
 from dptune.privacy.accountants import smallest_epsilon
@@ -24,24 +28,19 @@ from dptune.privacy.certificate import FILE, read_certificate
 from dptune.privacy.ledger_file import read_ledger
 from dptune.privacy.run_folder import RunFolder
 from dptune.privacy.selection_law import SelectionLaw
-from dptune.privacy.spent import Register
-from dptune.step_settings import ScheduleSettings
+from dptune.privacy.spent_budgets.register import Register
+from dptune.records.parquet_file import read_about, read_records, write_records
 from dptune.training.run import Run
-from dptune.tuning.search import candidates as candidates_module
-from dptune.tuning.search import rehearsal as rehearsal_module
-from dptune.tuning.search.plan import Plan
-from dptune.tuning.search.search import working_folder
 from tasks.paths import FAILURES, REPORT, SEARCH, SPENT, TRAIN
 from tasks.report.page import write_index
 from tasks.report.search import PAGE, PICTURE, answer, countings, failure_of, write_page
+from tasks.search import publishable as told_module
 from tasks.search import run as run_module
-from tasks.search import told as told_module
 from tasks.search.asked import check_search, folder_of, tune_settings
 from tasks.search.outcome import FILE as OUTCOME
-from tasks.search.prices import _of_winner, _scaled, choice_prices
 from tasks.search.publish import figures_of, params_of
-from tasks.search.records import TRAIN_SIDE, read_sides
-from tasks.search.run import SearchError, search_records
+from tasks.search.publishable import _of_winner, _scaled, choice_prices
+from tasks.search.run import TRAIN_SIDE, SearchError, read_sides, search_records
 from tasks.settings.params import Settings, load_settings
 
 SPACE = {"learning_rate": {"log_uniform": [0.001, 0.02]}}

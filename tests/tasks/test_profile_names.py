@@ -9,7 +9,7 @@ import pytest
 import yaml
 from dvc.utils.hydra import apply_overrides
 
-from dptune.errors import ConfigError
+from dptune.core.errors import ConfigError
 from tasks.profile import PARAMS, _merged, overrides
 
 NAMED = {

@@ -12,8 +12,8 @@ import tiny_tuning
 import yaml
 from tiny_pipeline import nonprivate, params, read_json, run_stages, write_params
 
-from dptune.corpus.records import read_records
-from dptune.errors import ConfigError
+from dptune.core.errors import ConfigError
+from dptune.records.parquet_file import read_records
 from tasks.corpus import pretrain
 from tasks.corpus.pretrain import main
 from tasks.corpus.validation import write_validation

@@ -14,11 +14,11 @@ import pytest
 from PIL import Image
 from tiny_pipeline import read_json
 
-from dptune.errors import DataError
+from dptune.core.errors import DataError
 from tasks.charts.canvas import blank, save
 from tasks.charts.groups import over_seeds
+from tasks.experiment.cell_list import read_results
 from tasks.experiment.guarantee import GUARANTEE
-from tasks.experiment.listed import read_results
 from tasks.experiment.result import CellResult
 from tasks.report import experiment as module
 from tasks.report.experiment import write_report

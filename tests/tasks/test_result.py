@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from dptune.errors import DataError
+from dptune.core.errors import DataError
 from tasks.experiment.result import CellResult
 from tests.browser.samples import result
 

@@ -16,21 +16,21 @@ import torch
 from peft import PeftModel
 
 from dptune.audit.refutation import Refutation
-from dptune.corpus.narratives import write_narratives
-from dptune.corpus.records import Records, read_records, write_records
-from dptune.corpus.sources import acquire_synthetic
-from dptune.corpus.splits import write_splits
-from dptune.errors import ConfigError
+from dptune.core.errors import ConfigError
 from dptune.policy.language import training
 from dptune.policy.language.learner import LanguageLearner
 from dptune.privacy.ledger_file import LedgerError, read_ledger
 from dptune.privacy.release import Release
 from dptune.privacy.run_folder import RunFolder
 from dptune.privacy.set_aside import set_aside
-from dptune.privacy.spent import Register
-from dptune.training.model import ModelSource, load_base
-from dptune.training.pretrain import pretrain
-from dptune.training.public_model import Pretraining
+from dptune.privacy.spent_budgets.register import Register
+from dptune.records.diabetes.narratives import write_narratives
+from dptune.records.diabetes.sources import acquire_synthetic
+from dptune.records.parquet_file import Records, read_records, write_records
+from dptune.records.splits import write_splits
+from dptune.training.models.model import ModelSource, load_base
+from dptune.training.models.pretrain import pretrain
+from dptune.training.models.public_model import Pretraining
 from tasks.experiment.spent import run_id_of
 from tasks.paths import NARRATIVES, PUBLIC_MODEL, PUBLIC_NARRATIVES, SPENT, SPLITS
 from tasks.policy import rlhf
@@ -105,7 +105,7 @@ def test_a_cell_counts_once_and_so_does_what_was_set_aside(data: Path, monkeypat
 
     for entries in (1, 2):
         with monkeypatch.context() as patched:
-            patched.setattr("dptune.training.model.save_adapter", full)
+            patched.setattr("dptune.training.models.model.save_adapter", full)
             with pytest.raises(OSError, match="No space left"):
                 run_cell(cell)
         (total,) = Register(SPENT).totals()
@@ -125,7 +125,7 @@ def test_a_cell_counts_from_its_start_with_all_that_it_plans(data: Path, monkeyp
             add(*given)
         raise KeyboardInterrupt
 
-    for where in ("dptune.privacy.spent.Register.add_cell", "dptune.policy.language.training.step"):
+    for where in ("dptune.privacy.spent_budgets.register.Register.add_cell", "dptune.policy.language.training.step"):
         with monkeypatch.context() as patched:
             patched.setattr(where, killed)
             with pytest.raises(KeyboardInterrupt):

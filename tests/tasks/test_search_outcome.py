@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 
-from dptune.errors import DptuneError
-from dptune.files import private_directory, replacing, write_json, write_text
+from dptune.core.errors import DptuneError
+from dptune.core.files import private_directory, replacing, write_json, write_text
+from dptune.job.weights import partial_of, weights_in
 from dptune.privacy.ledger import Ledger
 from dptune.privacy.release import Release
 from dptune.privacy.run_folder import RunFolder
 from dptune.privacy.run_header import RunHeader
-from dptune.privacy.runs_within import FOLDER
-from dptune.privacy.spent import Register
-from dptune.tuning.weights import partial_of, weights_in
+from dptune.privacy.set_aside import FOLDER
+from dptune.privacy.spent_budgets.register import Register
 from tasks.search import ranking
 from tasks.search.outcome import FILE, forget_losers, forget_weights
 

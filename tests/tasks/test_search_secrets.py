@@ -14,21 +14,19 @@ import pytest
 from tiny_certificate import RELEASE, certificate
 from tiny_pipeline import mode, write_params
 
-from dptune.corpus.reading.read import Sides
-from dptune.corpus.reading.record import Record, Text
-from dptune.errors import ConfigError
+from dptune.core.errors import ConfigError
 from dptune.privacy.accountants import smallest_epsilon
 from dptune.privacy.certificate import ScoreTerms, SearchCertificate
 from dptune.privacy.release import Release
+from dptune.records.reading.read import Sides
+from dptune.records.reading.record import Record, Text
 from tasks.paths import DATA, EVAL, FAILURES
 from tasks.report.search import answer, countings
-from tasks.search import prices as prices_module
-from tasks.search import records as records_module
+from tasks.search import publishable as prices_module
+from tasks.search import run as records_module
 from tasks.search.asked import in_the_file, tune_settings
-from tasks.search.prices import _of_winner, choice_prices
-from tasks.search.records import ATTACK_SIDE, TRAIN_SIDE, public_source, read_sides
-from tasks.search.run import SearchError, _silent
-from tasks.search.told import score_of
+from tasks.search.publishable import _of_winner, choice_prices, score_of
+from tasks.search.run import ATTACK_SIDE, TRAIN_SIDE, SearchError, _silent, public_source, read_sides
 from tasks.settings.params import Settings, load_settings
 
 SPACE = {"learning_rate": {"log_uniform": [0.001, 0.02]}}

@@ -14,7 +14,7 @@ from invented_benchmarks import write_benchmarks
 from tiny_pipeline import ROOT, apply_profile, merge, params, repository_params, write_params
 from typer.testing import CliRunner
 
-from dptune.errors import ConfigError
+from dptune.core.errors import ConfigError
 from tasks.profile import main as print_profile
 from tasks.profile import members
 from tasks.settings.params import load_settings

@@ -11,23 +11,22 @@ import pytest
 from test_report import page, result
 from tiny_pipeline import BUDGET, STEPS, read_json, static
 
-from dptune.digits import at_most
-from dptune.errors import DptuneError
-from dptune.files import sha256, write_json
+from dptune.core.digits import at_most
+from dptune.core.errors import DptuneError
+from dptune.core.files import sha256, write_json
 from dptune.privacy.ledger import Ledger
 from dptune.privacy.ledger_file import LedgerError, read_ledger
 from dptune.privacy.set_aside import Spending, set_aside
 from dptune.training import run as running
 from dptune.training.checkpoints import CheckpointError
-from tasks import tracking
 from tasks.experiment import finetune
 from tasks.experiment.cells import Cell
 from tasks.experiment.crafted import crafted_canaries, crafted_file
 from tasks.experiment.finetune import run_cell
+from tasks.mlflow import tracking
 from tasks.paths import EXPERIMENT, RUNS
 from tasks.report import experiment as report
-from tasks.report.experiment import write_report
-from tasks.report.spending import totals, unlisted_spendings
+from tasks.report.experiment import totals, unlisted_spendings, write_report
 
 DATA = "SYNTHETIC private cohort; no real patient"
 

@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 from tiny_pipeline import ROOT, UNITS, mode, read_json, run_stages, write_params
 
-from dptune.corpus.canaries import read_secrets
-from dptune.corpus.records import read_about, read_records
-from dptune.errors import DataError
-from dptune.files import sha256
+from dptune.core.errors import DataError
+from dptune.core.files import sha256
+from dptune.records.canaries import read_secrets
+from dptune.records.parquet_file import read_about, read_records
 from tasks.corpus.acquire import acquire
 from tasks.corpus.canaries import plant
 from tasks.corpus.split import split
@@ -171,7 +171,7 @@ def test_a_full_disk_is_a_message(
     def full(_: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr("dptune.files.os.fsync", full)
+    monkeypatch.setattr("dptune.core.files.os.fsync", full)
     assert "No space left on device" in ends(acquire, capsys)
     assert {path: path.read_bytes() for path in RAW.iterdir()} == before
 
@@ -182,7 +182,7 @@ def test_a_folder_that_cannot_be_written_is_a_message(
     def refuse(path: object, *_: object) -> int:
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
 
-    monkeypatch.setattr("dptune.files.os.open", refuse)
+    monkeypatch.setattr("dptune.core.files.os.open", refuse)
     message = ends(split, capsys)
     assert "data/splits" in message
     assert "Permission denied" in message

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from test_report import page, private, result
 from tiny_pipeline import read_json
 
-from tasks import tracking
+from tasks.mlflow import tracking
 from tasks.report.experiment import write_report
 from tasks.report.page import environment
 from tasks.report.steps_needed import NAME, STEPS_FILE, publish_steps, steps_needed, steps_over_seeds

@@ -16,19 +16,19 @@ import pytest
 from test_report import Page
 from tiny_pipeline import built, cells, copied, mode, prepare_environment, quick_pictures, read_json
 
-from dptune.digits import at_most
-from dptune.errors import DptuneError
-from dptune.files import sha256, write_text
+from dptune.core.digits import at_most
+from dptune.core.errors import DptuneError
+from dptune.core.files import sha256, write_text
+from dptune.job import sampling
+from dptune.job.sampling import Sampled
 from dptune.privacy.ledger_file import read_ledger
-from dptune.tuning import sampling
-from dptune.tuning.sampling import Sampled
 from tasks import synthetic
 from tasks.charts.canvas import for_page
-from tasks.charts.synthetic import lengths
 from tasks.experiment.finetune import run_cell
 from tasks.paths import AUDITS, PUBLIC_MODEL, RUNS, SYNTHETIC
 from tasks.report import synthetic as page_of
 from tasks.report.page import INDEX
+from tasks.report.synthetic import lengths
 from tasks.synthetic import open_cell, sample_cell
 
 FILES = (".html", ".jsonl", ".md", ".png")

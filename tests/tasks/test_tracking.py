@@ -33,16 +33,16 @@ from tiny_pipeline import (
     static,
 )
 
-from dptune.errors import DptuneError
-from dptune.files import locked
+from dptune.core.errors import DptuneError
+from dptune.core.files import locked
 from dptune.privacy.ledger_file import read_ledger
-from tasks import tracking
 from tasks.experiment import finetune
 from tasks.experiment.cells import Cell
 from tasks.experiment.finetune import run_cell
 from tasks.experiment.guarantee import GUARANTEE
+from tasks.mlflow import tracking
+from tasks.mlflow.digits import legible
 from tasks.paths import DATA, TRAIN, planted_secrets
-from tasks.tracking_digits import legible
 
 EPSILONS = {"epsilon_published", "epsilon_noise_only", "epsilon_certified"}
 #: All that private telemetry may log.

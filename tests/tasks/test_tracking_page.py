@@ -11,11 +11,11 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 from mlflow import MlflowClient
 
-from tasks import tracking
 from tasks.charts.looks import run_colours
 from tasks.experiment.cell_run import main_names
-from tasks.page_links import VIEW, remembered
-from tasks.tracking_page import LAST_RUN, run_ids, show
+from tasks.mlflow import tracking
+from tasks.mlflow.page import LAST_RUN, run_ids, show
+from tasks.mlflow.page_links import VIEW, remembered
 
 VIEW_TAG = f"mlflow.sharedViewState.{VIEW}"
 

@@ -17,12 +17,12 @@ from test_per_sample import computed, error, looped
 from tiny_families import BIDIRECTIONAL, CAUSAL, tiny
 from tiny_models import records, trainable
 
-from dptune.errors import ConfigError
-from dptune.training.causal import check_causal, check_configuration
-from dptune.training.lora import Lora
-from dptune.training.model import attach_lora
-from dptune.training.per_sample import lora_pairs
-from dptune.training.rehearsal import rehearse
+from dptune.core.errors import ConfigError
+from dptune.core.lora import Lora
+from dptune.training.gradients.parameter_groups import lora_pairs
+from dptune.training.gradients.rehearsal import rehearse
+from dptune.training.models.causal import check_causal, check_configuration
+from dptune.training.models.model import attach_lora
 
 PAGE = Path(__file__).parents[2] / "docs" / "findings" / "models.md"
 START, END = "<!-- families: generated -->", "<!-- families: end -->"

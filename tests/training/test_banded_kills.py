@@ -19,23 +19,23 @@ import torch
 from simulated_disk import Disk, Killed
 from tiny_models import adapted, each_record, make_header, make_plan, records
 
-from dptune.errors import ConfigError
+from dptune.core.errors import ConfigError
 from dptune.mechanisms import banded as banded_module
 from dptune.mechanisms.banded import BandedGaussian, _Window
 from dptune.mechanisms.mechanism import Mechanism
 from dptune.mechanisms.planning import Schedule, fitted, price
 from dptune.mechanisms.registry import build
+from dptune.privacy.accounting.strategy import row_deviations
 from dptune.privacy.budget_gate import BudgetError
 from dptune.privacy.entropy import Entropy, FixedSeed, OsEntropy
 from dptune.privacy.ledger import Ledger
 from dptune.privacy.ledger_file import LedgerError, read_ledger
-from dptune.privacy.strategy import row_deviations
-from dptune.training import loop, opening
+from dptune.training import loop, run_start
 from dptune.training import run as running
 from dptune.training.checkpoints import progress_of
-from dptune.training.data import PrivacyUnits
+from dptune.training.gradients.parameter_groups import lora_pairs
 from dptune.training.groups import Turn
-from dptune.training.per_sample import lora_pairs
+from dptune.training.privacy_units import PrivacyUnits
 from dptune.training.run import Run
 from dptune.training.spec import _OWNER, RunSpec
 
@@ -84,8 +84,8 @@ class Runs:
 
         self.patch.setattr(_Window, "follow", watched)
         self.patch.setattr(PrivacyUnits, "draw", drawing)
-        self.patch.setattr(opening, "rehearse", lambda *_, **__: None)
-        self.patch.setattr(opening, "check_width", lambda *_: None)
+        self.patch.setattr(run_start, "rehearse", lambda *_, **__: None)
+        self.patch.setattr(run_start, "check_width", lambda *_: None)
         self.patch.setattr(loop, "gradients_of", lambda *_: iter(()))
 
     def begin(self) -> Disk:

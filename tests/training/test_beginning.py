@@ -14,11 +14,11 @@ from typer.testing import CliRunner
 
 import dptune
 from dptune.cli import app
-from dptune.corpus.reading.record import PromptTarget, Text
-from dptune.errors import ConfigError
-from dptune.training.beginning import beginning_of, with_beginning
-from dptune.training.encoding import tokens_of
-from dptune.tuning.settings import TuneSettings
+from dptune.core.errors import ConfigError
+from dptune.job.settings import TuneSettings
+from dptune.records.reading.record import PromptTarget, Text
+from dptune.training.tokens.bos_token import beginning_of, with_beginning
+from dptune.training.tokens.encoding import tokens_of
 
 
 @pytest.mark.parametrize("made", [tokenizer, lambda: learned_pieces(False), lambda: learned_pieces(True)])

@@ -12,10 +12,10 @@ from tiny_models import VOCABULARY, adapted, records, row_loss
 from tiny_tokenizers import records as texts
 from tiny_tokenizers import tokenizer
 
-from dptune.corpus.reading.record import Text
-from dptune.errors import ConfigError
-from dptune.training.blocks import beginning, in_blocks, score_blocks
-from dptune.training.encoding import tokens_of
+from dptune.core.errors import ConfigError
+from dptune.records.reading.record import Text
+from dptune.training.evaluation import beginning, in_blocks, score_blocks
+from dptune.training.tokens.encoding import tokens_of
 
 
 @pytest.mark.parametrize("size", [2, 3, 7, 100])

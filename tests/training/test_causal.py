@@ -26,10 +26,10 @@ from transformers import (
     ViTForImageClassification,
 )
 
-from dptune.errors import ConfigError
-from dptune.training.causal import auto_class, check_causal, check_weights, most_positions
-from dptune.training.model import ModelSource, check_headers, load_base, load_config, without_weights
-from dptune.training.weight_files import report_of, stored_weights, unused_layers
+from dptune.core.errors import ConfigError
+from dptune.training.models.causal import auto_class, check_causal, check_weights, most_positions
+from dptune.training.models.model import ModelSource, check_headers, load_base, load_config, without_weights
+from dptune.training.models.weight_files import report_of, stored_weights, unused_layers
 
 _SMALL = {"d_model": 32, "d_ff": 48, "d_kv": 8, "num_layers": 1, "num_heads": 2, "vocab_size": 97}
 _BART = {

@@ -15,13 +15,14 @@ from tiny_families import CAUSAL, tiny
 from tiny_models import DEVICE, FAMILIES, adapted, gpt2, records, row_gradient, weights, with_prompts
 from torch.profiler import ProfilerActivity, profile
 
-from dptune.errors import ConfigError
-from dptune.training import checkpointing
-from dptune.training.checkpointing import checkpointed, layers_of
-from dptune.training.federated import local_update
-from dptune.training.model import Lora, attach_lora
-from dptune.training.per_sample import PairGradients, lora_pairs, per_sample_gradients
-from dptune.training.together import train_together
+from dptune.core.errors import ConfigError
+from dptune.training.gradients.gradient_checkpointing import checkpointed, layers_of
+from dptune.training.gradients.parameter_groups import lora_pairs
+from dptune.training.gradients.per_sample import PairGradients, per_sample_gradients
+from dptune.training.gradients.together import train_together
+from dptune.training.loop import gradient_checkpointing as checkpointing
+from dptune.training.loop import local_update
+from dptune.training.models.model import Lora, attach_lora
 
 LAYERS = 8
 

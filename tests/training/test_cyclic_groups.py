@@ -12,12 +12,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dptune.errors import ConfigError
+from dptune.core.errors import ConfigError
 from dptune.mechanisms.planning import Schedule, calibrated
 from dptune.mechanisms.registry import build
 from dptune.privacy.entropy import FixedSeed, OsEntropy
-from dptune.training.data import PrivacyUnits, split_batch
 from dptune.training.groups import Turn
+from dptune.training.privacy_units import PrivacyUnits, split_batch
 
 RUN, OTHER = "a" * 32, "b" * 32
 ANY_KEY = st.integers(-(2**63) + 1000, 2**63 - 1)

@@ -15,9 +15,11 @@ from tiny_models import CPU, records
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from dptune.errors import ConfigError
+from dptune.core.errors import ConfigError
 from dptune.privacy.entropy import FixedSeed, OsEntropy, poisson_sample, uniform
-from dptune.training.data import PrivacyUnits, Tokens, micro_batches, plain_ids, split_batch, tokenize, with_context
+from dptune.training.data import Tokens, plain_ids, tokenize, with_context
+from dptune.training.gradients.micro_batches import micro_batches
+from dptune.training.privacy_units import PrivacyUnits, split_batch
 
 patients = st.lists(st.integers(0, 9), min_size=1, max_size=40).map(np.array)
 

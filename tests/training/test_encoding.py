@@ -16,14 +16,14 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from torch.nn.functional import cross_entropy
 from transformers import PreTrainedTokenizerFast
 
-from dptune.corpus.reading.record import Chat, Content, PromptTarget, Text
-from dptune.corpus.records import encode_content
-from dptune.errors import ConfigError, DataError
-from dptune.training import token_file
-from dptune.training.chat_template import render_chat
+from dptune.core.errors import ConfigError, DataError
+from dptune.records.parquet_file import encode_content
+from dptune.records.reading.record import Chat, Content, PromptTarget, Text
 from dptune.training.data import Tokens, plain_ids, tokenize
-from dptune.training.encoding import record_batches, stored_tokens, summary, tokens_of
 from dptune.training.losses import sequence_losses
+from dptune.training.tokens import token_file
+from dptune.training.tokens.chat_template import render_chat
+from dptune.training.tokens.encoding import record_batches, stored_tokens, summary, tokens_of
 
 WIDTH = 40
 IGNORED = -100

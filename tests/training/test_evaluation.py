@@ -10,7 +10,7 @@ import pytest
 import torch
 from tiny_models import VOCABULARY, adapted, records, row_loss, with_prompts
 
-from dptune.errors import ConfigError
+from dptune.core.errors import ConfigError
 from dptune.training.data import Tokens
 from dptune.training.evaluation import perplexity
 

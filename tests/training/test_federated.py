@@ -21,16 +21,15 @@ from tiny_models import (
     weights,
 )
 
-from dptune.errors import ConfigError
+from dptune.core.errors import ConfigError
 from dptune.mechanisms.registry import build
 from dptune.privacy.entropy import OsEntropy
 from dptune.privacy.ledger_file import read_ledger
-from dptune.training import federated
-from dptune.training.data import PrivacyUnits
-from dptune.training.federated import local_update
-from dptune.training.loop import train
+from dptune.training import loop
+from dptune.training.gradients.parameter_groups import lora_pairs
+from dptune.training.loop import local_update, train
 from dptune.training.losses import sequence_losses
-from dptune.training.per_sample import lora_pairs
+from dptune.training.privacy_units import PrivacyUnits
 from dptune.training.spec import RunSpec
 
 
@@ -70,7 +69,7 @@ def test_the_model_is_left_bit_for_bit_as_it_was_even_when_a_client_fails(monkey
     update(model, [0, 1, 2], steps=3)
     calls = []
 
-    real = federated.model_losses
+    real = loop.model_losses
 
     def failing(*arguments: Any) -> torch.Tensor:
         calls.append(1)
@@ -78,7 +77,7 @@ def test_the_model_is_left_bit_for_bit_as_it_was_even_when_a_client_fails(monkey
             raise MemoryError
         return real(*arguments)
 
-    monkeypatch.setattr(federated, "model_losses", failing)
+    monkeypatch.setattr(loop, "model_losses", failing)
     with pytest.raises(MemoryError):
         update(model, [0, 1, 2], steps=3)
     assert all(torch.equal(parameter, before[name]) for name, parameter in model.named_parameters())

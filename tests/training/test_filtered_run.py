@@ -12,6 +12,7 @@ import pytest
 import torch
 from tiny_models import adapted, close, each_record, make_header, make_plan, records, release_lines
 
+from dptune.mechanisms.agents.sac import SoftActorCritic
 from dptune.mechanisms.clipping import Flat
 from dptune.mechanisms.control import Constant
 from dptune.mechanisms.interfaces import Knobs, Observation
@@ -19,18 +20,17 @@ from dptune.mechanisms.mechanism import Mechanism
 from dptune.mechanisms.noise import Gaussian
 from dptune.mechanisms.planning import Calibrated, Schedule, calibrated, planned
 from dptune.mechanisms.registry import build
-from dptune.mechanisms.sac import SoftActorCritic
 from dptune.privacy.accountants import gdp_clt_epsilon
+from dptune.privacy.accounting.renyi_filter import RenyiFilter
 from dptune.privacy.budget_gate import BudgetError
 from dptune.privacy.calibration import calibrate
 from dptune.privacy.entropy import OsEntropy
-from dptune.privacy.filters import RenyiFilter
 from dptune.privacy.ledger import Ledger
 from dptune.privacy.ledger_file import read_ledger
 from dptune.privacy.release import Release
 from dptune.privacy.run_header import RunHeader
-from dptune.training.data import PrivacyUnits
 from dptune.training.loop import train
+from dptune.training.privacy_units import PrivacyUnits
 from dptune.training.run import StepReport
 from dptune.training.spec import RunSpec
 

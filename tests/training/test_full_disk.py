@@ -12,7 +12,7 @@ from safetensors import SafetensorError
 from test_resume import STEPS, run
 from tiny_models import release_lines
 
-from dptune.files import naming, write_text
+from dptune.core.files import naming, write_text
 from dptune.privacy.ledger import Ledger
 from dptune.privacy.set_aside import spending_of
 from dptune.training import checkpoints

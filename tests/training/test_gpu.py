@@ -20,17 +20,19 @@ from tiny_models import CPU, each_record, make_plan, records, row_gradient, weig
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from dptune.core.lora import Lora
 from dptune.mechanisms.noise import Gaussian, signed_tail_on, standard_normal
 from dptune.mechanisms.registry import MECHANISMS, build, lacks_noise
 from dptune.prediction.mixture import law
 from dptune.prediction.predictor import weights_of
 from dptune.prediction.protocols import FixedMixture
 from dptune.privacy.entropy import FixedSeed, OsEntropy, signed_tail
-from dptune.training.data import PrivacyUnits, Tokens
+from dptune.training.data import Tokens
+from dptune.training.gradients.parameter_groups import lora_pairs
+from dptune.training.gradients.per_sample import per_sample_gradients
 from dptune.training.loop import train
-from dptune.training.lora import Lora
-from dptune.training.model import attach_lora
-from dptune.training.per_sample import lora_pairs, per_sample_gradients
+from dptune.training.models.model import attach_lora
+from dptune.training.privacy_units import PrivacyUnits
 from dptune.training.spec import RunSpec, header_of
 
 VOCABULARY = 97

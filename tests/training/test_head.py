@@ -15,21 +15,23 @@ from tiny_classifiers import HEADS, adapted_classifier, classifier, configuratio
 from tiny_models import CPU, each_record, make_header, make_plan, weights
 from transformers import AutoConfig, AutoModel, AutoModelForMaskedLM, AutoModelForSequenceClassification, T5Config
 
-from dptune.errors import ConfigError
-from dptune.mechanisms.interfaces import Gradients
+from dptune.core.errors import ConfigError
+from dptune.core.lora import Lora
+from dptune.core.update_rule import UpdateRule
+from dptune.mechanisms.gradient_interfaces import Gradients
 from dptune.mechanisms.registry import MECHANISMS, build
 from dptune.privacy.entropy import OsEntropy
-from dptune.training.classifier import empty_classifier, head_names, load_classifier, load_classifier_config
-from dptune.training.data import PrivacyUnits, Tokens
-from dptune.training.head import HEAD, HeadModules
+from dptune.training.data import Tokens
+from dptune.training.gradients.parameter_groups import lora_pairs, trained_blocks
+from dptune.training.gradients.per_sample import PairGradients, per_sample_gradients
+from dptune.training.gradients.rehearsal import rehearse
 from dptune.training.loop import train
-from dptune.training.lora import Lora
 from dptune.training.losses import model_losses
-from dptune.training.model import ModelSource, attach_lora
-from dptune.training.per_sample import PairGradients, lora_pairs, per_sample_gradients, trained_blocks
-from dptune.training.rehearsal import rehearse
+from dptune.training.models.classifier import empty_classifier, head_names, load_classifier, load_classifier_config
+from dptune.training.models.head import HEAD, HeadModules
+from dptune.training.models.model import ModelSource, attach_lora
+from dptune.training.privacy_units import PrivacyUnits
 from dptune.training.spec import RunSpec
-from dptune.update_rule import UpdateRule
 
 #: Trained parameters of each head: three labels, width 32.
 SIZES = {

@@ -27,17 +27,17 @@ from tiny_models import (
 )
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from dptune.errors import ConfigError, DptuneError
+from dptune.core.errors import ConfigError, DptuneError
 from dptune.mechanisms.registry import build
 from dptune.privacy.entropy import Entropy, FixedSeed, OsEntropy
 from dptune.privacy.ledger_file import read_ledger
-from dptune.training import loop, opening, per_sample
+from dptune.training import loop, run_start
 from dptune.training import run as running
-from dptune.training.data import PrivacyUnits
-from dptune.training.loop import train
-from dptune.training.opening import open_run
-from dptune.training.per_sample import lora_pairs
+from dptune.training.gradients.parameter_groups import lora_pairs
+from dptune.training.loop import per_sample, train
+from dptune.training.privacy_units import PrivacyUnits
 from dptune.training.run import StepReport
+from dptune.training.run_start import open_run
 from dptune.training.spec import RunSpec, TrainingPlan, header_of
 
 
@@ -356,8 +356,8 @@ def test_the_planned_composition_is_what_the_run_makes(tmp_path: Path) -> None:
     model = adapted()
     plan = make_plan()
     trained(tmp_path, plan, model=model)
-    assert read_ledger(tmp_path / "ledger.jsonl").composition == opening.planned(static(model), plan)
-    assert opening.planned(static(model), plan) == Counter({static(model).release(static(model).knobs(), 0.5): 4})
+    assert read_ledger(tmp_path / "ledger.jsonl").composition == run_start.planned(static(model), plan)
+    assert run_start.planned(static(model), plan) == Counter({static(model).release(static(model).knobs(), 0.5): 4})
 
 
 def test_the_base_model_may_be_one_layer(tmp_path: Path) -> None:

@@ -15,18 +15,18 @@ from tiny_families import tiny
 from tiny_models import CPU, FAMILIES, each_record, gpt2, llama, make_header, make_plan, records, trainable
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from dptune.errors import ConfigError
+from dptune.core.errors import ConfigError
+from dptune.core.lora import Lora
 from dptune.mechanisms.registry import build
 from dptune.privacy.entropy import FixedSeed, OsEntropy
+from dptune.training.gradients.parameter_groups import lora_pairs
+from dptune.training.gradients.rehearsal import rehearse
+from dptune.training.gradients.together import shared_copy, train_together
 from dptune.training.loop import train
-from dptune.training.lora import Lora
-from dptune.training.model import ModelSource, attach_lora, frozen_fingerprint, load_base, save_adapter
-from dptune.training.opening import open_run
-from dptune.training.per_sample import lora_pairs
-from dptune.training.rehearsal import rehearse
+from dptune.training.models.model import ModelSource, attach_lora, frozen_fingerprint, load_base, save_adapter
+from dptune.training.models.target_modules import lora_targets
+from dptune.training.run_start import open_run
 from dptune.training.spec import RunSpec
-from dptune.training.target_modules import lora_targets
-from dptune.training.together import shared_copy, train_together
 
 _RANKS = {"llama": {r"layers\.1\..*q_proj": 6, "down_proj": 2}, "gpt2": {r"h\.1\.attn\.c_attn": 6, "c_fc": 2}}
 _ALPHAS = {"llama": {"v_proj": 3, "down_proj": 5}, "gpt2": {"c_attn": 3, "c_fc": 5}}

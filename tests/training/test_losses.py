@@ -11,11 +11,11 @@ from tiny_models import DEVICE, adapted, llama, records, row_loss, trainable
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import GPT2Config, GPT2LMHeadModel
 
+from dptune.core.lora import Lora
 from dptune.training import losses
 from dptune.training.data import Tokens
-from dptune.training.lora import Lora
 from dptune.training.losses import model_losses, sequence_losses, token_losses
-from dptune.training.model import attach_lora
+from dptune.training.models.model import attach_lora
 
 
 def batch_losses(model: object, tokens: Tokens, indices: list[int]) -> torch.Tensor:

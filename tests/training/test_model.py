@@ -9,9 +9,9 @@ import torch
 from peft import PeftModel
 from tiny_models import CPU, adapted, gpt2, llama, trainable
 
-from dptune.errors import ConfigError
-from dptune.training.lora import Lora
-from dptune.training.model import (
+from dptune.core.errors import ConfigError
+from dptune.core.lora import Lora
+from dptune.training.models.model import (
     DivergedError,
     ModelSource,
     assert_trained,

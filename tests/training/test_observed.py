@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from tiny_models import adapted, close, each_record, make_header, make_plan, records
 
-from dptune.errors import ConfigError
+from dptune.core.errors import ConfigError
 from dptune.mechanisms.clipping import Flat
 from dptune.mechanisms.control import Constant
 from dptune.mechanisms.interfaces import Observation
@@ -18,8 +18,8 @@ from dptune.mechanisms.noise import Gaussian
 from dptune.privacy.entropy import OsEntropy
 from dptune.training.data import Tokens
 from dptune.training.evaluation import mean_loss
+from dptune.training.gradients.parameter_groups import lora_pairs
 from dptune.training.loop import train
-from dptune.training.per_sample import lora_pairs
 from dptune.training.spec import RunSpec
 
 

@@ -15,17 +15,18 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from tiny_models import adapted, each_record, make_header, make_plan, records, trainable, weights
 
-from dptune import update_rule
-from dptune.errors import ConfigError
+from dptune.core import update_rule
+from dptune.core.errors import ConfigError
+from dptune.core.update_rule import UpdateRule
 from dptune.mechanisms.interfaces import Knobs, Released
 from dptune.mechanisms.mechanism import Mechanism
 from dptune.mechanisms.registry import build
+from dptune.privacy.accounting.strategy import optimised, row_deviations
 from dptune.privacy.entropy import FixedSeed
 from dptune.privacy.ledger import Ledger
-from dptune.privacy.strategy import optimised, row_deviations
 from dptune.training import run as training_run
 from dptune.training.checkpoints import CheckpointError, progress_of
-from dptune.training.data import PrivacyUnits
+from dptune.training.gradients.parameter_groups import lora_pairs
 from dptune.training.loop import train
 from dptune.training.optimizers import (
     AVERAGED,
@@ -40,10 +41,9 @@ from dptune.training.optimizers import (
     moments,
     tell_noise,
 )
-from dptune.training.per_sample import lora_pairs
+from dptune.training.privacy_units import PrivacyUnits
 from dptune.training.run import Run, StepReport
 from dptune.training.spec import RunSpec
-from dptune.update_rule import UpdateRule
 
 RULES = [
     UpdateRule(),

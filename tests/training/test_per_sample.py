@@ -10,14 +10,15 @@ import pytest
 import torch
 from tiny_models import DEVICE, FAMILIES, adapted, llama, records, row_gradient, trainable, with_prompts
 
-from dptune.errors import ConfigError
+from dptune.core.errors import ConfigError
+from dptune.core.lora import Lora
 from dptune.training import losses
 from dptune.training.data import Tokens
 from dptune.training.evaluation import perplexity
-from dptune.training.lora import Lora
+from dptune.training.gradients.parameter_groups import lora_pairs
+from dptune.training.gradients.per_sample import Taps, per_sample_gradients
 from dptune.training.losses import model_losses, sequence_losses
-from dptune.training.model import attach_lora
-from dptune.training.per_sample import Taps, lora_pairs, per_sample_gradients
+from dptune.training.models.model import attach_lora
 
 
 def flat(gradients: object, units: int) -> torch.Tensor:

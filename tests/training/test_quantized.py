@@ -16,9 +16,12 @@ from test_together import alone, assert_close, cells, opened, side_by_side
 from tiny_models import CPU, FAMILIES, records, trainable, weights, with_prompts
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 
-from dptune.errors import ConfigError
-from dptune.training import quantized
-from dptune.training.model import (
+from dptune.core.errors import ConfigError
+from dptune.training.gradients.parameter_groups import lora_pairs
+from dptune.training.gradients.rehearsal import rehearse
+from dptune.training.gradients.together import shared_copy
+from dptune.training.models import quantized
+from dptune.training.models.model import (
     Lora,
     ModelSource,
     attach_lora,
@@ -27,10 +30,7 @@ from dptune.training.model import (
     load_config,
     save_adapter,
 )
-from dptune.training.per_sample import lora_pairs
-from dptune.training.quantized import in_4bit, keep_layout, method_of
-from dptune.training.rehearsal import rehearse
-from dptune.training.together import shared_copy
+from dptune.training.models.quantized import in_4bit, keep_layout, method_of
 
 pytest.importorskip("bitsandbytes", reason="weights in 4 bits need pip install 'dptune[quantized]'")
 

@@ -17,16 +17,16 @@ from tiny_models import adapted, close, each_record, make_header, make_plan, rec
 from tiny_ranks import results, together
 
 from dptune.audit.crafted import CraftedCanaries
-from dptune.errors import ConfigError
+from dptune.core.errors import ConfigError
 from dptune.mechanisms.mechanism import Mechanism
 from dptune.mechanisms.registry import build
 from dptune.privacy.entropy import Entropy, FixedSeed, OsEntropy
 from dptune.privacy.ledger_file import read_ledger
 from dptune.training import ranks as ranks_module
 from dptune.training import run as running
-from dptune.training.data import PrivacyUnits
+from dptune.training.gradients.parameter_groups import lora_pairs
 from dptune.training.loop import follow, train
-from dptune.training.per_sample import lora_pairs
+from dptune.training.privacy_units import PrivacyUnits
 from dptune.training.ranks import Ranks, join_ranks, own_device
 from dptune.training.spec import RunSpec, TrainingPlan
 

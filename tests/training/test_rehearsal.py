@@ -28,19 +28,19 @@ from tiny_models import (
 )
 from transformers.pytorch_utils import Conv1D
 
-from dptune.errors import ConfigError
+from dptune.core.errors import ConfigError
+from dptune.core.lora import Lora
 from dptune.mechanisms.registry import build
 from dptune.privacy.entropy import FixedSeed, OsEntropy
-from dptune.training import rehearsal
-from dptune.training.causal import evaluation_mode, most_positions
-from dptune.training.loop import train
-from dptune.training.lora import Lora
-from dptune.training.model import attach_lora
-from dptune.training.opening import open_run
-from dptune.training.per_sample import Layout, Taps, by_row, lora_pairs
-from dptune.training.rehearsal import check_width, first_evaluation, rehearse
+from dptune.training.gradients.parameter_groups import lora_pairs
+from dptune.training.gradients.per_sample import Layout, Taps, by_row
+from dptune.training.gradients.rehearsal import check_width, first_evaluation, rehearse
+from dptune.training.gradients.together import shared_copy, train_together
+from dptune.training.loop import rehearsal, train
+from dptune.training.models.causal import evaluation_mode, most_positions
+from dptune.training.models.model import attach_lora
+from dptune.training.run_start import open_run
 from dptune.training.spec import RunSpec
-from dptune.training.together import shared_copy, train_together
 
 _LINEAR = (torch.nn.Linear, Conv1D)
 #: Families of which PEFT's all-linear names a layer that is not linear, or that a text does not reach.

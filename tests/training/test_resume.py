@@ -10,17 +10,17 @@ import pytest
 import torch
 from tiny_models import adapted, close, each_record, make_header, make_plan, records, release_lines, weights
 
-from dptune.errors import DptuneError
+from dptune.core.errors import DptuneError
 from dptune.mechanisms.mechanism import Mechanism
 from dptune.mechanisms.registry import build
 from dptune.privacy.entropy import FixedSeed, OsEntropy
 from dptune.privacy.ledger import Ledger
 from dptune.privacy.ledger_file import LedgerError, read_ledger
-from dptune.training import opening
 from dptune.training import run as running
+from dptune.training import run_start
 from dptune.training.checkpoints import CheckpointError, load_checkpoint
+from dptune.training.gradients.parameter_groups import lora_pairs
 from dptune.training.loop import train
-from dptune.training.per_sample import lora_pairs
 from dptune.training.run import StepReport
 from dptune.training.spec import RunSpec
 
@@ -166,7 +166,7 @@ def test_a_resumed_run_starts_from_the_checkpoints_weights_and_moments(
         assert (progress.step, progress.releases) == (4, 4)
         return progress
 
-    monkeypatch.setattr(opening, "load_checkpoint", load)
+    monkeypatch.setattr(run_start, "load_checkpoint", load)
     run(tmp_path)
     assert all(not torch.equal(weight, models[0][name]) for name, weight in weights(adapted()).items())
     assert all(float(state["step"]) == 4 + 2 for state in optimizers[0].state.values())
@@ -277,7 +277,7 @@ def test_a_resume_with_a_fixed_seed_is_refused(tmp_path: Path, opened: list[Ledg
 def test_a_resume_cannot_pass_the_budget_by_another_plan(tmp_path: Path, opened: list[Ledger], change: str) -> None:
     mechanism = build("static", {"noise_multiplier": 1.0})
     header = make_header()
-    epsilon = header.price(opening.planned(mechanism, make_plan(steps=STEPS))).certified * 1.001
+    epsilon = header.price(run_start.planned(mechanism, make_plan(steps=STEPS))).certified * 1.001
     kill(tmp_path, opened, on_step=killed_after(3), header=make_header(epsilon=epsilon))
     other = {"noise": 0.6} if change == "less noise" else {"plan": make_plan(steps=5 * STEPS)}
     with pytest.raises(DptuneError):

@@ -19,9 +19,9 @@ from dptune.privacy.budget_gate import BudgetError
 from dptune.privacy.entropy import OsEntropy
 from dptune.privacy.ledger import Ledger
 from dptune.privacy.ledger_file import read_ledger
-from dptune.training import loop, opening
+from dptune.training import loop, run_start
 from dptune.training import run as running
-from dptune.training.per_sample import lora_pairs
+from dptune.training.gradients.parameter_groups import lora_pairs
 from dptune.training.spec import _OWNER, RunSpec
 
 pytestmark = pytest.mark.long
@@ -50,7 +50,7 @@ class Killer:
         self.disk_patch = pytest.MonkeyPatch()
         self.model, self.tokens = adapted(layers=1), records()
         self.start = {name: weight.clone() for name, weight in self.model.state_dict().items()}
-        privatise, save, load = Mechanism.privatise, running.save_checkpoint, opening.load_checkpoint
+        privatise, save, load = Mechanism.privatise, running.save_checkpoint, run_start.load_checkpoint
 
         def counted(mechanism: Mechanism, *args: Any) -> Any:
             self.made += 1
@@ -68,10 +68,10 @@ class Killer:
 
         self.patch.setattr(Mechanism, "privatise", counted)
         self.patch.setattr(running, "save_checkpoint", saving)
-        self.patch.setattr(opening, "load_checkpoint", loading)
+        self.patch.setattr(run_start, "load_checkpoint", loading)
         # The disk alone is tried here; gradients take ten times as long as all of it.
-        self.patch.setattr(opening, "rehearse", lambda *_, **__: None)
-        self.patch.setattr(opening, "check_width", lambda *_: None)
+        self.patch.setattr(run_start, "rehearse", lambda *_, **__: None)
+        self.patch.setattr(run_start, "check_width", lambda *_: None)
         self.patch.setattr(loop, "gradients_of", lambda *_: iter(()))
 
     def begin(self) -> Disk:

@@ -13,21 +13,21 @@ import pytest
 import torch
 from tiny_models import FAMILIES, adapted, close, each_record, make_header, make_plan, records
 
-from dptune.errors import DivergedError
+from dptune.core.errors import DivergedError
+from dptune.core.interrupts import stop_request
+from dptune.core.lora import Lora
 from dptune.mechanisms.registry import build
 from dptune.privacy.entropy import OsEntropy
 from dptune.privacy.ledger import Ledger
 from dptune.privacy.ledger_file import read_ledger
 from dptune.privacy.run_folder import RunFolder
-from dptune.stopping import stop_request
+from dptune.training.gradients.parameter_groups import lora_pairs
+from dptune.training.gradients.together import shared_copy, train_together
 from dptune.training.loop import train
-from dptune.training.lora import Lora
-from dptune.training.model import attach_lora
-from dptune.training.opening import open_run
-from dptune.training.per_sample import lora_pairs
+from dptune.training.models.model import attach_lora
 from dptune.training.run import StepReport
+from dptune.training.run_start import open_run
 from dptune.training.spec import RunSpec
-from dptune.training.together import shared_copy, train_together
 
 STEPS = 7
 SIGNALS = pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -13,21 +13,21 @@ import pytest
 import torch
 from tiny_models import FAMILIES, each_record, make_header, make_plan, records, weights, with_prompts
 
-from dptune.errors import ConfigError, DivergedError
+from dptune.core.errors import ConfigError, DivergedError
+from dptune.core.lora import Lora
 from dptune.mechanisms.registry import build
 from dptune.privacy.budget_gate import BudgetError
 from dptune.privacy.entropy import FixedSeed, OsEntropy
 from dptune.privacy.ledger_file import LedgerError, read_ledger
-from dptune.training import together
-from dptune.training.data import PrivacyUnits, Tokens
-from dptune.training.loop import train
-from dptune.training.lora import Lora
-from dptune.training.model import attach_lora
-from dptune.training.opening import open_run
-from dptune.training.per_sample import lora_pairs
+from dptune.training.data import Tokens
+from dptune.training.gradients.parameter_groups import lora_pairs
+from dptune.training.gradients.together import rehearse_pass, shared_copy, train_together
+from dptune.training.loop import together, train
+from dptune.training.models.model import attach_lora
+from dptune.training.privacy_units import PrivacyUnits
 from dptune.training.run import RawStatistics, Run, StepReport
+from dptune.training.run_start import open_run
 from dptune.training.spec import RunSpec, TrainingPlan
-from dptune.training.together import rehearse_pass, shared_copy, train_together
 
 STEPS = 5
 MECHANISMS: dict[str, dict[str, Any]] = {

@@ -19,11 +19,11 @@ from numpy.typing import NDArray
 from test_data import tokenizer
 from tiny_models import CPU
 
-from dptune.corpus.records import Records, read_about, read_batches, read_records, write_records
-from dptune.errors import ConfigError, DataError
-from dptune.training import token_file
+from dptune.core.errors import ConfigError, DataError
+from dptune.records.parquet_file import Records, read_about, read_batches, read_records, write_records
 from dptune.training.data import Tokens, tokenize
-from dptune.training.token_file import Corpus, MappedRows, open_corpus, open_or_tokenize, token_batch
+from dptune.training.tokens import token_file
+from dptune.training.tokens.token_file import Corpus, MappedRows, open_corpus, open_or_tokenize, token_batch
 
 WIDTH = 6
 row_lists = st.lists(st.lists(st.integers(0, 2**31 - 1), max_size=5), max_size=30)

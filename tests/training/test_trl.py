@@ -18,11 +18,11 @@ from tiny_models import CPU, llama
 from tiny_tokenizers import CHATML, MARKED, learned_pieces, tokenizer
 from tokenizers import processors
 
-from dptune.corpus.reading.read import read
-from dptune.corpus.reading.source import RecordSource
+from dptune.records.reading.read import read
+from dptune.records.reading.source import RecordSource
 from dptune.training.data import Tokens
-from dptune.training.encoding import tokens_of
 from dptune.training.losses import COUNTED
+from dptune.training.tokens.encoding import tokens_of
 
 datasets = pytest.importorskip("datasets", reason="the datasets library is not installed: pip install 'dptune[bench]'")
 trl = pytest.importorskip("trl", reason="TRL is not installed: pip install 'dptune[bench]'")

@@ -14,13 +14,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tiny_tokenizers import records, tokenizer
 
-from dptune.corpus.reading.read import read
-from dptune.corpus.reading.record import Chat
-from dptune.corpus.reading.source import RecordSource
-from dptune.corpus.records import decode_content, encode_content
-from dptune.errors import DataError
+from dptune.core.errors import DataError
+from dptune.records.parquet_file import decode_content, encode_content
+from dptune.records.reading.read import read
+from dptune.records.reading.record import Chat
+from dptune.records.reading.source import RecordSource
 from dptune.training.data import plain_ids
-from dptune.training.encoding import tokens_of
+from dptune.training.tokens.encoding import tokens_of
 
 WIDTH = 400
 _LAST = (

@@ -23,15 +23,15 @@ from transcribed_coordinates import AdaClip
 from transcribed_radii import Quantile
 from transcriptions import PerPair, Transcription
 
+from dptune.core.update_rule import UpdateRule
 from dptune.mechanisms.mechanism import Mechanism
 from dptune.mechanisms.registry import build
 from dptune.privacy.entropy import FixedSeed
+from dptune.training.gradients.parameter_groups import lora_pairs
 from dptune.training.loop import train
-from dptune.training.model import freeze_down
-from dptune.training.per_sample import lora_pairs
+from dptune.training.models.model import freeze_down
 from dptune.training.run import StepReport
 from dptune.training.spec import RunSpec
-from dptune.update_rule import UpdateRule
 
 STEPS, STOP, RATE, WARM_UP, SAMPLE_RATE, NOISE = 16, 7, 0.02, 9, 0.25, 0.7
 BATCH = 8 * SAMPLE_RATE

@@ -12,11 +12,11 @@ from tiny_classifiers import configuration
 from tiny_models import CPU, gpt2
 from transformers import AutoModelForMaskedLM
 
-from dptune.errors import ConfigError
-from dptune.training import weight_files
-from dptune.training.classifier import empty_classifier, head_names, load_classifier, load_classifier_config
-from dptune.training.model import ModelSource, load_base
-from dptune.training.weight_files import Stored, check_enough, check_finite, stored_weights
+from dptune.core.errors import ConfigError
+from dptune.training.models import weight_files
+from dptune.training.models.classifier import empty_classifier, head_names, load_classifier, load_classifier_config
+from dptune.training.models.model import ModelSource, load_base
+from dptune.training.models.weight_files import Stored, check_enough, check_finite, stored_weights
 
 
 @pytest.fixture

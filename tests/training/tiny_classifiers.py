@@ -10,9 +10,9 @@ from tiny_models import VOCABULARY
 from torch.nn.functional import cross_entropy
 from transformers import AutoConfig, AutoModelForSequenceClassification
 
+from dptune.core.lora import Lora
 from dptune.training.data import Tokens, with_context
-from dptune.training.lora import Lora
-from dptune.training.model import attach_lora
+from dptune.training.models.model import attach_lora
 
 LABELS = 3
 _SIZES = {

@@ -12,12 +12,13 @@ import torch
 from torch.nn.functional import cross_entropy
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM
 
+from dptune.core.lora import Lora
 from dptune.privacy.entropy import Entropy, OsEntropy
 from dptune.privacy.ledger import Ledger
 from dptune.privacy.run_header import RunHeader
-from dptune.training.data import PrivacyUnits, Tokens, with_context
-from dptune.training.lora import Lora
-from dptune.training.model import attach_lora
+from dptune.training.data import Tokens, with_context
+from dptune.training.models.model import attach_lora
+from dptune.training.privacy_units import PrivacyUnits
 from dptune.training.spec import TrainingPlan
 
 torch.set_num_threads(1)  # so small that a second thread only waits for the first

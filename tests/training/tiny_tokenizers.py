@@ -7,7 +7,7 @@ from typing import Any
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
-from dptune.corpus.reading.record import Chat, Content, Record
+from dptune.records.reading.record import Chat, Content, Record
 
 LETTERS = "abcdefgh 123:\n"
 CHATML = (

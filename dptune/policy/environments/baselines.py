@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from dptune.errors import ConfigError
+from dptune.core.errors import ConfigError
 from dptune.policy.environments.environment import Environment
 from dptune.policy.environments.evaluation import returns_of
 from dptune.policy.environments.training import Point

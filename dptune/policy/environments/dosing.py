@@ -15,7 +15,7 @@ from gymnasium.spaces import Box
 from numpy.typing import NDArray
 from scipy.integrate import solve_ivp
 
-from dptune.errors import ConfigError
+from dptune.core.errors import ConfigError
 
 DAY = 24 * 60  # minutes
 TARGET, LOWEST, HIGHEST = 80.0, 65.0, 105.0  # mg/dl of blood glucose

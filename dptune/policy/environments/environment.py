@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from dptune.errors import ConfigError
+from dptune.core.errors import ConfigError
 
 RIVERSWIM = "dptune/Riverswim-v0"
 #: dptune's own environments, registered with gymnasium on first use: name -> (class, options).

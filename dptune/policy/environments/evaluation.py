@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from numpy.typing import NDArray
 
-from dptune.errors import ConfigError
+from dptune.core.errors import ConfigError
 from dptune.policy.environments.environment import RIVERSWIM, Environment, Interface
 from dptune.policy.environments.riverswim import STATES, value
 from dptune.policy.policies import Policy

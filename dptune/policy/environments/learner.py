@@ -6,17 +6,16 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch.func import grad, vmap
 
-from dptune.errors import ConfigError
+from dptune.core.errors import ConfigError
 from dptune.policy.environments.environment import Interface
-from dptune.policy.environments.losses import gradients, policy_loss, value_loss
-from dptune.policy.environments.public import fisher_extent, fit_values
 from dptune.policy.environments.rollout import Trajectories, Users, advantages
 from dptune.policy.environments.schedule import PolicyTraining
 from dptune.policy.learner import ReleaseMeans
 from dptune.policy.local import Loss, Steps, local_updates
 from dptune.policy.method import Dppg
-from dptune.policy.policies import Linear, Perceptron, Policy
+from dptune.policy.policies import Function, Linear, Perceptron, Policy
 from dptune.policy.trust_region import Update, kl_radius, l2_radius
 
 
@@ -171,3 +170,96 @@ def policy_for(interface: Interface, training: PolicyTraining) -> Policy:
             raise ConfigError("form", "additive is for discrete actions only", fix="use outer")
         function = Linear(interface.features, interface.actions, training.form)
     return Policy(function, interface.actions, interface.continuous)
+
+
+# Losses of policy and critic on each user's own trajectory, and each user's policy gradient.
+
+
+def policy_loss(policy: Policy, entropy_weight: float) -> Loss:
+    """Make the loss -mean(pi / pi_old * A) - entropy_weight * entropy (remark 5.2).
+
+    The ratio is not clipped, unlike PPO's: the clip radius bounds the step instead. The loss takes features, actions,
+    log-probabilities under the old policy, and advantages.
+    """
+
+    def loss(parameters: torch.Tensor, rows: tuple[torch.Tensor, ...], weights: torch.Tensor) -> torch.Tensor:
+        features, actions, old_log_probabilities, gains = rows
+        ratio = (policy.log_probability(parameters, features, actions) - old_log_probabilities).exp()
+        objective = ratio * gains + entropy_weight * policy.entropy(parameters, features)
+        return -(objective * weights).sum(dim=1) / weights.sum(dim=1).clamp(min=1)
+
+    return loss
+
+
+def value_loss(critic: Function) -> Loss:
+    """Make the loss of a critic: half the mean squared error. The loss takes features and returns."""
+
+    def loss(parameters: torch.Tensor, rows: tuple[torch.Tensor, ...], weights: torch.Tensor) -> torch.Tensor:
+        features, returns = rows
+        errors = critic(parameters, features).squeeze(-1) - returns
+        return (errors.square() * weights).sum(dim=1) / weights.sum(dim=1).clamp(min=1) / 2
+
+    return loss
+
+
+def gradients(
+    policy: Policy, parameters: torch.Tensor, trajectories: Trajectories, gains: torch.Tensor
+) -> torch.Tensor:
+    """(K, parameters) policy gradient of each user, mean over t of grad log pi(a_t | s_t) A_t (algorithm 2). Private.
+
+    Args:
+        gains: (K, T) advantages A.
+    """
+    mask = trajectories.step_mask
+    own = parameters.repeat(len(mask), 1).requires_grad_()
+    logs = policy.log_probability(own, trajectories.features[:, :-1], trajectories.actions)
+    means = (logs * gains * mask).sum(dim=1) / mask.sum(dim=1).clamp(min=1)
+    (found,) = torch.autograd.grad(means.sum(), own)
+    return found
+
+
+# Computations on pooled trajectories, without clipping or noise. They are sound for simulated users only.
+
+
+def fit_values(
+    critic: Function, start: torch.Tensor, trajectories: Trajectories, returns: torch.Tensor, training: PolicyTraining
+) -> torch.Tensor:
+    """Train a critic with Adam on all trajectories together.
+
+    Not private: with users' trajectories it gives a raw critic, which reveals them.
+
+    Args:
+        start: (parameters,) of the critic.
+        returns: (K, T) targets.
+
+    Returns: (parameters,) of the trained critic.
+    """
+    parameters = start.clone().requires_grad_()
+    optimizer = torch.optim.Adam([parameters], lr=training.critic_learning_rate)
+    loss, generator = value_loss(critic), torch.Generator().manual_seed(training.seed)
+    mask = trajectories.step_mask
+    rows = (trajectories.features[:, :-1][mask], returns[mask] / training.value_scale)
+    for _ in range(training.epochs):
+        for chosen in torch.randperm(len(rows[1]), generator=generator).tensor_split(training.minibatches):
+            optimizer.zero_grad()
+            loss(parameters, tuple(part[None, chosen] for part in rows), torch.ones(1, len(chosen))).sum().backward()
+            optimizer.step()
+    return parameters.detach()
+
+
+def fisher_extent(
+    policy: Policy, parameters: torch.Tensor, trajectories: Trajectories, regulariser: float
+) -> tuple[float, float]:
+    """(largest eigenvalue, trace) of the Fisher matrix E[psi psi^T] + regulariser * I, psi the gradient of log pi.
+
+    Not private: give it trajectories of simulated users.
+    """
+
+    def log_probability(vector: torch.Tensor, features: torch.Tensor, action: torch.Tensor) -> torch.Tensor:
+        return policy.log_probability(vector, features[None], action[None]).squeeze(0)
+
+    mask = trajectories.step_mask
+    scores = vmap(grad(log_probability), in_dims=(None, 0, 0))
+    each = scores(parameters, trajectories.features[:, :-1][mask], trajectories.actions[mask]).double()
+    fisher = each.T @ each / len(each) + regulariser * torch.eye(policy.size, dtype=torch.float64)
+    return float(torch.linalg.eigvalsh(fisher)[-1]), float(fisher.trace())

@@ -7,7 +7,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from dptune.errors import ConfigError
+from dptune.core.errors import ConfigError
 
 STATES, LEFT, RIGHT = 6, 0, 1
 SMALL, LARGE = 0.005, 1.0

@@ -44,7 +44,7 @@ class Users:
         steps: T, number of steps of each user; an episode that is not over by then is cut off and never resumed.
         seed: seed of environments and actions. Unlike the noise's, the randomness of simulated users needs no secrecy.
         continuing: whether to continue the episodes of the update before, as much public code does. A user is then in
-            several updates, and ``dptune.policy.met.UserRegister`` ends the run with an error.
+            several updates, and ``dptune.policy.run_files.UserRegister`` ends the run with an error.
     """
 
     def __init__(self, environment: Environment, count: int, steps: int, seed: int, continuing: bool = False) -> None:

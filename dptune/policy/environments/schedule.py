@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from dptune.errors import ConfigError
+from dptune.core.errors import ConfigError
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,9 +19,8 @@ from dptune.policy.environments.learner import PolicyLearner, PolicyState
 from dptune.policy.environments.rollout import Users, advantages
 from dptune.policy.environments.schedule import PolicyTraining
 from dptune.policy.learner import ReleaseMeans, updates_left
-from dptune.policy.met import UserRegister
 from dptune.policy.method import Dppg
-from dptune.policy.opening import is_finished, open_ledger, read_progress, save_progress
+from dptune.policy.run_files import UserRegister, is_finished, open_ledger, read_progress, save_progress
 from dptune.privacy.entropy import Entropy
 from dptune.privacy.run_folder import RunFolder
 from dptune.privacy.run_header import RunHeader

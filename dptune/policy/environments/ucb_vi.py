@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from dptune.errors import ConfigError
+from dptune.core.errors import ConfigError
 from dptune.mechanisms.noise import rounded_sums, standard_normal
 from dptune.policy.environments.riverswim import LARGE, LEFT, RIGHT, SMALL, STATES, Pays, rewards, transitions
 from dptune.privacy.entropy import Entropy

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from dptune.errors import ConfigError
+from dptune.core.errors import ConfigError
 
 
 @dataclass(frozen=True)

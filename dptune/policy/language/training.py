@@ -19,18 +19,18 @@ from pathlib import Path
 
 import torch
 
-from dptune.errors import ConfigError, first_line
+from dptune.core.errors import ConfigError, first_line
+from dptune.core.progress import progress
 from dptune.policy.language.learner import USERS, Figures, LanguageLearner
 from dptune.policy.language.prompts import Prompts, Stream
 from dptune.policy.learner import ReleaseMeans, updates_left
 from dptune.policy.method import NAME
-from dptune.policy.opening import is_finished, open_ledger, read_progress, save_progress
+from dptune.policy.run_files import is_finished, open_ledger, read_progress, save_progress
 from dptune.privacy.entropy import Entropy
 from dptune.privacy.ledger import Booked
 from dptune.privacy.ledger_file import first_header
 from dptune.privacy.run_folder import RunFolder
 from dptune.privacy.run_header import RunHeader
-from dptune.progress import progress
 
 
 @dataclass

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dptune.errors import ConfigError
+from dptune.core.errors import ConfigError
 from dptune.policy.tenants.runs import CalibratedEntry, Setting, Tenant, calibrate_entry, fine_tune
 from dptune.privacy.entropy import OsEntropy
 from dptune.training.evaluation import perplexity

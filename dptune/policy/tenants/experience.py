@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from dptune.errors import DivergedError, DptuneError
-from dptune.mechanisms.linear_agent import OUTPUTS
+from dptune.core.errors import DivergedError, DptuneError
+from dptune.mechanisms.agents.linear_agent import OUTPUTS
 from dptune.policy.tenants.runs import CalibratedEntry, Tenant, fine_tune
 from dptune.policy.tenants.schedule import MetaTraining
 from dptune.privacy.entropy import FixedSeed

@@ -12,20 +12,21 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from dptune.core.lora import Lora
+from dptune.core.units import RECORD
 from dptune.mechanisms.mechanism import Mechanism
 from dptune.mechanisms.planning import Schedule, calibrated, noise_options
 from dptune.mechanisms.registry import build
 from dptune.privacy.accountants import Epsilons
 from dptune.privacy.entropy import Entropy
-from dptune.training.data import PrivacyUnits, Tokens
+from dptune.training.data import Tokens
+from dptune.training.gradients.parameter_groups import lora_pairs
 from dptune.training.groups import hash_keys
 from dptune.training.loop import train
-from dptune.training.lora import Lora
-from dptune.training.model import attach_lora
-from dptune.training.per_sample import lora_pairs
+from dptune.training.models.model import attach_lora
+from dptune.training.privacy_units import PrivacyUnits
 from dptune.training.run import StepReport
 from dptune.training.spec import RunSpec, TrainingPlan, header_of
-from dptune.units import RECORD
 
 _HELD_OUT = 4  # on average, one in four of a tenant's units is held out
 

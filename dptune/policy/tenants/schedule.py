@@ -7,8 +7,8 @@ from typing import Annotated
 
 from annotated_types import Ge
 
-from dptune.bounds import Chance, Few, Positive, Seed
-from dptune.errors import ConfigError
+from dptune.core.bounds import Chance, Few, Positive, Seed
+from dptune.core.errors import ConfigError
 from dptune.policy.trust_region import Update, l2_radius
 
 

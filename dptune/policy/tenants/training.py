@@ -26,16 +26,15 @@ from tempfile import TemporaryDirectory
 
 import torch
 
-from dptune.errors import ConfigError
-from dptune.mechanisms.linear_agent import FEATURES, OUTPUTS, PARAMETERS, initial_parameters
-from dptune.mechanisms.policy_file import TENANT, SavedPolicy
+from dptune.core.errors import ConfigError
+from dptune.mechanisms.agents.linear_agent import FEATURES, OUTPUTS, PARAMETERS, initial_parameters
+from dptune.mechanisms.agents.policy_file import TENANT, SavedPolicy
 from dptune.policy.aggregate import project_to_ball
 from dptune.policy.learner import updates_left
 from dptune.policy.local import normalise_advantages
-from dptune.policy.met import UserRegister
 from dptune.policy.method import NAME, PUBLISHED_ACCOUNTANT, Dppg
-from dptune.policy.opening import open_ledger, save_state
 from dptune.policy.policies import Linear, Policy
+from dptune.policy.run_files import UserRegister, open_ledger, save_state
 from dptune.policy.tenants.experience import Experience, experience_of, experience_or_none
 from dptune.policy.tenants.runs import CalibratedEntry, Setting, Tenant, calibrate_entry
 from dptune.policy.tenants.schedule import MetaTraining
@@ -44,9 +43,9 @@ from dptune.privacy.ledger import Ledger
 from dptune.privacy.release import Composition
 from dptune.privacy.run_folder import RunFolder
 from dptune.privacy.run_header import RunHeader
-from dptune.training.weight_files import read_tensors
+from dptune.training.models.weight_files import read_tensors
 
-#: The agent of ``dptune.mechanisms.linear_agent``, as DP policy gradient trains it.
+#: The agent of ``dptune.mechanisms.agents.linear_agent``, as DP policy gradient trains it.
 POLICY = Policy(Linear(len(FEATURES), len(OUTPUTS)), len(OUTPUTS), continuous=True)
 _REHEARSAL = -1  # number of the public tenant that ``_rehearse`` makes
 

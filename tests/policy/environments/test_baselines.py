@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from dptune.errors import ConfigError
+from dptune.core.errors import ConfigError
 from dptune.policy.environments import baselines
 from dptune.policy.environments.baselines import train_baseline
 from dptune.policy.environments.environment import Environment

@@ -13,8 +13,8 @@ from dptune.policy.environments.learner import PolicyLearner, PolicyState
 from dptune.policy.environments.rollout import Trajectories
 from dptune.policy.environments.schedule import PolicyTraining
 from dptune.policy.environments.training import step, streams_of
-from dptune.policy.met import UserRegister
 from dptune.policy.method import Dppg
+from dptune.policy.run_files import UserRegister
 
 
 class Scripted:

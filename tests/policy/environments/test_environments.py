@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from gymnasium.utils.env_checker import check_env
 
-from dptune.errors import ConfigError
+from dptune.core.errors import ConfigError
 from dptune.policy.environments.dosing import HIGHEST, LOWEST, Dosing, reward, slopes
 from dptune.policy.environments.riverswim import LEFT, RIGHT, STATES, Pays, rewards, transitions, value
 from dptune.policy.environments.swimmers import Riverswim

@@ -13,7 +13,7 @@ import pytest
 import torch
 from policy_helpers import learner, trajectories
 
-from dptune.errors import ConfigError
+from dptune.core.errors import ConfigError
 from dptune.policy import learner as shared
 from dptune.policy.aggregate import noisy_means
 from dptune.policy.environments import training as module
@@ -22,8 +22,8 @@ from dptune.policy.environments.learner import PolicyLearner, PolicyState
 from dptune.policy.environments.rollout import Users
 from dptune.policy.environments.schedule import PolicyTraining
 from dptune.policy.environments.training import train
-from dptune.policy.met import UserRegister, UserReuseError
 from dptune.policy.method import NAME, Dppg
+from dptune.policy.run_files import UserRegister, UserReuseError
 from dptune.privacy.budget_gate import BudgetError
 from dptune.privacy.entropy import FixedSeed, OsEntropy
 from dptune.privacy.ledger_file import LedgerError, read_ledger
@@ -210,7 +210,7 @@ def test_a_disk_that_takes_no_state_costs_no_update(tmp_path: Path, monkeypatch:
 
     for _ in range(2):
         with monkeypatch.context() as patched:
-            patched.setattr("dptune.policy.opening.save_file", full)
+            patched.setattr("dptune.policy.run_files.save_file", full)
             with pytest.raises(OSError, match=r"No space left on device: .*state\.safetensors"):
                 run(tmp_path)
         assert read_ledger(tmp_path / "ledger.jsonl").releases == 0

@@ -8,7 +8,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from dptune.errors import ConfigError
+from dptune.core.errors import ConfigError
 from dptune.policy.environments.riverswim import value
 from dptune.policy.environments.ucb_vi import UcbVi, _episode, _Tree, run_ucb_vi
 from dptune.privacy.accountants import epsilons

@@ -19,12 +19,11 @@ from peft import PeftModel
 from scipy.stats import norm
 from tiny_models import VOCABULARY, gpt2
 
-from dptune.errors import ConfigError
-from dptune.policy.language.adapters import Factors, flat_adapters, write_adapters
-from dptune.policy.language.learner import USERS, Figures, LanguageLearner
+from dptune.core.errors import ConfigError
+from dptune.core.lora import Lora
+from dptune.policy.language.learner import USERS, Figures, LanguageLearner, bandit_loss
 from dptune.policy.language.lexicon import CLINICAL, Lexicon
-from dptune.policy.language.loss import bandit_loss
-from dptune.policy.language.policy import LanguagePolicy
+from dptune.policy.language.policy import Factors, LanguagePolicy, flat_adapters, write_adapters
 from dptune.policy.language.prompts import Prompts, Stream
 from dptune.policy.language.schedule import Bandit
 from dptune.policy.language.training import LanguageState, adapters_by_update, train
@@ -32,8 +31,7 @@ from dptune.policy.method import Dppg
 from dptune.privacy.entropy import OsEntropy
 from dptune.privacy.ledger_file import read_ledger
 from dptune.privacy.run_header import RunHeader
-from dptune.training.lora import Lora
-from dptune.training.model import attach_lora, save_adapter
+from dptune.training.models.model import attach_lora, save_adapter
 
 LETTERS = Lexicon(frozenset("abcdefghijklm"), frozenset("nopqrstuvwxyz"))
 TEXTS = ["Ann has K7", "Bo", "Cleo: Z9, and more", "Dora is at home"]

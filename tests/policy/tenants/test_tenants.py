@@ -16,14 +16,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tiny_models import gpt2, records, release_lines
 
-from dptune.errors import ConfigError, DivergedError
-from dptune.mechanisms.linear_agent import FEATURES, PARAMETERS, initial_parameters
-from dptune.mechanisms.policy_file import SavedPolicy
+from dptune.core.errors import ConfigError, DivergedError
+from dptune.core.lora import Lora
+from dptune.mechanisms.agents.linear_agent import FEATURES, PARAMETERS, initial_parameters
+from dptune.mechanisms.agents.policy_file import SavedPolicy
 from dptune.mechanisms.registry import build
 from dptune.policy import learner
 from dptune.policy.aggregate import noisy_means
-from dptune.policy.met import UserReuseError
 from dptune.policy.method import Dppg
+from dptune.policy.run_files import UserReuseError
 from dptune.policy.tenants import training as tenants_module
 from dptune.policy.tenants.ablation import Outcome, ablate, ablation_entries
 from dptune.policy.tenants.experience import Experience, experience_of
@@ -33,9 +34,9 @@ from dptune.policy.tenants.training import meta_train, meta_updates
 from dptune.privacy.entropy import FixedSeed, OsEntropy
 from dptune.privacy.ledger_file import LedgerError, read_ledger
 from dptune.privacy.run_header import RunHeader
-from dptune.training.data import PrivacyUnits, Tokens
-from dptune.training.lora import Lora
-from dptune.training.opening import _check_header
+from dptune.training.data import Tokens
+from dptune.training.privacy_units import PrivacyUnits
+from dptune.training.run_start import _check_header
 from dptune.training.spec import RunSpec, TrainingPlan
 from tasks.policy import tenants as tenants_task
 from tasks.policy.tenants import Tenants, run_tenants, settings_of, summary_of

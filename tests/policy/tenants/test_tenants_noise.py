@@ -9,14 +9,14 @@ import pytest
 import torch
 from tiny_models import gpt2, records
 
-from dptune.mechanisms.linear_agent import PARAMETERS
+from dptune.core.lora import Lora
+from dptune.mechanisms.agents.linear_agent import PARAMETERS
 from dptune.policy.method import Dppg
 from dptune.policy.tenants import training as module
 from dptune.policy.tenants.runs import Setting, Tenant
 from dptune.policy.tenants.schedule import MetaTraining
 from dptune.policy.tenants.training import meta_train
 from dptune.privacy.entropy import OsEntropy
-from dptune.training.lora import Lora
 from dptune.training.spec import TrainingPlan
 
 TENANTS, UPDATES, NOISE = 2, 60, 1.5

@@ -1,0 +1,214 @@
+"""Losses of a model on the end of a text given its beginning, on which all attacks by text are based."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from transformers import DynamicCache
+
+from dptune.core.errors import ConfigError
+from dptune.core.progress import Meter
+from dptune.records.canaries import content_with, suffix
+from dptune.records.reading.record import Chat, Content, PromptTarget
+from dptune.training.losses import token_losses
+from dptune.training.tokens.chat_template import render_chat
+
+
+@dataclass(frozen=True)
+class Passage:
+    """A text, split into a prompt and the ending that an attacker wants to know. Private.
+
+    Attributes:
+        rendered: whether a chat template made the text, which then holds all special tokens; before any other text
+            stands what the tokenizer puts before texts.
+    """
+
+    prompt: str = field(repr=False)
+    ending: str = field(repr=False)
+    rendered: bool = False
+
+    @property
+    def text(self) -> str:
+        """The whole text."""
+        return self.prompt + self.ending
+
+
+@dataclass(frozen=True)
+class EndingLosses:
+    """Losses of each passage's ending given its prompt. Private.
+
+    Attributes:
+        total: (passages,) negative log-likelihood, nats.
+        tokens: (passages,) number of tokens of the ending that the model saw; 0 if the text was cut before them.
+    """
+
+    total: NDArray[np.float64] = field(repr=False)
+    tokens: NDArray[np.int64] = field(repr=False)
+
+    @property
+    def mean(self) -> NDArray[np.float64]:
+        """(passages,) mean loss in nats a token; 0 if no token was seen."""
+        return self.total / np.maximum(self.tokens, 1)
+
+
+@torch.no_grad()
+def ending_losses(
+    model: Any, tokenizer: Any, passages: Sequence[Passage], *, max_length: int, rows: int, label: str = ""
+) -> EndingLosses:
+    """Score endings as in training: one passage a row, cut on the right at ``max_length - 1`` tokens.
+
+    Args:
+        model: causal language model in evaluation mode, on its device.
+        tokenizer: a fast tokenizer, which gives each token's offsets in the text.
+        rows: physical batch size.
+        label: label of the progress bar; no bar without one.
+
+    Raises: ConfigError for a tokenizer without offsets.
+    """
+    ids, belongs = _encoded(tokenizer, passages, max_length)
+    total, counts = np.zeros(len(passages)), np.zeros(len(passages), dtype=np.int64)
+    order = np.argsort([len(row) for row in ids], kind="stable")
+    with Meter(label, total=len(ids), unit="texts") as meter:
+        for first in range(0, len(order), rows):
+            chosen = order[first : first + rows]
+            losses, valid = _batch(
+                model, [ids[i] for i in chosen], [belongs[i] for i in chosen], tokenizer.pad_token_id
+            )
+            total[chosen], counts[chosen] = losses, valid
+            meter.update(first + len(chosen))
+    return EndingLosses(total, counts)
+
+
+@torch.no_grad()
+def endings_of_one_prompt(
+    model: Any, tokenizer: Any, passages: Sequence[Passage], *, max_length: int, rows: int
+) -> EndingLosses:
+    """Score passages with one prompt as ``ending_losses`` does; the tokens that all share run through once."""
+    ids, belongs = _encoded(tokenizer, passages, max_length)
+    columns = list(zip(*ids, strict=False))[:-1]  # every row keeps at least one token
+    shared = next((index for index, column in enumerate(columns) if len(set(column)) > 1), len(columns))
+    if shared < 1:
+        return ending_losses(model, tokenizer, passages, max_length=max_length, rows=rows)
+    device = next(model.parameters()).device
+    prefix = torch.tensor([ids[0][:shared]], device=device)
+    logits = model(input_ids=prefix, attention_mask=torch.ones_like(prefix), use_cache=False).logits
+    before, valid = token_losses(logits, prefix, torch.ones_like(prefix))
+    counted = valid & torch.tensor([belongs[0][1:shared]], device=device)
+    total = np.full(len(ids), float(before.double().where(counted, 0.0).sum()))
+    counts = np.full(len(ids), int(counted.sum()))
+    for first in range(0, len(ids), rows):
+        chosen = slice(first, first + rows)
+        part = [row[shared - 1 :] for row in ids[chosen]]
+        mine = [row[shared - 1 :] for row in belongs[chosen]]
+        losses, seen = _batch(model, part, mine, tokenizer.pad_token_id, prefix[:, :-1])
+        total[chosen] += losses
+        counts[chosen] += seen
+    return EndingLosses(total, counts)
+
+
+def cached(model: Any, prefix: torch.Tensor, rows: int) -> DynamicCache | None:
+    """Attention's cache of the (1, tokens) ``prefix``, repeated for each of ``rows``; None for an empty prefix."""
+    if prefix.shape[1] == 0:
+        return None
+    cache = DynamicCache(config=model.config)
+    model(input_ids=prefix, attention_mask=torch.ones_like(prefix), past_key_values=cache, use_cache=True)
+    cache.batch_repeat_interleave(rows)
+    return cache
+
+
+def passage_ids(tokenizer: Any, passages: Sequence[Passage]) -> list[list[int]]:
+    """The token ids of each passage, as training reads it, without an end-of-text token. Private."""
+    return _encoded(tokenizer, passages, None)[0]
+
+
+def _encoded(
+    tokenizer: Any, passages: Sequence[Passage], max_length: int | None
+) -> tuple[list[list[int]], list[list[bool]]]:
+    """Token ids of each passage, and whether each belongs to the ending: whether it has any of its characters."""
+    if not getattr(tokenizer, "is_fast", False):
+        raise ConfigError("model", "its tokenizer returns no offsets", fix="use a fast tokenizer")
+    ids: list[list[int]] = [[] for _ in passages]
+    belongs: list[list[bool]] = [[] for _ in passages]
+    for rendered in {passage.rendered for passage in passages}:
+        places = [place for place, passage in enumerate(passages) if passage.rendered == rendered]
+        encoded = tokenizer(
+            [passages[place].text for place in places],
+            add_special_tokens=not rendered,
+            truncation=False,
+            return_offsets_mapping=True,
+            verbose=False,
+        )
+        for place, row, offsets in zip(places, encoded["input_ids"], encoded["offset_mapping"], strict=True):
+            kept = len(row) - (len(row) > 1 and offsets[-1] == (0, 0))  # no end-of-text token
+            kept = kept if max_length is None else min(kept, max_length - 1)
+            ids[place] = list(row[:kept])
+            belongs[place] = [end > len(passages[place].prompt) for _, end in offsets[:kept]]
+    return ids, belongs
+
+
+def _batch(
+    model: Any, rows: list[list[int]], belongs: list[list[bool]], padding: int, prefix: torch.Tensor | None = None
+) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+    device, width = next(model.parameters()).device, max(2, *map(len, rows))
+    ids = torch.full((len(rows), width), padding)
+    mask, wanted = torch.zeros_like(ids), torch.zeros(len(rows), width, dtype=torch.bool)
+    for index, (row, mine) in enumerate(zip(rows, belongs, strict=True)):
+        ids[index, : len(row)] = torch.tensor(row)
+        mask[index, : max(1, len(row))] = 1  # attention over no token gives NaN
+        wanted[index, : len(row)] = torch.tensor(mine)
+    ids, mask, attended, cache = ids.to(device), mask.to(device), mask.to(device), None
+    if prefix is not None:
+        cache = cached(model, prefix, len(rows))
+        attended = torch.cat([mask.new_ones(len(rows), prefix.shape[1]), mask], dim=1)
+    logits = model(input_ids=ids, attention_mask=attended, past_key_values=cache, use_cache=cache is not None).logits
+    losses, valid = token_losses(logits, ids, mask)
+    counted = valid & wanted[:, 1:].to(device)
+    kept = losses.double().where(counted, 0.0)
+    return kept.sum(dim=1).cpu().numpy(), counted.sum(dim=1).cpu().numpy()
+
+
+# Records as attacks read them: the text that training reads, split where an attacker begins to guess.
+
+
+def passage_of(content: Content, tokenizer: Any) -> Passage:
+    """The passage of a record: what is answered given the prompt, or the second half of a text given the first.
+
+    Of a chat, the ending is what the assistant says last, with what the tokenizer's chat template puts after it.
+    """
+    if isinstance(content, Chat):
+        last = max((place for place, one in enumerate(content.messages) if one["role"] == "assistant"), default=0)
+        whole = _rendered(content.messages[: last + 1], tokenizer, **content.options)
+        before = _rendered(content.messages[:last], tokenizer, add_generation_prompt=True, **content.options)
+        shared = _shared(before, whole)  # some templates render a message that is followed by others otherwise
+        return Passage(whole[:shared], whole[shared:], rendered=True)
+    if isinstance(content, PromptTarget):
+        return Passage(content.prompt, content.target)
+    text = content.text
+    middle = text.find(" ", len(text) // 2)
+    middle = middle if middle > 0 else len(text) // 2
+    return Passage(text[:middle], text[middle:])
+
+
+def _shared(one: str, other: str) -> int:
+    """Number of characters that both begin with."""
+    pairs = zip(one, other, strict=False)
+    return next((place for place, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))
+
+
+def _rendered(messages: Sequence[Any], tokenizer: Any, **options: Any) -> str:
+    return render_chat(messages, tokenizer, **options) if messages else ""
+
+
+def canary_passage(carrier: str, secret: str, form: str, tokenizer: Any) -> Passage:
+    """The passage of a canary, whose ending holds its secret.
+
+    Args:
+        form: what the records are (``dptune.records.parquet_file.FORMS``).
+    """
+    content = content_with(carrier, secret, form)
+    return passage_of(content, tokenizer) if isinstance(content, Chat) else Passage(carrier, suffix(secret))

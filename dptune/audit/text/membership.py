@@ -1,0 +1,238 @@
+"""Success of scores in telling members from non-members. Scores and labels are private; larger means "member"."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.stats import rankdata
+
+from dptune.core.errors import ConfigError, DataError
+from dptune.core.plugins import Plugin, load_installed, note_registered, plugins_of
+
+FALSE_POSITIVE_RATES = (1e-2, 1e-3)
+
+
+@dataclass(frozen=True)
+class Roc:
+    """The ROC curve of an attack, from the strictest threshold to the loosest. Private.
+
+    Attributes:
+        false_positive_rate: share of non-members above each threshold, rising from 0 to 1.
+        true_positive_rate: share of members above it.
+
+    Example:
+        >>> import numpy as np
+        >>> from dptune.audit.text.membership import roc
+        >>> curve = roc(np.array([2.0, 3.0]), np.array([1.0, 2.5]))
+        >>> curve.false_positive_rate.tolist(), curve.true_positive_rate.tolist()
+        ([0.0, 0.0, 0.5, 0.5, 1.0], [0.0, 0.5, 0.5, 1.0, 1.0])
+    """
+
+    false_positive_rate: NDArray[np.float64] = field(repr=False)
+    true_positive_rate: NDArray[np.float64] = field(repr=False)
+
+
+def auc(members: NDArray[np.float64], others: NDArray[np.float64]) -> float:
+    """Probability that a member scores above a non-member, ties counting one half; 0.5 is no information.
+
+    Example:
+        >>> import numpy as np
+        >>> from dptune.audit.text.membership import auc
+        >>> auc(members=np.array([2.0, 3.0]), others=np.array([1.0, 2.5]))
+        0.75
+    """
+    _check(members, others)
+    ranks = rankdata(np.concatenate([members, others]))[: len(members)]
+    return float((ranks.mean() - (len(members) + 1) / 2) / len(others))
+
+
+def roc(members: NDArray[np.float64], others: NDArray[np.float64]) -> Roc:
+    """The ROC curve at every threshold that the scores distinguish.
+
+    Example:
+        >>> import numpy as np
+        >>> from dptune.audit.text.membership import roc
+        >>> roc(np.array([2.0, 3.0]), np.array([1.0, 2.5])).true_positive_rate.tolist()
+        [0.0, 0.5, 0.5, 1.0, 1.0]
+    """
+    _check(members, others)
+    thresholds = np.unique(np.concatenate([members, others]))[::-1]
+    # Rates are computed from counts: 1 - 99/100 would exceed 0.01 in floating point.
+    above = [
+        (len(scores) - np.searchsorted(np.sort(scores), thresholds, side="left")) / len(scores)
+        for scores in (members, others)
+    ]
+    true, false = (np.concatenate([[0.0], rates]) for rates in above)
+    return Roc(false, true)
+
+
+def true_positive_rate(curve: Roc, false_positive_rate: float) -> float:
+    """The best true positive rate at a false positive rate of at most this.
+
+    Example:
+        >>> import numpy as np
+        >>> from dptune.audit.text.membership import roc, true_positive_rate
+        >>> true_positive_rate(roc(np.array([2.0, 3.0]), np.array([1.0, 2.5])), false_positive_rate=0.1)
+        0.5
+    """
+    return float(curve.true_positive_rate[curve.false_positive_rate <= false_positive_rate].max())
+
+
+def true_positive_rate_by_chance(false_positive_rate: float, others: int) -> float:
+    """The mean true positive rate of random scores without ties.
+
+    A member scores above the (k + 1)-th highest of n non-members with probability (k + 1) / (n + 1), k being the number
+    of false alarms that the rate allows. This exceeds the rate, because the threshold is chosen by the scores.
+
+    Example:
+        >>> from dptune.audit.text.membership import true_positive_rate_by_chance
+        >>> round(true_positive_rate_by_chance(0.01, others=1000), 4)
+        0.011
+    """
+    return (_allowed(false_positive_rate, others) + 1) / (others + 1)
+
+
+def _allowed(false_positive_rate: float, others: int) -> int:
+    """Number of false alarms that the rate allows, safe from rounding: 0.29 * 100 is below 29 in floating point."""
+    return math.floor(false_positive_rate * others * (1 + 1e-12))
+
+
+def membership_report(members: NDArray[np.float64], others: NDArray[np.float64]) -> dict[str, float]:
+    """AUC and true positive rates, with those of random guesses, and the numbers of members and non-members.
+
+    A false positive rate below 1 / non-members is left out: so few non-members cannot tell it from 0.
+
+    Example:
+        >>> import numpy as np
+        >>> from dptune.audit.text.membership import membership_report
+        >>> membership_report(np.array([2.0, 3.0]), np.array([1.0, 2.5]))
+        {'auc': 0.75, 'auc_chance': 0.5, 'auc_chance_deviation': 0.3227486121839514, 'members': 2, 'non_members': 2}
+    """
+    curve = roc(members, others)
+    resolved = [rate for rate in FALSE_POSITIVE_RATES if _allowed(rate, len(others))]
+    rates = {f"tpr_at_fpr_{rate:g}": true_positive_rate(curve, rate) for rate in resolved}
+    chance = {f"tpr_at_fpr_{rate:g}_chance": true_positive_rate_by_chance(rate, len(others)) for rate in resolved}
+    # Standard deviation of the AUC of random scores (Mann and Whitney 1947).
+    spread = ((len(members) + len(others) + 1) / (12 * len(members) * len(others))) ** 0.5
+    return {
+        "auc": auc(members, others),
+        "auc_chance": 0.5,
+        "auc_chance_deviation": spread,
+        **rates,
+        **chance,
+        "members": len(members),
+        "non_members": len(others),
+    }
+
+
+def _check(members: NDArray[np.float64], others: NDArray[np.float64]) -> None:
+    if len(members) == 0 or len(others) == 0:
+        problem = f"{len(members)} members and {len(others)} non-members cannot be told apart"
+        raise DataError(problem, fix="plant more audit canaries, or score more records", file="membership attack")
+    if not (np.isfinite(members).all() and np.isfinite(others).all()):
+        raise DataError("a score is not finite", fix="check the model's losses", file="membership attack")
+
+
+# The likelihood-ratio attack with shadow models (Carlini et al. 2022, LiRA), computed from scores.
+
+
+def lira_scores(
+    target: NDArray[np.float64], shadows: NDArray[np.float64], included: NDArray[np.bool_]
+) -> NDArray[np.float64]:
+    """(candidates,) log-likelihood ratios of "in" against "out", from normal fits to the shadows' scores.
+
+    Means are fitted for every candidate, and one variance for all: with few shadows the paper's per-candidate variances
+    are too uncertain (its section VI-C).
+
+    Args:
+        target: (candidates,) scores of the attacked model.
+        shadows: (shadows, candidates) scores of models that the attacker trained.
+        included: (shadows, candidates) True if the shadow was trained on the candidate, by the attacker's coins.
+
+    Raises: ConfigError if some candidate is in every shadow or in none.
+    """
+    inside, outside = included.sum(axis=0), (~included).sum(axis=0)
+    if (np.minimum(inside, outside) == 0).any():
+        problem = f"with {len(included)} of them some canary is in all or in none"
+        raise ConfigError("audit.shadows", problem, fix="train more shadows")
+    mean_in = (shadows * included).sum(axis=0) / inside
+    mean_out = (shadows * ~included).sum(axis=0) / outside
+    residuals = shadows - np.where(included, mean_in, mean_out)
+    freedom = max(1, shadows.size - 2 * shadows.shape[1])
+    variance = max(float((residuals**2).sum()) / freedom, 1e-12)
+    return np.asarray(((target - mean_out) ** 2 - (target - mean_in) ** 2) / (2 * variance))
+
+
+def balanced_coins(shadows: int, candidates: int, generator: np.random.Generator) -> NDArray[np.bool_]:
+    """(shadows, candidates) random coins that put every candidate into half of the shadows."""
+    columns = [generator.permutation(shadows) < shadows // 2 for _ in range(candidates)]
+    return np.stack(columns, axis=1)
+
+
+# Membership scores from plug-ins, by name: functions of losses that are larger if a text looks trained on.
+
+
+Losses = NDArray[np.float64]
+Score = Callable[[Losses, Losses], Losses]
+#: Names of the scores that the audit computes by itself.
+BUILT_IN = ("likelihood", "calibrated", "perplexity", "shadows")
+_SCORES: dict[str, Score] = {}
+
+
+def score(name: str) -> Callable[[Score], Score]:
+    """Register a function of the losses under the adapted and under the public model, (texts,) each.
+
+    It returns (texts,) finite numbers, larger if the text looks like a member. Private, as the losses are.
+
+    Raises: ConfigError if the name is taken.
+
+    Example:
+        >>> from dptune.audit.text.membership import own_scores, score
+        >>> import numpy as np
+        >>> @score("relative")
+        ... def relative(adapted, public):
+        ...     return (public - adapted) / (public + 1)
+        >>> own_scores(np.array([1.0, 3.0]), np.array([3.0, 3.0]))["relative"].tolist()
+        [0.5, 0.0]
+    """
+
+    def register(function: Score) -> Score:
+        other = _SCORES.get(name)
+        if name in BUILT_IN or (other is not None and other.__module__ != function.__module__):
+            raise ConfigError("plugins", f"score {name!r} of {function.__module__} already exists", fix="rename it")
+        _SCORES[name] = function
+        note_registered(function.__module__)
+        return function
+
+    return register
+
+
+def own_scores(adapted: Losses, public: Losses) -> dict[str, Losses]:
+    """Every registered score of these texts, by name.
+
+    Raises: DataError naming a score that fails, or does not give one finite number for each text.
+    """
+    load_installed("dptune.scores")
+    return {name: _computed(name, function, adapted, public) for name, function in sorted(_SCORES.items())}
+
+
+def score_plugins() -> tuple[Plugin, ...]:
+    """The plug-ins that registered scores; an audit's result depends on them."""
+    load_installed("dptune.scores")
+    return plugins_of(function.__module__ for function in _SCORES.values())
+
+
+def _computed(name: str, function: Score, adapted: Losses, public: Losses) -> Losses:
+    try:
+        values = np.asarray(function(adapted.copy(), public.copy()), dtype=np.float64)
+    except (Exception, SystemExit) as error:  # whatever a plug-in may raise, or end the process by
+        problem = f"score {name!r} failed ({type(error).__name__}: {error})"
+        raise DataError(problem, fix="fix the function", file=function.__module__) from error
+    if values.shape != adapted.shape or not np.isfinite(values).all():
+        problem = f"score {name!r} is not one finite number for each of {len(adapted)} texts"
+        raise DataError(problem, fix="return as many numbers as there are losses", file=function.__module__)
+    return values

@@ -1,0 +1,1 @@
+"""Core: errors, files, progress, bounds and settings that every part of dptune uses."""

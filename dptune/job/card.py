@@ -1,0 +1,385 @@
+"""The model card of a deliverable.
+
+Its section "Privacy" follows from the ledger and the weights alone, so that ``verify`` writes it again and compares. No
+other line follows from private records: figures of held-out ones stay in the run's folder.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from decimal import ROUND_CEILING, Context
+from importlib.metadata import version
+from typing import Any
+
+from dptune.core.digits import at_most
+from dptune.core.metric import CHANGES
+from dptune.job.named_base import NamedBase
+from dptune.privacy.certificate import SearchCertificate
+from dptune.privacy.ledger_file import LedgerContents
+from dptune.records.reading.template import template_columns
+
+START, END = "<!-- dptune: checked by `dptune verify` -->", "<!-- dptune: end -->"
+#: Names of the rows with figures that earlier versions rounded to the nearest.
+DELTA, NOISE, SCORE = "delta", "noise", "score"
+#: What each epsilon of a run is, in a few words.
+GLOSSES = {
+    "epsilon_certified": "what is proved",
+    "epsilon_noise_only": "leaks of the controller ignored",
+    "epsilon_published": "as the mechanism's paper counts",
+}
+NOT_MEASURED = "not measured"
+_AUDITED = "not on this card, which is written before any attack: a study has it in audit.json of the run"
+_FIGURES = "Figures of private records, which the owner was shown: they are left out here, and no epsilon covers them."
+_LABELS = "The names of the labels, which are public."
+_TOLD = "on held-out private records, which is told beside the weights: the guarantee is about the weights alone."
+#: Lines of the section "Privacy", each with those that earlier versions wrote in its place.
+EARLIER = {
+    f"| epsilon_audited | {_AUDITED} |": (f"| epsilon_audited | {NOT_MEASURED} |",),
+    f"- {_FIGURES}": (f"- Perplexity {_TOLD}", f"- Accuracy {_TOLD}"),
+    f"- {_LABELS}": ("- The names of the labels, whether they were given or read from the records.",),
+}
+#: The records that figures of a run are about. Those of the first are private, and on no card.
+HELD_OUT, PUBLIC = "held-out private records", "public records"
+#: What a card says of weights with a certified epsilon, and of no others: a tag of its metadata, and a sentence.
+TAG, SENTENCE = "differential-privacy", "Fine-tuned with differential privacy by dptune."
+#: How the title of a card begins, and the last line of a command, where no epsilon is certified.
+NO_GUARANTEE = "NO GUARANTEE"
+#: How the first of what is not covered begins, where no epsilon is certified.
+EVERYTHING = "Everything, for: "
+_DIGITS, _DIGITS_OF_DELTA, _DIGITS_OF_NOISE = 4, 6, 6
+_NEIGHBOURS = "data sets of which one lacks a unit of the other (add or remove)"
+
+
+def has_guarantee(epsilon: float) -> bool:
+    """Whether cards, pages and commands may say "differential privacy" of what has this certified epsilon."""
+    return math.isfinite(epsilon)
+
+
+def why_not(leaks: Sequence[str]) -> str:
+    """Why an epsilon that is not certified is infinite, in words."""
+    return "; ".join(leaks) or "its noise is too small"
+
+
+def card_text(section: str, result: Mapping[str, Any], epsilon: float) -> str:
+    """The card below its metadata.
+
+    Args:
+        section: the result of ``privacy_section``.
+        result: the content of result.json; of its figures, those of ``PUBLIC`` records alone are told.
+        epsilon: the certified one.
+    """
+    classifies = "scores" in result
+    by_words = classifies and "words" in result
+    head, means = ("and classification head " if classifies and not by_words else ""), ", a classifier by label words"
+    private = has_guarantee(epsilon)
+    lines = [
+        f"# {'' if private else f'{NO_GUARANTEE}: '}LoRA adapter {head}for {result['base']}{means if by_words else ''}",
+        "",
+        SENTENCE if private else "Nothing bounds what these weights tell about a record: treat them like the records.",
+        "",
+        section,
+        "",
+        "## Accuracy" if classifies else "## Perplexity",
+        "",
+        *_measured(result),
+        "",
+        "## Training",
+        "",
+        "| setting | value |",
+        "| --- | --- |",
+        *(f"| {name} | {_plain(value)} |" for name, value in result["settings"].items()),
+        "",
+        "## Use",
+        "",
+        *([_rule_of_words(result), ""] if by_words else []),
+        "```python",
+        *(_use_of_words(result) if by_words else _use_of_classifier(result) if classifies else _use(result)),
+        "```",
+        "",
+        "`dptune verify` with this folder computes each epsilon again, and compares the section Privacy with it.",
+        "",
+        "### Framework versions",
+        "",
+        *(f"- {name} {version(name)}" for name in ("dptune", "peft", "torch", "transformers")),
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def _measured(result: Mapping[str, Any]) -> list[str]:
+    told = result["scores"] if "scores" in result else result["perplexity"]
+    if PUBLIC not in told:
+        return ["Not told: figures are of public records alone, and none were given."]
+    return [f"- {PUBLIC}: {(_scores if 'scores' in result else _perplexity)(told[PUBLIC])}"]
+
+
+def _use(result: Mapping[str, Any]) -> list[str]:
+    return [
+        "from peft import PeftModel",
+        f"from transformers import {_loader(result)}",
+        "",
+        f'base = {_loader(result)}.from_pretrained("{result["base"]}"{_revision(result)})',
+        'model = PeftModel.from_pretrained(base, "this folder")',
+    ]
+
+
+def _use_of_classifier(result: Mapping[str, Any]) -> list[str]:
+    return [
+        "import json",
+        "from peft import PeftModel",
+        "from transformers import AutoModelForSequenceClassification, AutoTokenizer",
+        "",
+        'labels, tokenizer = json.load(open("this folder/labels.json")), AutoTokenizer.from_pretrained("this folder")',
+        "base = AutoModelForSequenceClassification.from_pretrained(",
+        f'    "{result["base"]}"{_revision(result)}, num_labels=len(labels), pad_token_id=tokenizer.pad_token_id',
+        ")",
+        'model = PeftModel.from_pretrained(base, "this folder").eval()',
+        'labels[int(model(**tokenizer("a text", return_tensors="pt")).logits.argmax())]',
+    ]
+
+
+def said_words(words: Mapping[str, str]) -> str:
+    """Each label with its word, in quotes that show the space at its beginning."""
+    return ", ".join(f'{label}: "{word}"' for label, word in words.items())
+
+
+def _rule_of_words(result: Mapping[str, Any]) -> str:
+    """How a text becomes a label, as a sentence."""
+    template = result["template"]
+    put = "" if template is None else f'It is put into the template "{_cell(template)}". '
+    quoted = " or ".join(f'"{word}" ({_cell(label)})' for label, word in result["words"].items())
+    return f"How a text becomes a label: {put}Of {quoted}, the word that the model finds likeliest next decides."
+
+
+def _use_of_words(result: Mapping[str, Any]) -> list[str]:
+    template, text = result["template"], '"a text"'
+    if template is not None:
+        values = dict.fromkeys(template_columns(template), "a text")
+        text = f'said["template"].format_map({json.dumps(values, ensure_ascii=False)})'
+    return [
+        "import json",
+        "from peft import PeftModel",
+        f"from transformers import {_loader(result)}, AutoTokenizer",
+        "",
+        'said, labels = json.load(open("this folder/words.json")), json.load(open("this folder/labels.json"))',
+        'tokenizer = AutoTokenizer.from_pretrained("this folder", truncation_side="left")',
+        f'base = {_loader(result)}.from_pretrained("{result["base"]}"{_revision(result)})',
+        'model = PeftModel.from_pretrained(base, "this folder").eval()',
+        'words = [tokenizer(said["words"][label], add_special_tokens=False)["input_ids"][0] for label in labels]',
+        f"text = {text}",
+        'labels[int(model(**tokenizer(text, return_tensors="pt")).logits[0, -1, words].argmax())]',
+    ]
+
+
+def privacy_section(
+    contents: LedgerContents,
+    digests: Mapping[str, str],
+    *,
+    classifies: bool = False,
+    certificate: SearchCertificate | None = None,
+    base: NamedBase | None = None,
+) -> str:
+    """The card's section "Privacy", between the marks ``START`` and ``END``. Epsilons, delta and noise are rounded up.
+
+    Args:
+        digests: SHA-256 by file name, of the ledger and of the adapter's and tokenizer's files.
+        classifies: whether the weights are a classifier's.
+        certificate: of the search whose winner this is; the guarantee is then the whole search's.
+        base: the base model; None where an earlier version delivered the folder, and named no digest of it.
+    """
+    header = contents.header
+    rates = sorted({release.sample_rate for release in contents.composition})
+    bands = _bands(contents)
+    rows = {
+        **guarantee_rows(contents, certificate),
+        NOISE: noise_text(contents),
+        "sampling": f"Poisson: at each of {contents.releases} steps each unit"
+        + (f" of one of {bands} groups in turn" if bands else "")
+        + f" by a secret coin of {_range([f'{rate:.6g}' for rate in rates])}",
+        "data": header.data,
+        "telemetry": header.telemetry,
+        "run": "finished" if contents.complete else "not finished",
+        **({} if base is None else {"base model": base.row}),
+        **{name: f"SHA-256 {digest}" for name, digest in digests.items()},
+    }
+    not_covered = [
+        "The weights of the base model, and what it was trained on.",
+        _FIGURES if header.telemetry == "research" else "The number of training units, and how long the run took.",
+        "Other adapters from the same records: their epsilons add up.",
+        "Choosing settings by looking at the private records.",
+    ]
+    if certificate is not None:
+        held_out = ", and that of the held-out units that score" if certificate.score.on == "held_out" else ""
+        not_covered[1:2] = [
+            f"The number of training units{held_out}: public by assumption.",
+            "How many candidates there were and what became of them, which is secret; how long the search took.",
+        ]
+        not_covered[-1] = "Choosing outside this search, or its space by looking at the records."
+        not_covered.append("A record that crashes a run: the guarantee assumes that none can.")
+    if classifies:
+        not_covered.insert(2, _LABELS)
+    if not has_guarantee(certified_epsilon(contents, certificate)):
+        leaks = contents.epsilons.leaks if certificate is None else certificate.all_leaks
+        not_covered.insert(0, f"{EVERYTHING}{why_not(leaks)}.")
+    plugins = header.plugins if certificate is None else certificate.plugins
+    not_covered += [f"Mistakes in {plugin}, which dptune cannot check." for plugin in plugins]
+    return "\n".join(
+        [
+            START,
+            "## Privacy",
+            "",
+            *table(rows),
+            "",
+            "Not covered:",
+            "",
+            *(f"- {_cell(one)}" for one in not_covered),
+            END,
+        ]
+    )
+
+
+def certified_epsilon(contents: LedgerContents, certificate: SearchCertificate | None) -> float:
+    """The guarantee of a deliverable: its own ledger's, or that of the search whose winner it is."""
+    return contents.epsilons.certified if certificate is None else certificate.certified
+
+
+def guarantee_rows(contents: LedgerContents, certificate: SearchCertificate | None) -> dict[str, str]:
+    """What is guaranteed, to whom, and by which mechanism, by name. Epsilons and delta are rounded up."""
+    header, prices = contents.header, contents.epsilons
+    neighbours, dealt_by = _NEIGHBOURS, _dealt_by(contents, certificate)
+    if "rank" in dealt_by:
+        neighbours += (
+            ", whose number stays empty; groups were dealt by rank, so nothing is certified where others move up"
+        )
+    elif dealt_by:
+        neighbours += ", each dealt into a group by its own key, so that all others keep their groups"
+    published = f"{_up(prices.published)} ({GLOSSES['epsilon_published']})"
+    if certificate is not None:
+        published = "infinity (the mechanism's paper counts no search)"
+    whose = (
+        "one record"
+        if header.unit == "record"
+        else f"one unit `{header.unit}`: all records that share a value of that column"
+    )
+    return {
+        "epsilon_certified": f"{_up(certified_epsilon(contents, certificate))} ({_proved(certificate)})",
+        "epsilon_noise_only": f"{_up(_noise_only(contents, certificate))} ({GLOSSES['epsilon_noise_only']})",
+        "epsilon_published": published,
+        "epsilon_audited": _AUDITED,
+        DELTA: at_most(header.delta, _DIGITS_OF_DELTA),
+        **({} if certificate is None else _searched(certificate, prices.published)),
+        "unit": whose,
+        "neighbours": neighbours,
+        "units": f"{header.units} in training: public, and covered by no epsilon",
+        "mechanism": header.mechanism,
+    }
+
+
+def rows_of_ranks(contents: LedgerContents, certificate: SearchCertificate | None) -> dict[str, str]:
+    """The rows that an earlier version wrote otherwise, where it dealt units into groups by rank; empty elsewhere."""
+    if "rank" not in _dealt_by(contents, certificate):
+        return {}
+    return {
+        "epsilon_certified": f"{_up(_noise_only(contents, certificate))} ({_proved(certificate)})",
+        "neighbours": f"{_NEIGHBOURS}, whose number stays empty, so that all others keep their groups",
+    }
+
+
+def _dealt_by(contents: LedgerContents, certificate: SearchCertificate | None) -> set[str]:
+    """What decided the groups of units; empty for independent noise."""
+    # The price of a search also covers the candidates that lost, so their noise counts here as well.
+    of_search = certificate.kinds if certificate is not None else ()
+    charged = [*contents.composition, *(release for _, kind in of_search for release, _ in kind)]
+    return {release.dealt_by for release in charged if release.coefficients}
+
+
+def _noise_only(contents: LedgerContents, certificate: SearchCertificate | None) -> float:
+    return contents.epsilons.noise_only if certificate is None else certificate.epsilon_by(certificate.bound)
+
+
+def _proved(certificate: SearchCertificate | None) -> str:
+    return GLOSSES["epsilon_certified"] + ("" if certificate is None else ", of the whole search")
+
+
+def table(rows: Mapping[str, str]) -> list[str]:
+    """Lines of a table of two columns, in which nothing can leave its cell."""
+    return ["| | |", "| --- | --- |", *(f"| {_cell(name)} | {_cell(value)} |" for name, value in rows.items())]
+
+
+def _searched(certificate: SearchCertificate, published: float) -> dict[str, str]:
+    """The rows of the card about a search; ``published`` is the winner's own, as if it had been trained alone."""
+    law, winner = certificate.law, certificate.winner
+    return {
+        "search": f"{certificate.id}: the best of a random number of candidates, {law.uncapped_mean:.4g} on average",
+        "law of the number": f"shape {law.to_dict()['shape']}, rate {law.rate:.6g}, at most {law.most}",
+        "bound": certificate.bound,
+        SCORE: score_text(certificate),
+        "epsilon_of_one_candidate": f"{_up(certificate.one_candidate)} (no guarantee: this one was chosen)",
+        "epsilon_published_of_one_candidate": f"{_up(published)} (no guarantee: this one was chosen)",
+        **({} if winner is None else {"winner's score": f"{winner.score:.6g}"}),
+    }
+
+
+def _perplexity(pair: Sequence[float | str]) -> str:
+    before, after = map(float, pair)
+    return f"{before:.4g} before, {after:.4g} after"
+
+
+def _scores(scores: Mapping[str, Sequence[float | str]]) -> str:
+    parts = [f"{metric.title} {_perplexity(scores[metric.name])}" for metric in CHANGES if metric.name in scores]
+    explained = "; ".join(metric.explanation for metric in CHANGES if metric.explanation)
+    return f"{'; '.join(parts)}; a constant answer has accuracy {float(scores['largest_class'][1]):.4g}\n\n{explained}."
+
+
+def _loader(result: Mapping[str, Any]) -> str:
+    """transformers' automatic class that loads the base model; earlier versions loaded them all by one."""
+    return str(result.get("loaded_by", "AutoModelForCausalLM"))
+
+
+def _revision(result: Mapping[str, Any]) -> str:
+    return f', revision="{result["revision"]}"' if result["revision"] else ""
+
+
+def _up(epsilon: float) -> str:
+    """Four digits, rounded up: a card never promises more than the ledger."""
+    if not math.isfinite(epsilon):
+        return "infinity"
+    return f"{float(Context(prec=_DIGITS, rounding=ROUND_CEILING).create_decimal(repr(epsilon))):g}"
+
+
+def noise_text(contents: LedgerContents, *, nearest: bool = False) -> str:
+    """The noise of a ledger's releases: rounded up, for whoever types it; ``nearest`` as in earlier versions."""
+    bands = _bands(contents)
+    noises = sorted({release.effective_noise_multiplier for release in contents.composition})
+    shown = [f"{noise:.6g}" if nearest else at_most(noise, _DIGITS_OF_NOISE) for noise in noises]
+    return f"{_range(shown)} times the sensitivity" + (f", correlated over {bands} steps" if bands else "")
+
+
+def score_text(certificate: SearchCertificate, *, nearest: bool = False) -> str:
+    """What scored the candidates, with its noise: rounded up; ``nearest`` as in earlier versions."""
+    score = certificate.score
+    if score.on == "public":
+        return f"public records ({score.units})"
+    noise = f"{score.noise_multiplier:.4g}" if nearest else at_most(score.noise_multiplier, _DIGITS)
+    clipped = f"each clipped to {score.clip:g} nats, noise {noise} times that over their number"
+    return f"{score.units} units ({score.on}), {clipped}"
+
+
+def _bands(contents: LedgerContents) -> int:
+    """Steps over which noise is correlated; 0 for independent noise."""
+    return max((len(release.coefficients) for release in contents.composition), default=0)
+
+
+def _range(shown: list[str]) -> str:
+    return (shown[0] if len(shown) == 1 else f"{shown[0]} to {shown[-1]}") if shown else "none"
+
+
+def _plain(value: Any) -> str:
+    return f"{value:.6g}" if isinstance(value, float) else _cell(str(value))
+
+
+def _cell(text: str) -> str:
+    """Text that stays within its table cell: labels and names of columns may hold any characters."""
+    return " ".join(text.replace("|", "/").replace("<", "(").replace(">", ")").split())

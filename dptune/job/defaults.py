@@ -1,0 +1,171 @@
+"""Defaults of a tuning run, chosen from public facts alone: number of units, parameters and the model's context.
+
+Nothing here may look at the records: a schedule that depends on them would leak something that no epsilon covers.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+from dptune.core.errors import ConfigError
+from dptune.job.settings import TuneSettings
+from dptune.mechanisms.planning import Schedule
+from dptune.privacy.calibration import check_delta, sampling
+
+_BATCHES = (64, 1024)
+_LEAST_STEPS, _EPOCHS = 100, (3, 20)
+_CONTEXT = 512
+_SMALL, _SMALL_RATE, _RATE = 10_000_000, 0.02, 5e-4
+#: Adam divides by the noise of a step, which is larger if later steps take a part of it back: with 1, 2 and 4 bands the
+#: best of 0.02, 0.04 and 0.08 was the first, second and third, and with more bands 0.08 was among the best tried.
+_MOST_RATES = 4
+#: The radius with which the rates of small models were measured.
+_RADIUS = 0.1
+#: Those of a classifier. States are about sqrt(width) long, and a head's gradient is a state times how far off it is:
+#: at a small radius every record has one vote, and the more frequent label wins however sure the head is already.
+_HEAD_RADIUS, _SMALL_HEAD_RATE = 10.0, 0.005
+#: Those of a classifier by label words, which has no head.
+_WORDS_RADIUS, _SMALL_WORDS_RATE = 1.0, 0.01
+_AT_RADIUS = ("static", "banded")
+
+
+@dataclass(frozen=True)
+class TuneSchedule:
+    """A complete schedule. Public.
+
+    Attributes:
+        expected_batch_size: expected number of units of a batch.
+        epochs: passes over the units.
+        options: the mechanism's own options.
+        reasons: for each setting that the user left open, why its value was chosen.
+    """
+
+    delta: float
+    expected_batch_size: float
+    epochs: float
+    sample_rate: float
+    steps: int
+    learning_rate: float
+    warmup_steps: int
+    checkpoint_every: int
+    max_length: int
+    options: dict[str, object]
+    reasons: dict[str, str] = field(repr=False)
+
+    @property
+    def priced(self) -> Schedule:
+        """What the price of a run depends on."""
+        return Schedule(self.sample_rate, self.steps, self.delta)
+
+
+def schedule_of(
+    settings: TuneSettings, units: int, parameters: int, positions: int | None, bands: int = _MOST_RATES
+) -> TuneSchedule:
+    """The schedule of a run on ``units`` units (of the train side).
+
+    Args:
+        parameters: number of parameters of the frozen model.
+        positions: length of the model's context in tokens; None if it has no bound.
+        bands: of correlated noise, which calibration may choose for the rest of the schedule.
+
+    Raises: ConfigError for a delta of 1 over the units or more, a batch of more than all units, or a length beyond the
+        context.
+    """
+    reasons: dict[str, str] = {}
+
+    def pick(name: str, asked: float | None, value: float, reason: str) -> float:
+        if asked is None:
+            reasons[name] = reason
+            return value
+        return asked
+
+    delta = pick("delta", settings.delta, default_delta(units), "the power of ten at or below 1 / (10 x units)")
+    check_delta(delta, units, fix=f"use {default_delta(units):g}, or leave it out")
+    batch = pick(
+        "expected_batch_size",
+        settings.expected_batch_size,
+        default_batch(units),
+        "near 4 x sqrt(units), a power of two, but a quarter of the units at most: noise shrinks with it",
+    )
+    if batch > units:
+        problem = f"{batch:g} is more than the {units} units"
+        raise ConfigError("expected_batch_size", problem, fix="lower it, or leave it out")
+    epochs = pick("epochs", settings.epochs, default_epochs(units, batch), "3 to 20, so that there are some 100 steps")
+    sample_rate, _ = sampling(units, batch, epochs)
+    steps = math.ceil(epochs / sample_rate - 1e-9)  # rounding up once: an epoch need not be whole steps
+    rate, rate_reason = _rate(settings, parameters < _SMALL, bands)
+    learning_rate = pick("learning_rate", settings.learning_rate, rate, rate_reason)
+    options = dict(settings.options)
+    if settings.mechanism in _AT_RADIUS and "max_grad_norm" not in options:
+        options["max_grad_norm"], reasons["max_grad_norm"] = _radius(settings)
+    return TuneSchedule(
+        delta=delta,
+        expected_batch_size=batch,
+        epochs=epochs,
+        sample_rate=sample_rate,
+        steps=steps,
+        learning_rate=learning_rate,
+        warmup_steps=max(1, steps // 10) if settings.warmup_steps is None else settings.warmup_steps,
+        checkpoint_every=settings.checkpoint_every or min(10, max(1, steps // 50)),
+        max_length=max_length_of(settings, positions),
+        options=options,
+        reasons=reasons,
+    )
+
+
+def _radius(settings: TuneSettings) -> tuple[float, str]:
+    """The clip radius of a task, and why."""
+    if settings.words:
+        return _WORDS_RADIUS, "the radius with which the learning rate of label words was measured"
+    if settings.task == "classify":
+        why = "at 0.1 each record of a classifier has one vote, and the more frequent label wins; not tuned for yours"
+        return _HEAD_RADIUS, why
+    return _RADIUS, "the radius with which the learning rate of the small default model was measured"
+
+
+def _rate(settings: TuneSettings, small: bool, bands: int) -> tuple[float, str]:
+    """The learning rate for a task, a model of this size and so many bands, and why."""
+    classifies, mechanism = settings.task == "classify", settings.mechanism
+    if settings.words and small:
+        return (
+            _SMALL_WORDS_RATE,
+            "the best of 0.003, 0.01 and 0.03 for SST-2 by words with 1.3 million parameters",
+        )
+    if classifies and small:
+        return _SMALL_HEAD_RATE, "the one of those tried that learned anything on SST-2 with 1.3 million parameters"
+    if small and mechanism == "banded":
+        rate = _SMALL_RATE * min(bands, _MOST_RATES)
+        return rate, f"{_SMALL_RATE:g} for each band up to four, measured on the small default model"
+    if small:
+        return _SMALL_RATE, "measured on the small default model: perplexity 2.263, at 0.005 it was 2.315"
+    whose = "Li et al.'s for RoBERTa on SST-2" if classifies else "RLDP's published setting for GPT-2 to Mistral-7B"
+    return _RATE, f"{whose}; not tuned for yours"
+
+
+def max_length_of(settings: TuneSettings, positions: int | None) -> int:
+    """Tokens of a batch's rows. Raises: ConfigError for more than the model's ``positions``, or fewer than three."""
+    length = settings.max_length
+    if length is None:
+        return min(positions or _CONTEXT, _CONTEXT)
+    if positions is not None and length > positions:
+        raise ConfigError("max_length", f"{length} exceeds the model's {positions}", fix=f"use {positions} or less")
+    if length < 3:
+        raise ConfigError("max_length", f"{length} is below 3", fix="allow at least three tokens")
+    return length
+
+
+def default_delta(units: int) -> float:
+    """The power of ten at or below 1 / (10 x units)."""
+    return float(f"1e-{len(str(10 * units - 1))}")
+
+
+def default_batch(units: int) -> float:
+    """The power of two nearest 4 sqrt(units), within 64 and 1024, and at most a quarter of the units."""
+    near = 2 ** round(math.log2(4 * math.sqrt(units)))
+    return float(max(1, min(max(near, _BATCHES[0]), _BATCHES[1], units // 4)))
+
+
+def default_epochs(units: int, batch: float) -> float:
+    """The fewest epochs that give about a hundred steps; at least 3 and at most 20."""
+    return float(min(max(math.ceil(_LEAST_STEPS * batch / units), _EPOCHS[0]), _EPOCHS[1]))

@@ -1,0 +1,392 @@
+"""A tuning run: trains a prepared run and delivers its adapter with its proof; a second call resumes it."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import secrets
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
+from hashlib import sha256
+from pathlib import Path
+from shutil import copytree
+from typing import Any
+
+from peft import PeftModel
+
+from dptune.core.errors import ConfigError, DivergedError, DptuneError
+from dptune.core.files import forget_times, jsonable, locked, private_directory, read_json, replacing_folder, write_json
+from dptune.core.progress import Meter
+from dptune.job.card import HELD_OUT, PUBLIC, said_words
+from dptune.job.deliverable import deliver, write_card, write_weights
+from dptune.job.places import check_folder
+from dptune.job.prepare import PreparedRun
+from dptune.job.run_spec import job_spec
+from dptune.job.settings import FREE, as_written_now, rows_of
+from dptune.job.verifying import CARD, check_deliverable
+from dptune.job.weights import partial_of
+from dptune.mechanisms.planning import as_charged, planned
+from dptune.privacy.accountants import Epsilons
+from dptune.privacy.certificate import SearchCertificate
+from dptune.privacy.entropy import OsEntropy
+from dptune.privacy.ledger import Booked
+from dptune.privacy.ledger_file import (
+    LedgerContents,
+    LedgerError,
+    first_header,
+    first_release,
+    is_complete,
+    read_ledger,
+)
+from dptune.privacy.run_folder import RunFolder
+from dptune.privacy.run_header import RunHeader
+from dptune.privacy.set_aside import fresh_start, said_within
+from dptune.privacy.spent_budgets.booking import booked
+from dptune.privacy.spent_budgets.register import Register, said
+from dptune.training.checkpoints import restarts
+from dptune.training.data import Tokens
+from dptune.training.evaluation import perplexity
+from dptune.training.gradients.rehearsal import first_evaluation
+from dptune.training.loop import train
+from dptune.training.losses import is_classifier
+from dptune.training.models.model import DIVERGED
+from dptune.training.run import StepReport
+from dptune.training.run_start import rehearse_run
+from dptune.training.scores import score_classifier
+from dptune.training.spec import RunSpec
+
+_log = logging.getLogger(__name__)
+
+_PERPLEXITY = "perplexity"
+#: Settings that the card has rows for whatever they are, or under names of its own.
+_ROWS = (
+    *("expected_batch_size", "epochs", "learning_rate", "max_length", "records_per_unit"),
+    *("optimizer", "schedule", "average"),
+    *("rank", "alpha", "target_modules", "rslora", "rank_pattern", "alpha_pattern", "init_lora_weights"),
+)
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """A finished run.
+
+    Attributes:
+        model: the PEFT model with the tuned adapter, in evaluation mode.
+        ledger: content of the ledger file: all that was charged.
+        perplexity: perplexities before and after, by the records they were measured on (``HELD_OUT``, ``PUBLIC``);
+            empty for a classifier. Those of held-out private records are private: no epsilon covers them.
+        scores: of a classifier, its scores before and after, by those records and by their names in
+            ``training.scores.Scores``; empty else. Private likewise.
+        certificate: of a search, what its guarantee is computed from; None of a single run.
+        restarts: how often correlated noise began anew, because the process before had ended; 0 of a search.
+        folder: the run's folder; ``save`` copies ``folder / "adapter"``.
+    """
+
+    model: Any = field(repr=False)
+    ledger: LedgerContents
+    perplexity: Mapping[str, tuple[float, float]]
+    folder: Path
+    scores: Mapping[str, Mapping[str, tuple[float, float]]] = field(default_factory=dict)
+    certificate: SearchCertificate | None = field(default=None, repr=False)
+    restarts: int = 0
+
+    @property
+    def epsilons(self) -> Epsilons:
+        """Published, noise only and certified, computed from the ledger; of a search, from its certificate.
+
+        Of a search the published one is infinite, for the mechanisms' papers count no search.
+        """
+        if (found := self.certificate) is None:
+            return self.ledger.epsilons
+        return Epsilons(math.inf, found.epsilon_by(found.bound), found.certified, found.all_leaks)
+
+    def save(self, folder: str | Path) -> Path:
+        """Copy adapter, tokenizer, ledger and card to a new folder, for ``PeftModel.from_pretrained`` and ``verify``.
+
+        The folder is there whole or not at all.
+
+        Raises: DptuneError if the folder exists and holds something.
+        """
+        target = Path(folder)
+        if target.exists() and (not target.is_dir() or any(target.iterdir())):
+            raise DptuneError(f"{target}: holds something already. Fix: give a new folder.")
+        with replacing_folder(target) as made:
+            copytree(RunFolder(self.folder).adapter, made, dirs_exist_ok=True)
+        return target
+
+
+def run(
+    prepared: PreparedRun,
+    out: Path,
+    register: Register,
+    on_step: Callable[[StepReport], None] = lambda report: None,
+    on_start: Callable[[], None] = lambda: None,
+) -> Tuned:
+    """Train, or resume the run in ``out``; a finished run is only loaded.
+
+    Args:
+        register: the run counts there from the first line of its ledger on.
+        on_step: called after each step; under private telemetry it must not publish ``report.private``.
+        on_start: called after all checks have passed, before any work.
+
+    Raises: all errors of ``tune``; ConfigError if ``out`` was started with other settings or records.
+    """
+    with working_in(out):
+        return run_here(prepared, out, register, on_step, on_start)
+
+
+@contextmanager
+def working_in(out: Path) -> Iterator[None]:
+    """Context in which no other process works in the folder of a run.
+
+    Raises: DptuneError if one does; ConfigError as ``check_folder``.
+    """
+    check_folder(out)
+    with locked(private_directory(out) / RunFolder(out).lock.name):
+        check_folder(out)  # again: a search may have begun in between
+        yield
+
+
+def run_here(
+    prepared: PreparedRun,
+    out: Path,
+    register: Register,
+    on_step: Callable[[StepReport], None] = lambda report: None,
+    on_start: Callable[[], None] = lambda: None,
+) -> Tuned:
+    """The same within ``working_in``, for a caller that does more in the folder than this."""
+    folder, records = RunFolder(out), prepared.fingerprint
+    header = replace(prepared.header, run_id=check_same(prepared, folder))
+    # As the run was begun, by an earlier version maybe.
+    mechanism = as_charged(prepared.mechanism.mechanism, first_release(folder.ledger))
+    releases = planned(mechanism, prepared.schedule.priced)
+    add = partial(register.add_run, records, header, releases, folder=out.resolve().name)
+    booking = partial(booked, folder, records, register.path, add)
+    if first_header(folder.ledger):  # it counts already, unless the register was cut since, or is another one
+        with booking():
+            pass
+    if folder.adapter.exists() and not is_complete(folder.ledger):  # trained again, it would release once more
+        problem = f"{folder.ledger}: is not the whole ledger of the run that delivered {folder.adapter}"
+        raise LedgerError(f"{problem}. Fix: restore it; that folder holds a copy.")
+    on_start()
+    model = None if is_complete(folder.ledger) else _train(prepared, header, folder, on_step, booking)
+    if partial_of(folder).exists() and folder.result.exists():
+        deliver(folder, read_json(folder.result))
+    folder.checkpoint.unlink(missing_ok=True)
+    contents = check_deliverable(folder.adapter)
+    if f"- {HELD_OUT}: " in (card := folder.adapter / CARD).read_text(encoding="utf-8"):  # of an earlier version
+        write_card(folder.adapter, read_json(folder.result))
+        forget_times(folder.adapter)
+        _log.warning("%s told figures of held-out private records; it was written again without them", card)
+    if model is None:
+        model = PeftModel.from_pretrained(prepared.base.load(), str(folder.adapter)).requires_grad_(False)
+    return tuned_of(model.eval(), contents, out)
+
+
+def tuned_of(model: Any, contents: LedgerContents, out: Path, certificate: SearchCertificate | None = None) -> Tuned:
+    """The outcome of a finished run or search, with the figures in its result."""
+    result = read_json(RunFolder(out).result)
+    figures, scores = result["perplexity"], result.get("scores", {})
+    return Tuned(
+        model,
+        contents,
+        {name: _pair(pair) for name, pair in figures.items()},
+        out,
+        {name: {score: _pair(pair) for score, pair in own.items()} for name, own in scores.items()},
+        certificate,
+        result.get("restarts", 0) if certificate is None else 0,
+    )
+
+
+def _pair(written: Sequence[float | str]) -> tuple[float, float]:
+    """A figure before and after, of which an infinite one is written as text."""
+    before, after = written
+    return float(before), float(after)
+
+
+def paid_before(register: Register, prepared: PreparedRun, *own: Path) -> list[str]:
+    """Warnings if something was published from these records before, by other runs than those in the folders."""
+    mine = [RunFolder(folder) for folder in own]
+    ids = [str(folder.settings.get("run_id", "")) for folder in mine if not folder.lost_its_ledger]
+    earlier = register.earlier(prepared.fingerprint, besides=ids)
+    here = [f"these records paid before ({said(earlier)}); what this costs adds to that"] if earlier else []
+    return here + register.elsewhere(prepared.fingerprint)
+
+
+def spec_of(prepared: PreparedRun, weights: Any, header: RunHeader) -> RunSpec:
+    """The specification of a run, with new adapters on these weights."""
+    one, mechanism = prepared, prepared.mechanism.mechanism
+    return job_spec(one.settings, one.base, weights, one.tokens, one.units, mechanism, one.plan, header, one.public)
+
+
+def _train(
+    prepared: PreparedRun, header: RunHeader, folder: RunFolder, on_step: Callable[[StepReport], None], booking: Booked
+) -> Any:
+    """Train the run to its end, and return its model. Weights and result are on disk before the ledger's last line."""
+    base = prepared.base
+    spec = replace(spec_of(prepared, base.load(), header), booked=booking)
+    named = base.named  # of the weights that were loaded, not of what lies there when the run has ended
+    model = spec.model
+    rehearse_run(spec)  # before the records are read by it, for its errors say what is wrong with the model
+    with first_evaluation(model):
+        before = figures_of(prepared, model)
+    done = read_ledger(folder.ledger).releases if folder.checkpoint.exists() and folder.has_begun else 0
+    with Meter("tuning", total=spec.plan.steps, done=done, unit="releases", keep=True) as meter:
+
+        def observe(report: StepReport) -> None:
+            meter.update(report.releases)
+            on_step(report)
+
+        with train(spec, folder.path, OsEntropy(), observe) as ledger:
+            after = figures_of(prepared, model)
+            # Of held-out private records no figure decides whether the run delivers: no epsilon would cover that.
+            for figure, value in after.get(PUBLIC, {}).items():
+                if not math.isfinite(value):
+                    raise DivergedError(f"the run diverged: {figure} on {PUBLIC} is {value}. Fix: {DIVERGED}.")
+            write_weights(model, base.tokenizer, folder, named, prepared.kept)
+            figures = {
+                name: {
+                    figure: [*jsonable({"before": before[name][figure], "after": value}).values()]
+                    for figure, value in values.items()
+                }
+                for name, values in after.items()
+            }
+            counted = {"releases": ledger.releases} | restarts(folder.checkpoint, spec.mechanism)
+            write_json(folder.result, result_of(prepared, figures) | counted)
+            ledger.finish()
+    return model
+
+
+def figures_of(prepared: PreparedRun, model: Any) -> dict[str, dict[str, float]]:
+    """Perplexity, or a classifier's scores, by the records' name; of held-out ones under research telemetry alone."""
+    sides: dict[str, Tokens | None] = {HELD_OUT: prepared.evaluation, PUBLIC: prepared.public}
+    held_out = prepared.evaluation
+    if prepared.settings.telemetry == "private" or (held_out and held_out.without_loss == len(held_out.rows)):
+        del sides[HELD_OUT]  # a figure of no token would end the run, and that tells something of the records
+    rows, autocast = prepared.settings.physical_batch_size, prepared.plan.autocast_dtype
+    given = {name: own for name, own in sides.items() if own is not None}
+    if is_classifier(model):
+        return {name: asdict(score_classifier(model, own, rows, autocast=autocast)) for name, own in given.items()}
+    return {name: {_PERPLEXITY: perplexity(model, own, rows, autocast=autocast)} for name, own in given.items()}
+
+
+def result_of(prepared: PreparedRun, figures: Mapping[str, Mapping[str, Sequence[float | str]]]) -> dict[str, Any]:
+    classifies = prepared.settings.task == "classify"
+    measured: dict[str, Any] = {"scores": figures, "perplexity": {}, "labels": prepared.settings.labels}
+    if prepared.base.words:
+        measured |= {"words": prepared.base.words, "template": prepared.template}
+    return {
+        "base": prepared.base.name,
+        "revision": prepared.base.revision,
+        "loaded_by": prepared.base.loaded_by,
+        **(measured if classifies else {"perplexity": {name: own[_PERPLEXITY] for name, own in figures.items()}}),
+        "settings": public_settings(prepared),
+    }
+
+
+def public_settings(prepared: PreparedRun) -> dict[str, Any]:
+    """The run's settings for the card, by name. Of the records they reveal the number of units alone."""
+    settings, schedule = prepared.settings, prepared.schedule
+    targets = settings.target_modules or "PEFT's for the family"
+    further = {
+        "LoRA scaling": "alpha / sqrt(rank)" if settings.rslora else None,
+        "LoRA ranks of layers": _list_pattern(settings.rank_pattern),
+        "LoRA alphas of layers": _list_pattern(settings.alpha_pattern),
+        "beginning-of-text token": "added" if settings.add_bos_token else None,
+        "LoRA start": None if settings.init_lora_weights is True else settings.init_lora_weights,
+    }
+    return {
+        **({"task": "classify", "labels": ", ".join(settings.labels)} if settings.labels else {}),
+        **(_by_words(prepared) if prepared.base.words else {}),
+        "mechanism": settings.mechanism,
+        **schedule.options,
+        **({"bands": bands} if (bands := prepared.mechanism.mechanism.bands) > 1 else {}),
+        "expected batch": schedule.expected_batch_size,
+        "epochs": schedule.epochs,
+        "steps": schedule.steps,
+        "learning rate": schedule.learning_rate,
+        "optimizer": settings.optimizer,
+        "learning rate schedule": settings.schedule,
+        "average of the weights": settings.average,
+        "tokens of a record": schedule.max_length,
+        "records per unit": settings.records_per_unit if prepared.units.kind != "record" else 1,
+        "LoRA rank": settings.rank,
+        "LoRA alpha": settings.alpha,
+        "LoRA modules": targets if isinstance(targets, str) else ", ".join(targets),
+        "adapted": prepared.base.adapted,
+        **({"head": ", ".join(prepared.base.head)} if prepared.base.head else {}),
+        **({"base weights": weights} if (weights := prepared.base.weights) else {}),
+        **{name: value for name, value in further.items() if value},
+        **rows_of(settings, besides=_ROWS),
+        "canaries": "none",
+    }
+
+
+def _by_words(prepared: PreparedRun) -> dict[str, str]:
+    return {"words": said_words(prepared.base.words), "template": prepared.template or "none"}
+
+
+def _list_pattern(pattern: Mapping[str, int]) -> str:
+    return ", ".join(f"{name}: {value}" for name, value in pattern.items())
+
+
+def _differences(name: str, then: Any, now: Any) -> list[str]:
+    """What changed of one setting, in words; of a mapping, what changed of each of its keys."""
+    if name in ("model", "records", "keys"):
+        return [name]
+    if isinstance(then, dict) and isinstance(now, dict):
+        keys = [key for key in {**then, **now} if then.get(key) != now.get(key)]
+        return [part for key in keys for part in _differences(f"{name}.{key}", then.get(key), now.get(key))]
+    before, after = ("not given" if value is None else value for value in (then, now))
+    return [f"{name}: {before} then, {after} now"]
+
+
+def check_same(prepared: PreparedRun, folder: RunFolder) -> str:
+    """Write the settings of a new run to its folder; of a resumed run, check that settings and records are the same.
+
+    The digest of the records is keyed by a salt in the same file, which only its owner can read.
+
+    Returns: the id of the run, which other settings or records change, as long as nothing was charged. A run whose
+        ledger was removed is another one, so that a register counts both.
+
+    Raises: ConfigError naming what changed.
+    """
+    known = folder.settings
+    salt = known.get("salt") or secrets.token_hex(16)
+    asked = {
+        "model": prepared.base.identity,
+        "records": prepared.digest(salt),
+        "keys": prepared.digest_of_keys(salt),
+        "unit": prepared.units.kind,
+        **asdict(prepared.settings),
+        **{name: value for name, value in asdict(prepared.schedule).items() if name != "reasons"},
+        "salt": salt,
+    }
+    if checkpoint := prepared.base.checkpoint:
+        asked["dtype"] = checkpoint.dtype  # by default it follows the device, and a resumed run may have another
+    for name in FREE:
+        del asked[name]
+    written = json.loads(json.dumps(asked))
+    # Earlier versions wrote no digest of the keys. Such a run goes on, and from then on it has one.
+    then = {"keys": written["keys"], **as_written_now(known)}
+    changed = [name for name in written if written[name] != then.get(name)]
+    begun = first_header(folder.ledger)
+    if not known or begun is None:
+        drawn = uuid.uuid4().hex if changed or folder.lost_its_ledger else known["run_id"]
+        run_id = begun.run_id if begun else drawn
+        write_json(folder.cell, written | {"run_id": run_id, "kind": "run"})
+        return run_id
+    if changed:
+        told = [part for name in changed for part in _differences(name, then.get(name), written[name])]
+        problem = f"{folder.path} was started with other settings ({'; '.join(told)})"
+        afresh = f"{fresh_start(folder.path)}{said_within(folder.path)}"
+        raise ConfigError("out", problem, fix=f"take them back, give another folder, or {afresh}")
+    if "keys" not in known:
+        write_json(folder.cell, {**known, "keys": written["keys"]})
+    # Of an earlier version it follows from the secret salt, and does not show it. Of others it is the ledger's own,
+    # which may have been lost for a while.
+    return begun.run_id if "run_id" in known else sha256(salt.encode()).hexdigest()[:32]

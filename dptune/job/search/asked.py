@@ -1,0 +1,38 @@
+"""What a search was asked for, by which it is recognised: in its folder, and in its secret plan."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+from dptune.job.prepare import PreparedRun
+from dptune.job.search.settings import SearchSettings
+from dptune.job.settings import FREE, as_written_now
+
+#: Settings of earlier versions, which changed no result either.
+_GONE = {"cut_records"}
+
+
+def asked_of(prepared: PreparedRun, asked: SearchSettings, salt: str) -> dict[str, Any]:
+    """All that decides a search's result, in JSON types.
+
+    Private: with the salt, the digest of the records tests a guess of all of them.
+    """
+    settings = {name: value for name, value in asdict(prepared.settings).items() if name not in FREE}
+    found = {
+        "model": prepared.base.identity,
+        "records": prepared.digest(salt),
+        "keys": prepared.digest_of_keys(salt),
+        "unit": prepared.units.kind,
+        "search": asked.to_json(),
+        **settings,
+    }
+    return dict(json.loads(json.dumps(found)))
+
+
+def changes(known: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    """The names of what differs, as a list in a text; empty where nothing does. Earlier versions knew no ``keys``."""
+    known = {"keys": now.get("keys"), **as_written_now(known)}
+    return ", ".join(sorted(name for name in {*now, *known} - _GONE if now.get(name) != known.get(name)))

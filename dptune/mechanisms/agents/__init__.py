@@ -1,0 +1,1 @@
+"""Agents: controllers that learn by reinforcement, and their hyper-policies on disk."""

@@ -1,0 +1,212 @@
+"""Canaries: secrets in the training data, for extraction and audit (spec rldp.md, sections 2, 8).
+
+Every canary is a unit of privacy of its own, in a row of its own after all records: a public text (``carriers``) that
+ends in a secret; beside prompts with targets or chats, a public prompt that a secret answers. No row of a canary
+depends on a record, and no record on a canary. Extraction canaries are always included. An audit canary is included if
+its coin says so; else its row is empty, because the ledger's epsilon is about adding or removing one unit. (Planting a
+secret or not in a record that stays would *replace* that record, which may cost twice the epsilon.)
+
+Secrets and coins come from the operating system's entropy: a seed would be logged, and a logged seed publishes
+them. Carriers are public.
+"""
+
+from __future__ import annotations
+
+import string
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from secrets import SystemRandom
+
+import numpy as np
+import pyarrow as pa
+
+from dptune.core.errors import ConfigError, DataError
+from dptune.core.files import read_json, replacing, sha256, write_json
+from dptune.core.units import RECORD
+from dptune.records.parquet_file import Records, encode_content, form_at, read_records, write_parquet
+from dptune.records.public_texts import public_texts
+from dptune.records.reading.record import Chat, Content, PromptTarget, Text
+
+ALPHABET = string.ascii_uppercase + string.digits
+SECRET_LENGTH = 10
+_SALT_BITS = 256
+_PADDING_BYTES = 1 << 14
+
+
+@dataclass(frozen=True)
+class Canary:
+    """A canary, whether it was planted or not. Private, except ``record`` and ``carrier``.
+
+    Attributes:
+        record: number of its row; negative.
+        carrier: public text before the secret.
+        secret: the secret.
+        included: 1 if the train file holds it, else 0.
+    """
+
+    record: int
+    carrier: str = field(repr=False)
+    secret: str = field(repr=False)
+    included: int = field(repr=False)  # a digit and no bool: the file's size must not depend on how many are included
+
+
+@dataclass(frozen=True)
+class Secrets:
+    """The content of the secrets file. Private.
+
+    Attributes:
+        extraction: an entry for every row of an extraction canary; all are included.
+        audit: an entry for every audit canary, which its own fair coin included or not.
+        salt: random digits, so that the file's published hash cannot test a guess of a secret or of the coins.
+    """
+
+    extraction: tuple[Canary, ...] = field(repr=False)
+    audit: tuple[Canary, ...] = field(repr=False)
+    salt: str = field(repr=False)
+
+
+def suffix(secret: str) -> str:
+    """The end of a carrier's text that holds ``secret``."""
+    return f" secret_id={secret}."
+
+
+def content_with(carrier: str, secret: str, form: str) -> Content:
+    """A record of the given form that holds a secret where the model learns: at a text's end, or as what is answered.
+
+    Args:
+        carrier: the public text; a prompt, or what a user says, in the other forms.
+        form: one of ``dptune.records.parquet_file.FORMS``.
+    """
+    if form == "pair":
+        return PromptTarget(carrier, suffix(secret))
+    if form == "messages":
+        said = {"role": "user", "content": carrier}, {"role": "assistant", "content": suffix(secret).strip()}
+        return Chat(said)
+    return Text(carrier + suffix(secret))
+
+
+def inject(
+    train: Path,
+    out: Path,
+    secrets_file: Path,
+    manifest: Path,
+    extraction: int,
+    audit: int,
+    carrier_seed: int,
+    repeats: int = 1,
+) -> None:
+    """Add rows with ``extraction`` secrets, ``repeats`` rows each, and ``audit`` more, each by a fair coin.
+
+    Writes the new train file to ``out``: all of ``train`` as it is, then one row for every canary. Its text is a public
+    carrier, drawn by the public ``carrier_seed``, with the secret at its end; it is empty where a coin left the canary
+    out, so that the number of rows does not depend on the coins. Canaries' records and units are -1, -2, ...: each is a
+    unit of its own. Writes every candidate to ``secrets_file``, and to ``manifest`` only what everyone may know: counts
+    of candidates and two hashes. Both hashed files hold a random salt, so that a hash cannot test a guess of a secret
+    or of the coins.
+
+    With no canaries ``out`` holds the records of ``train`` and nothing else.
+
+    Raises: ConfigError for negative counts, or more canaries than records; DataError for a bad file, or a train file
+    that already holds canaries.
+    """
+    records = read_records(train)
+    form = form_at(records.about)
+    if "canaries" in records.about:
+        raise DataError("holds canaries already", fix="give the train file of the split", file=train)
+    if min(extraction, audit) < 0 or repeats < 1:
+        raise ConfigError("canaries", "a count is negative, or repeats below 1", fix="use 0 or more, and 1 or more")
+    rows = extraction * repeats + audit
+    if rows > len(records.record):
+        problem = f"extraction x repeats + audit asks for {rows} rows beside {len(records.record)} records"
+        raise ConfigError("canaries", problem, fix="plant fewer canaries or take more records")
+    texts = public_texts(rows, carrier_seed, "canaries", str(records.about.get("source")))
+    planted = _draw(texts, extraction, repeats)
+    counts = {"extraction": extraction, "repeats": repeats, "audit": audit}
+    salted = {**records.about, "canaries": counts, "salt": _salt()}
+    grown = _with_canaries(records, planted, form)
+    # The three files appear in reverse order: first the secrets, then the train file, last the manifest.
+    with replacing(manifest) as listing, replacing(out) as new, replacing(secrets_file) as hidden:
+        write_parquet(new, replace(grown, about=salted))
+        write_json(hidden, asdict(planted))
+        write_json(listing, _public(grown, counts, new, hidden))
+
+
+def read_secrets(path: Path) -> Secrets:
+    """Read a secrets file. Raises: DataError if it is absent or not one."""
+    try:
+        stored = read_json(path)
+        extraction, audit = (tuple(Canary(**one) for one in stored[name]) for name in ("extraction", "audit"))
+        return Secrets(extraction, audit, stored["salt"])
+    except (OSError, ValueError, KeyError, TypeError):
+        problem = "not a secrets file"
+        raise DataError(problem, fix="inject the canaries again", file=path) from None
+
+
+def _draw(carriers: list[str], extraction: int, repeats: int) -> Secrets:
+    """A canary for every carrier: first those of extraction (a secret's rows are adjacent), then those of audit."""
+    entropy = SystemRandom()
+
+    def secret() -> str:
+        return "".join(entropy.choice(ALPHABET) for _ in range(SECRET_LENGTH))
+
+    repeated = [one for one in (secret() for _ in range(extraction)) for _ in range(repeats)]
+    places = list(enumerate(carriers))
+    return Secrets(
+        tuple(
+            Canary(-1 - place, carrier, one, 1)
+            for (place, carrier), one in zip(places[: len(repeated)], repeated, strict=True)
+        ),
+        tuple(
+            Canary(-1 - place, carrier, secret(), entropy.getrandbits(1)) for place, carrier in places[len(repeated) :]
+        ),
+        _salt(),
+    )
+
+
+def _salt() -> str:
+    """Random digits of random length, so that neither the hash nor the size of a file reveals what was planted."""
+    entropy = SystemRandom()
+    bits = _SALT_BITS + 8 * entropy.randrange(_PADDING_BYTES)
+    return f"{entropy.getrandbits(bits):0{bits // 4}x}"
+
+
+def _with_canaries(records: Records, planted: Secrets, form: str) -> Records:
+    every = (*planted.extraction, *planted.audit)
+    texts = [encode_content(content_with(one.carrier, one.secret, form)) if one.included else "" for one in every]
+    numbers = np.array([one.record for one in every], dtype=np.int64)
+    return Records(
+        record=np.concatenate([records.record, numbers]),
+        unit=np.concatenate([records.unit, numbers]),
+        text=pa.array([*records.text.to_pylist(), *texts], pa.string()),
+        about=records.about,
+    )
+
+
+def _public(records: Records, counts: dict[str, int], new: Path, secrets_file: Path) -> dict[str, object]:
+    return {
+        "records": len(records.record),
+        "extraction": counts["extraction"],
+        "repeats": counts["repeats"],
+        "audit_candidates": counts["audit"],
+        "unit": records.about.get("unit", RECORD),
+        "train_sha256": sha256(new),
+        "secrets_sha256": sha256(secrets_file),
+    }
+
+
+# Random codes in public text, so that a base model pre-trained on it has seen every character of a secret.
+
+
+def with_codes(texts: list[str], share: float, seed: int) -> list[str]:
+    """``texts``, of which a ``share`` end in a sentence with a random code of the secrets' alphabet and length.
+
+    Args:
+        texts: public.
+        share: a number in [0, 1]; rounded to whole texts.
+        seed: decides which texts get a code, and which code; public.
+    """
+    generator = np.random.default_rng(seed)
+    told = list(texts)
+    for row in generator.permutation(len(texts))[: round(share * len(texts))]:
+        told[row] += f" reference code is {''.join(generator.choice(list(ALPHABET), SECRET_LENGTH))}."
+    return told

@@ -1,0 +1,172 @@
+"""Acquires the diabetes table: a synthetic one, or the real one from a path, DVC's cache or the UCI archive."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import requests
+
+from dptune.core.errors import DataError
+from dptune.core.files import replacing, sha256, write_json
+from dptune.core.progress import Meter
+from dptune.records.diabetes.package import IDS_NAME, TABLE_NAME, copy_pair
+from dptune.records.diabetes.synthetic import Kind, generate_cohort, synthetic_ids_mapping
+from dptune.records.diabetes.table import read_table
+from dptune.records.dvc_cache import in_cache
+
+# Download of one file over HTTP, whole or an error.
+
+
+_TIMEOUT = (10.0, 60.0)  # seconds to connect, seconds without a byte
+_CHUNK = 1 << 16
+
+
+def download(url: str, target: Path) -> None:
+    """Stream ``url`` into ``target``, with a bar on a terminal and log lines elsewhere.
+
+    Raises: DataError if the server cannot be reached, refuses, or sends less than it promised.
+    """
+    fix = "check the network and retry, or give uci.path a copy of the table (CSV or zip)"
+    log.info("downloading %s", url)
+    try:
+        # Without "identity" the server may state the length of compressed bytes, and the check below would fail.
+        headers = {"Accept-Encoding": "identity"}
+        with requests.get(url, stream=True, timeout=_TIMEOUT, headers=headers) as response:
+            response.raise_for_status()
+            promised = int(response.headers.get("Content-Length") or 0)
+            received = _stream(response, target, promised)
+    except (requests.RequestException, ValueError) as error:
+        raise DataError(f"download failed ({type(error).__name__}: {error})", fix=fix, file=url) from None
+    if promised and received != promised:  # urllib3 2 raises by itself, urllib3 1 does not
+        raise DataError(f"download stopped at {received} of {promised} bytes", fix=fix, file=url)
+
+
+def _stream(response: requests.Response, target: Path, length: int) -> int:
+    with target.open("wb") as file, Meter(f"downloading {target.name}", total=length or None, unit="B") as meter:
+        for chunk in response.iter_content(_CHUNK):
+            meter.update(meter.done + file.write(chunk))
+        return meter.done
+
+
+log = logging.getLogger(__name__)
+
+MANIFEST_NAME = "source.json"
+UCI_URL = "https://archive.ics.uci.edu/static/public/296/diabetes+130-us+hospitals+for+years+1999-2008.zip"
+UCI_CSV_SHA256 = "0689e7ec031237dc63031b938805c48377748761a3b26acab621567afa24df97"
+UCI_IDS_SHA256 = "f1bb82b471cb34649352597572c9b1fb00bd27f77b9f5a22a03dc3eb1039749e"
+UCI_CSV_MD5 = "502f0cc004e4cf71536ec2e61596e42f"
+UCI_IDS_MD5 = "e17b3b3ffa348d0a47a9bb3c92b218b3"
+_CITATION = (
+    "Clore, Cios, DeShazo, Strack (2014), Diabetes 130-US Hospitals for Years 1999-2008, "
+    "UCI Machine Learning Repository, data set 296, doi 10.24432/C5230J"
+)
+
+
+@dataclass(frozen=True)
+class Acquired:
+    """The three files that an acquisition leaves in its directory."""
+
+    table: Path
+    ids_mapping: Path
+    manifest: Path
+
+
+def acquire_synthetic(directory: Path, encounters: int, seed: int, *, kind: Kind = "private") -> Acquired:
+    """Generate a cohort into ``directory`` (see ``generate_cohort``); whole or not at all.
+
+    Raises: ConfigError as ``generate_cohort``.
+    """
+    frame = generate_cohort(encounters, seed, kind=kind)
+    about = {
+        "source": "synthetic",
+        "synthetic": True,
+        "label": f"SYNTHETIC {kind} cohort ({encounters} encounters, seed {seed}); no real patient",
+        "kind": kind,
+        "seed": seed,
+    }
+    with _placing(directory, about) as (table, ids):
+        frame.to_csv(table, index=False, lineterminator="\n")
+        ids.write_text(synthetic_ids_mapping(), encoding="utf-8")
+    return _acquired_paths(directory)
+
+
+def acquire_uci(directory: Path, path: Path | None, dvc_cache: Path | None = None, url: str = UCI_URL) -> Acquired:
+    """Put the real table into ``directory``; whole or not at all, and only with the known SHA-256 hashes.
+
+    Takes the first that applies: ``path``, a CSV with IDs_mapping.csv beside it, or a zip of both; ``dvc_cache``, the
+    root of DVC's cache, if it holds both files by their MD5; a download from ``url``.
+
+    Raises: DataError if ``path`` is absent or lacks a file, a hash is wrong, or the download fails.
+    """
+    about = {
+        "source": "uci",
+        "synthetic": False,
+        "label": "UCI Diabetes 130-US Hospitals 1999-2008: real encounters",
+        "seed": None,
+        "licence": "CC BY 4.0",
+        "citation": _CITATION,
+        "url": UCI_URL,
+    }
+    with _placing(directory, about) as (table, ids):
+        if path is not None:
+            copy_pair(path, table, ids)
+        elif not (dvc_cache and _copy_cached(dvc_cache, table, ids)):
+            _copy_downloaded(url, directory, table, ids)
+        origin = path or url
+        _check_hash(table, UCI_CSV_SHA256, origin, TABLE_NAME)
+        _check_hash(ids, UCI_IDS_SHA256, origin, IDS_NAME)
+    return _acquired_paths(directory)
+
+
+@contextmanager
+def _placing(directory: Path, about: dict[str, Any]) -> Iterator[tuple[Path, Path]]:
+    """Yield temporary paths for table and mapping; on leaving, validate both and put all three files in place."""
+    final = _acquired_paths(directory)
+    # The files appear in reverse order: the manifest last, when what it describes is in place.
+    with (
+        replacing(final.manifest) as manifest,
+        replacing(final.ids_mapping) as ids,
+        replacing(final.table) as table,
+    ):
+        yield table, ids
+        rows = len(read_table(table, ids).frame)
+        hashes = {TABLE_NAME: sha256(table), IDS_NAME: sha256(ids)}
+        write_json(manifest, {**about, "rows": rows, "sha256": hashes})
+
+
+def _acquired_paths(directory: Path) -> Acquired:
+    return Acquired(directory / TABLE_NAME, directory / IDS_NAME, directory / MANIFEST_NAME)
+
+
+def _copy_cached(cache: Path, table: Path, ids: Path) -> bool:
+    found = {target: in_cache(cache, md5) for target, md5 in ((table, UCI_CSV_MD5), (ids, UCI_IDS_MD5))}
+    for target, source in found.items():
+        if source is None:
+            name = TABLE_NAME if target == table else IDS_NAME
+            log.info("DVC's cache %s lacks %s; taking both files from the UCI archive", cache, name)
+            return False
+        target.write_bytes(source.read_bytes())
+    return True
+
+
+def _copy_downloaded(url: str, directory: Path, table: Path, ids: Path) -> None:
+    with TemporaryDirectory(prefix=".download-", dir=directory) as temporary:
+        archive = Path(temporary) / "uci.zip"
+        download(url, archive)
+        try:
+            copy_pair(archive, table, ids)
+        except DataError as error:  # name the address, not a path that is about to vanish
+            raise DataError(f"bad download ({error})", fix="retry, or give uci.path", file=url) from None
+
+
+def _check_hash(path: Path, expected: str, origin: Path | str, name: str) -> None:
+    actual = sha256(path)
+    if actual != expected:
+        problem = f"wrong {name}: its SHA-256 is {actual}, expected {expected}"
+        raise DataError(problem, fix="take the unmodified file of UCI data set 296", file=origin)

@@ -1,0 +1,74 @@
+"""Files of benchmarks as their authors published them: found in a folder or an archive, and checked by SHA-256."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path, PurePosixPath
+
+from dptune.core.errors import ConfigError, DataError
+from dptune.records.dvc_cache import cached_files
+
+#: The variable that names the folder in which relative paths of benchmarks are looked for too.
+FOLDER = "DPTUNE_BENCHMARKS"
+#: SHA-256 of files of which one version exists.
+KNOWN = {
+    "trainset.csv": "f27d48df45815288ab15619d47a79028c300fbb7f42e373668aba0b98c1d57c6",
+    "devset.csv": "fc26b78cdb849c80545f513b223d1e051138b43882eeb79e3eb153e689c864f9",
+    "testset_w_refs.csv": "edc8db685e39bb9824d5bd70c18b1c9b0412d14b527aa960e2d1c8251ee15ccd",
+    "wiki.train.tokens": "9e9fa1ad55b1c2c95b08e37dd8e653f638fac2c6de904b79e813611eefbc985f",
+    "wiki.valid.tokens": "f0737ed31fc1329026e95cb8b98e19c2a182c39c240ab909dc31abf2f8af58e8",
+    "wiki.test.tokens": "d790b833ef8cf03a90db7bf1271b7520b83c45ce07ba3c1a9699df81e239eca0",
+}
+
+
+def file_of(source: str, files: Mapping[str, str], part: str) -> str:
+    """The name of a part's file. Raises: ConfigError for a part that the source does not have."""
+    if part not in files:
+        raise ConfigError("data.options", f"{source} has no part {part!r} here", fix=f"use {', '.join(files)}")
+    return files[part]
+
+
+def place_of(path: str) -> Path:
+    """A path as given, or in the folder that ``DPTUNE_BENCHMARKS`` names where it is not there, nor tracked by DVC."""
+    given, folder = Path(path), os.environ.get(FOLDER)
+    return given if given.exists() or not folder or cached_files(given) else Path(folder) / given
+
+
+def read_published(path: str, name: str) -> str:
+    """The content of a file of a folder or an archive; from DVC's cache, if DVC tracks it and has not checked it out.
+
+    Raises: DataError if it is absent, or has another SHA-256 than the published one.
+    """
+    place = place_of(path)
+    cached = [] if place.exists() else cached_files(place)
+    try:
+        if place.is_dir() or any(file.name != "." for file in cached):
+            found = sorted(place.rglob(name)) or [
+                file.place for file in cached if PurePosixPath(file.name).name == name
+            ]
+            if len(found) > 1:  # every task of GLUE has a train.tsv
+                raise DataError(f"holds {len(found)} files {name}", fix="give the folder of one of them", file=place)
+            content = found[0].read_bytes() if found else None
+        else:
+            with zipfile.ZipFile(cached[0].place if cached else place) as archive:
+                inside = next((one for one in archive.namelist() if one.rpartition("/")[2] == name), None)
+                content = None if inside is None else archive.read(inside)
+    except (OSError, zipfile.BadZipFile) as error:
+        problem = f"cannot be read ({type(error).__name__})"
+        fix = f"give the published archive, or its unpacked folder; relative paths may lie in ${FOLDER}"
+        raise DataError(problem, fix=fix, file=place) from None
+    if content is None:
+        raise DataError(f"holds no {name}", fix="give the published archive, or its unpacked folder", file=place)
+    check_known(name, content, place)
+    return content.decode("utf-8")
+
+
+def check_known(name: str, content: bytes, place: Path | str) -> None:
+    """Raise DataError if a file of which one version exists has another SHA-256."""
+    digest = hashlib.sha256(content).hexdigest()
+    if KNOWN.get(name, digest) != digest:
+        problem = f"{name} has SHA-256 {digest}, and the published file {KNOWN[name]}"
+        raise DataError(problem, fix="take the published file", file=place)

@@ -1,0 +1,121 @@
+"""Reads all records of a source, and deals them to the sides of the split."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from dptune.core.errors import ConfigError
+from dptune.records.reading.fields import RecordMaker
+from dptune.records.reading.reader import rows_of
+from dptune.records.reading.record import Record, fingerprint
+from dptune.records.reading.rows import checked
+from dptune.records.reading.source import Data, Fractions, RecordSource
+from dptune.records.splits import sides_of
+
+Records = tuple[Record, ...]
+
+
+@dataclass(frozen=True)
+class Sides:
+    """All records that a run reads. Private, but for ``public``.
+
+    Attributes:
+        train, eval, test: records of each side of the split; a side that is not asked for is empty.
+        public: records of nobody.
+        way: how the train side's texts were made of rows, one of ``fields.WAYS``; empty where nobody said.
+        alike: units whose names differ from another's in spelling alone (``spelling.loosely``).
+        unread: names of the columns of which nothing was made, though nobody chose the columns of the record.
+        unread_later: such columns that the first row lacks.
+    """
+
+    train: Records = field(repr=False)
+    eval: Records = field(default=(), repr=False)
+    test: Records = field(default=(), repr=False)
+    public: Records = field(default=(), repr=False)
+    way: str = ""
+    alike: int = 0
+    unread: tuple[str, ...] = ()
+    unread_later: tuple[str, ...] = ()
+
+    @property
+    def shared_units(self) -> int:
+        """Units of which train and another side hold records; none where the split is by fractions."""
+        trained = {record.unit for record in self.train}
+        return len(trained & {record.unit for side in (self.eval, self.test) for record in side})
+
+    @property
+    def fingerprint(self) -> str:
+        """A digest by which a register recognises these records, however they were split. Private."""
+        return fingerprint((*self.train, *self.eval, *self.test))
+
+
+def read(source: RecordSource, data: Data | None = None, *, public: bool = False) -> Records:
+    """Every record of ``data`` (None: of ``source.data``), in order and in memory.
+
+    Args:
+        public: whether these are records of nobody, which need no column of units or ids.
+
+    Raises: ConfigError for options that do not fit the data; DataError naming file, row, column and fix.
+
+    Example:
+        >>> from dptune.records.reading.read import read
+        >>> from dptune.records.reading.source import RecordSource
+        >>> rows = [{"customer": n % 2, "text": f"Order {n} is late."} for n in range(4)]
+        >>> records = read(RecordSource(rows, unit="customer"))
+        >>> len(records), len({record.unit for record in records})
+        (4, 2)
+    """
+    return read_and_say(source, data, public=public)[0]
+
+
+def read_and_say(
+    source: RecordSource, data: Data | None = None, *, public: bool = False
+) -> tuple[Records, RecordMaker]:
+    """What ``read`` returns, and the maker, which says how texts were made of rows. Raises as it does."""
+    found = checked(source, rows_of(source, source.data if data is None else data))
+    maker = RecordMaker(source, found.file, found.columns, found.first_row, found.table, public)
+    return tuple(maker.record(number, row) for number, row in found.rows), maker
+
+
+def read_sides(source: RecordSource) -> Sides:
+    """The records of all sides, and the public ones.
+
+    Where the split is by fractions, a record's side is a keyed hash of its unit's key, and of nothing else.
+
+    Raises: ConfigError and DataError as ``read``; ConfigError if a side that is asked for stays empty.
+
+    Example:
+        >>> from dptune.records.reading.read import read_sides
+        >>> from dptune.records.reading.source import RecordSource
+        >>> rows = [{"customer": n % 50, "text": f"Order {n} is late."} for n in range(200)]
+        >>> sides = read_sides(RecordSource(rows, unit="customer"))
+        >>> len(sides.train), len(sides.eval), len(sides.test), sides.shared_units
+        (164, 12, 24, 0)
+    """
+    public = () if source.public is None else read(source, source.public, public=True)
+    whole, maker = read_and_say(source)
+    said: dict[str, Any] = {name: getattr(maker, name) for name in ("way", "alike", "unread", "unread_later")}
+    if isinstance(source.split, Fractions):
+        dealt = _deal(source, source.split, whole)
+        return replace(dealt, public=public, **said)
+    given = {name: getattr(source.split, name) for name in ("eval", "test")}
+    others: dict[str, Any] = {name: read(source, data) for name, data in given.items() if data is not None}
+    return Sides(whole, public=public, **said, **others)
+
+
+def _deal(source: RecordSource, split: Fractions, whole: Records) -> Sides:
+    shares = {name: getattr(split, name) for name in ("train", "eval", "test")}
+    asked: Mapping[str, float] = {name: share for name, share in shares.items() if share}
+    keys = np.array([record.unit for record in whole], dtype=np.int64)
+    sides = sides_of(keys, split.seed, "unit" if source.unit else "record", asked)
+    for name, rows in sides.items():
+        if not len(rows):
+            what = "units" if source.unit else "distinct records (equal ones share a side)"
+            problem = f"{len(np.unique(keys))} {what} are too few: side {name} would be empty"
+            raise ConfigError("data.split", problem, fix="give more records, another share or another seed")
+    dealt = {name: tuple(whole[row] for row in rows) for name, rows in sides.items()}
+    return Sides(dealt["train"], eval=dealt.get("eval", ()), test=dealt.get("test", ()))

@@ -1,0 +1,1 @@
+"""Gradients: one per privacy unit, from one backward pass."""

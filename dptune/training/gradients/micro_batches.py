@@ -1,0 +1,76 @@
+"""Micro-batches: a batch of units cut into pieces of one public shape, which fit in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from dptune.core.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """Whole units that are processed together in one pass.
+
+    Attributes:
+        records: indices of the rows.
+        owners: position of each row's unit within this micro-batch.
+        units: number of units.
+    """
+
+    records: NDArray[np.int64] = field(repr=False)
+    owners: NDArray[np.int64] = field(repr=False)
+    units: int
+
+    def owners_of(self, height: int, device: torch.device) -> torch.Tensor | None:
+        """(height,) unit of each row, ``units`` for rows that only fill the batch; None if row j is unit j."""
+        if np.array_equal(self.owners, np.arange(self.units)):
+            return None
+        owners = np.full(height, self.units)
+        owners[: len(self.owners)] = self.owners
+        return torch.from_numpy(owners).to(device)
+
+
+def public_widths(width: int, expected_batch_size: float, rows: int) -> tuple[int, ...]:
+    """The widths that micro-batches may have, descending: ``width``, and halves of it where a batch is large.
+
+    Each width has a last micro-batch that is filled up, so that n widths cost up to a micro-batch more than one. There
+    are as many as keep that below a quarter of the batch, at most four, none below 16 tokens.
+
+    Args:
+        rows: physical batch size.
+    """
+    halves = [width]
+    while len(halves) < 4 and expected_batch_size >= rows * 2 ** (len(halves) + 1) and halves[-1] >= 32:
+        halves.append(-(-halves[-1] // 2))
+    return tuple(halves)
+
+
+def micro_batches(batch: list[NDArray[np.int64]], rows: int) -> Iterator[MicroBatch]:
+    """Split a drawn batch into micro-batches of at most ``rows`` rows; a unit is never split.
+
+    Raises: ConfigError if a unit alone has more rows.
+    """
+    if any(len(unit) > rows for unit in batch):
+        raise ConfigError(
+            "training.physical_batch_size", f"{rows} is less than one unit's rows", fix="raise it to the most per unit"
+        )
+    group: list[NDArray[np.int64]] = []
+    filled = 0
+    for unit in batch:
+        if group and filled + len(unit) > rows:
+            yield _as_micro_batch(group)
+            group, filled = [], 0
+        group.append(unit)
+        filled += len(unit)
+    if group:
+        yield _as_micro_batch(group)
+
+
+def _as_micro_batch(group: list[NDArray[np.int64]]) -> MicroBatch:
+    owners = np.repeat(np.arange(len(group)), [len(unit) for unit in group])
+    return MicroBatch(np.concatenate(group), owners, len(group))

@@ -1,0 +1,275 @@
+"""Checks per-sample gradients on made-up tokens before a run: a record must have the same gradient as alone.
+
+That a layer's inputs have the right shape does not say which record each of them belongs to. So the gradients of a
+small batch, of records of different lengths, are compared with those of each record by itself. A layer that mixes
+records, or puts them in another order, is named before anything is charged, and so is one that no text reaches.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from dptune.core.errors import ConfigError, DptuneError, first_line, is_of_device
+from dptune.training.gradients.parameter_groups import Block, PairModules
+from dptune.training.gradients.per_sample import per_sample_gradients
+from dptune.training.losses import CONTEXT, COUNTED, attention_mask, is_classifier, label_logits, model_losses
+from dptune.training.models.causal import evaluation_mode, plain_tokens
+from dptune.training.models.quantized import method_of
+
+_log = logging.getLogger(__name__)
+#: Tokens of the records, fewer than any shape would confuse with the number of records.
+_LENGTHS = (7, 5, 3)
+#: Distances of a layer's gradient from the loop's, relative to its norm. Up to the first the layer is taken: kernels
+#: round by shape. Beyond it the layer is doubtful, and float64 decides, where rounding explains less than a billionth.
+#: Where float64 is not to be had, for want of memory or in 4 bits, it is refused beyond the second.
+_DOUBTFUL = {torch.float32: (1e-4, 1e-2), torch.float64: (1e-6, 1e-6)}
+_DOUBTFUL_IN_HALF = (0.1, 0.3)
+_CLOSE_IN_FLOAT64 = 1e-6
+#: A pair whose gradient is so small a part of the record's has nothing to compare.
+_NOTHING = 1e-6
+
+
+def rehearse(model: Any, pairs: Sequence[Block], *, checkpointing: bool = False) -> None:
+    """Compare the per-sample gradients of a batch with a loop over its records; the model is left as it was.
+
+    Reads no data. Adapters are moved away from B = 0 for it, where A has no gradient, and put back.
+
+    Args:
+        model: the PEFT model.
+        pairs: the result of ``lora_pairs(model)``, or of ``trained_blocks(model)``.
+        checkpointing: whether the run checkpoints layers: the batch is then computed so too, the loop never.
+
+    Raises: ConfigError naming a layer whose gradients are not each record's own, or the model if transformers' own
+        checkpointing is on.
+    """
+    if any(getattr(module, "gradient_checkpointing", False) for module in model.modules()):
+        problem = "has transformers' gradient checkpointing on, which works in training mode alone: runs are not in it"
+        fix = "call model.gradient_checkpointing_disable(), and set training.gradient_checkpointing"
+        raise ConfigError("model", problem, fix=fix)
+    ids, mask = _records(model)
+    with evaluation_mode(model), _random_up_factors(pairs):
+        try:
+            off, alone = _distances(model, pairs, ids, mask, checkpointing)
+        except ConfigError:
+            raise
+        except Exception as error:  # an adapter may sit where the model does not expect one, and raise anything
+            problem = f"no gradients of a short text can be computed ({type(error).__name__}: {first_line(error)})"
+            raise ConfigError("model", problem, fix="train another model, or adapt other layers") from error
+        _check_gradients(alone)
+        doubtful, close = _DOUBTFUL.get(next(model.parameters()).dtype, _DOUBTFUL_IN_HALF)
+        if not all(distance <= doubtful for distance in off):  # nor a NaN
+            try:
+                with in_float64(model):
+                    exact = _distances(model, pairs, ids, mask, checkpointing)[0]
+                # Rounding is harmless where it follows from shapes. What follows from other records couples them.
+                swayed = _swayed(model, pairs, ids, mask, checkpointing)
+                off = [one if other <= doubtful else other for one, other in zip(exact, swayed, strict=True)]
+                close = _CLOSE_IN_FLOAT64
+            except Exception as error:  # memory, or an operation that knows no float64
+                _log.debug("the rehearsal was not repeated in float64: %s", first_line(error))
+    for pair, distance in zip(pairs, off, strict=True):
+        if not distance <= close:
+            problem = (
+                f"layer {pair.name} gives a record another gradient in a batch than alone (relative error "
+                f"{distance:.2g}): its rows are not the records'"
+            )
+            raise ConfigError(
+                "lora.target_modules", problem, fix="name the other layers that are to train, without this one"
+            )
+
+
+def _distances(
+    model: Any, pairs: Sequence[Block], ids: torch.Tensor, mask: torch.Tensor, checkpointing: bool
+) -> tuple[list[float], list[torch.Tensor]]:
+    """Each pair's largest relative distance between a record's gradient in the batch and alone, and those alone."""
+    matrix = per_sample_gradients(model, pairs, ids, mask, None, len(ids), checkpointing=checkpointing).matrix()
+    alone = [
+        _alone(model, pairs, ids[row : row + 1, :length], mask[row : row + 1, :length])
+        for row, length in enumerate(_LENGTHS)
+    ]
+    return _farthest(pairs, zip(matrix, alone, strict=True)), alone
+
+
+def _swayed(
+    model: Any, pairs: Sequence[Block], ids: torch.Tensor, mask: torch.Tensor, checkpointing: bool
+) -> list[float]:
+    """Each pair's largest relative distance of a record's gradient among other records of the same shape."""
+
+    def rows(contents: torch.Tensor) -> torch.Tensor:
+        return per_sample_gradients(model, pairs, contents, mask, None, len(ids), checkpointing=checkpointing).matrix()
+
+    first, two = rows(ids), []
+    for row in range(len(ids)):
+        others = ids.flip(1).roll(1, 0)  # other tokens, of other records
+        if is_classifier(model):
+            others = others.where(mask != COUNTED, ids)  # a label stays one
+        others[row] = ids[row]
+        two.append((rows(others)[row], first[row]))
+    return _farthest(pairs, two)
+
+
+def _farthest(pairs: Sequence[Block], two: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> list[float]:
+    """Each pair's largest distance between two gradients of a record, relative to the norm of the second."""
+    sizes, found = [pair.size for pair in pairs], torch.zeros(len(pairs), dtype=torch.float64)
+    for own, expected in two:
+        least = _NOTHING * expected.norm()
+        norms = torch.stack([part.norm() for part in expected.split(sizes)]).maximum(least)
+        off = torch.stack([part.norm() for part in (own - expected).split(sizes)])
+        # If a distance is NaN, the maximum is NaN, and the layer is refused.
+        found = found.to(off.device).maximum(torch.where(off > 0, off / norms, off))
+    return list(found.tolist())
+
+
+@contextmanager
+def in_float64(model: torch.nn.Module) -> Iterator[None]:
+    """Context in which the model computes in float64, also where its code asks for float32; its own tensors come back.
+
+    Takes the memory of a copy in float64 beside the model.
+
+    Raises: ConfigError for a model with weights in 4 bits, whose products are not made in float64.
+    """
+    if method_of(model.config) is not None:
+        raise ConfigError("model.load_in_4bit", "has no products in float64", fix="load the model without it")
+    tensors = [tensor for tensor in (*model.parameters(), *model.buffers()) if tensor.is_floating_point()]
+    before = [tensor.data for tensor in tensors]
+    buffers = [(module, dict(module._buffers)) for module in model.modules()]
+    try:
+        for tensor in tensors:
+            tensor.data = tensor.data.double()
+        with _Float64():
+            yield
+    finally:
+        for tensor, own in zip(tensors, before, strict=True):
+            tensor.data = own
+        for module, own_buffers in buffers:  # model code may put a new one in the place of its buffer
+            module._buffers.update(own_buffers)
+
+
+class _Float64(TorchFunctionMode):
+    """Puts float64 in the place of float32: norms, softmax and rotations of many models are made in float32."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Call ``func`` with float64 wherever it was told float32."""
+        if func is torch.Tensor.float:
+            func = torch.Tensor.double
+        args = [torch.float64 if one is torch.float32 else one for one in args]
+        kwargs = {name: torch.float64 if one is torch.float32 else one for name, one in (kwargs or {}).items()}
+        return func(*args, **kwargs)
+
+
+def _check_gradients(alone: Sequence[torch.Tensor]) -> None:
+    """Raise ConfigError for gradients that are no numbers, or all zero: nothing could be learned by them."""
+    sizes = torch.stack([gradient.norm() for gradient in alone])
+    if not bool(torch.isfinite(sizes).all()):
+        problem = "computes no finite gradient of a short text"
+        raise ConfigError("model", problem, fix="check its weights and config.json; or give another dtype")
+    if not bool(sizes.any()):
+        problem = "has no gradient at all of a short text: no token reaches a layer that is adapted"
+        raise ConfigError("model", problem, fix="check that its weights are not all zero; or adapt other layers")
+
+
+def check_width(model: Any, width: int) -> None:
+    """Check that the model evaluates a record of ``width`` made-up tokens: a step that fails is charged at every retry.
+
+    Raises: ConfigError naming the most tokens that it takes, or the model if it evaluates no short text either.
+    """
+    error = _evaluation_error(model, width)
+    if error is None:
+        return
+    why = f"({type(error).__name__}: {first_line(error)})"
+    takes, fails = max(_LENGTHS), width
+    if width <= takes or _evaluation_error(model, takes) is not None:
+        problem = f"({type(model.get_base_model()).__name__}) evaluates no text {why}"
+        raise ConfigError("model", problem, fix="give another model; this one's code fails, whatever the settings")
+    while fails - takes > 1:
+        middle = (takes + fails) // 2
+        takes, fails = (middle, fails) if _evaluation_error(model, middle) is None else (takes, middle)
+    raise ConfigError(
+        "training.max_length", f"the model does not take {width} tokens {why}", fix=f"use {takes} or less"
+    )
+
+
+@torch.no_grad()
+def _evaluation_error(model: Any, width: int) -> Exception | None:
+    """What the model raises of a text of ``width`` tokens, as it is evaluated; None if nothing."""
+    base, device = model.get_base_model(), next(model.parameters()).device
+    tokens = plain_tokens(base)
+    ids = tokens[torch.arange(width) % len(tokens)][None].to(device)
+    mask = torch.full_like(ids, COUNTED if not is_classifier(model) else CONTEXT)
+    try:
+        with evaluation_mode(model):
+            if is_classifier(model):
+                label_logits(model, ids, mask)
+            else:
+                model(input_ids=ids, attention_mask=attention_mask(mask), use_cache=False)
+    except Exception as error:  # each model has its own way to refuse a text
+        return error
+    return None
+
+
+@contextmanager
+def first_evaluation(model: Any) -> Iterator[None]:
+    """Context of the first evaluation of a rehearsed model: an error of its own code is named, as nothing is paid yet.
+
+    Raises: ConfigError for a model that fails on some record, such as a very short one; whatever a device raises.
+    """
+    try:
+        yield
+    except Exception as error:
+        if isinstance(error, DptuneError) or is_of_device(error):
+            raise
+        problem = f"({type(model.get_base_model()).__name__}) cannot evaluate some of the held-out or public records "
+        problem += f"({type(error).__name__}: {first_line(error)})"
+        raise ConfigError(
+            "model", problem, fix="give another model, or evaluate nothing (eval_share 0, no public)"
+        ) from error
+
+
+def _records(model: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """(records, tokens) plain tokens, padded on the right, and their mask; a classifier's rows end in a label."""
+    device = next(model.parameters()).device
+    tokens, generator = plain_tokens(model.get_base_model()), torch.Generator().manual_seed(1)
+    shape = (len(_LENGTHS), max(_LENGTHS))
+    ids = tokens[torch.randint(len(tokens), shape, generator=generator)]
+    mask = (torch.arange(shape[1]) < torch.tensor(_LENGTHS)[:, None]) * COUNTED
+    if is_classifier(model):
+        rows, ends = torch.arange(shape[0]), torch.tensor(_LENGTHS) - 1
+        mask *= CONTEXT
+        mask[rows, ends], ids[rows, ends] = COUNTED, rows % model.get_base_model().config.num_labels
+    return ids.to(device), mask.to(device, torch.int64)
+
+
+def _alone(model: Any, pairs: Sequence[Block], ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """The flat float64 gradient of one unpadded record, by plain autograd."""
+    loss = model_losses(model, ids, mask).sum()
+    weights = [parameter for pair in pairs for parameter in pair.parameters]
+    gradients = torch.autograd.grad(loss, weights, allow_unused=True, materialize_grads=True)
+    return torch.cat([gradient.flatten() for gradient in gradients]).double()
+
+
+@contextmanager
+def _random_up_factors(blocks: Sequence[Block]) -> Iterator[None]:
+    """Context in which every B factor holds small random numbers; the old values come back at its end.
+
+    The larger a pair's scaling, the smaller they are: an adapter a hundred times the base's size would fill the model
+    with numbers whose rounding looks like mixed rows.
+    """
+    generator = torch.Generator().manual_seed(2)
+    pairs = [block for block in blocks if isinstance(block, PairModules)]
+    before = [pair.up.weight.detach().clone() for pair in pairs]
+    try:
+        with torch.no_grad():
+            for pair in pairs:
+                weight = pair.up.weight
+                weight.copy_(0.02 / max(1.0, pair.scaling) * torch.randn(weight.shape, generator=generator))
+        yield
+    finally:
+        with torch.no_grad():
+            for pair, weight in zip(pairs, before, strict=True):
+                pair.up.weight.copy_(weight)

@@ -1,0 +1,1 @@
+"""Models: base models and what is trained on them, LoRA adapters and heads."""

@@ -1,0 +1,160 @@
+"""Sequence classifiers: an encoder or a causal model with a new head, of which the checkpoint knows nothing.
+
+The classes are transformers' own (``AutoModelForSequenceClassification``), so that PEFT loads adapter and head again.
+What a checkpoint lacks is the head, and trains in full; everything else is frozen.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING, AutoConfig, AutoModelForSequenceClassification
+from transformers.utils import cached_file
+
+from dptune.core.errors import ConfigError, first_line
+from dptune.training.models.causal import architectures_of, check_embeddings, check_shapes
+from dptune.training.models.model import ModelSource, check_device, fuse_activations
+from dptune.training.models.quantized import is_trainable, method_of
+from dptune.training.models.weight_files import Stored, check_enough, check_finite, check_layers, stored_weights
+
+_FIELD = "model.source"
+_FIX = "give a BERT, RoBERTa, DistilBERT, ModernBERT or a causal language model"
+_OTHER_TASK = re.compile(r"Classification|QuestionAnswering|MultipleChoice|NextSentencePrediction|RewardModel")
+#: Modules of transformers' classifiers that no checkpoint of a language model has.
+_HEADS = ("pre_classifier", "classifier", "score")
+_POOLER = "pooler"
+
+
+def load_classifier_config(base: ModelSource, labels: Collection[str], padding: int | None) -> Any:
+    """The configuration of a classifier on a checkpoint's model; no weights are read.
+
+    Args:
+        labels: names of the labels, in the order of the logits.
+        padding: the tokenizer's padding token, after which a causal model's last token is found.
+
+    Raises: ConfigError if it cannot be had, or the model has no such form, or is one already, or is an
+        encoder-decoder, or is quantised.
+    """
+    try:
+        config = AutoConfig.from_pretrained(base.source, revision=base.revision, trust_remote_code=False)
+    except Exception as error:
+        raise _not_loaded(base, error) from error
+    architectures = architectures_of(base.source, config)
+    kind = f"{base.source!r} ({', '.join(architectures) or config.model_type})"
+    if any(_OTHER_TASK.search(name) for name in architectures):
+        problem = f"{kind} has the head of another task already, which would be lost"
+        raise ConfigError(_FIELD, problem, fix=f"{_FIX}, before it was tuned for a task")
+    if getattr(config, "is_encoder_decoder", False):
+        raise ConfigError(_FIELD, f"{kind} is an encoder-decoder, which is not supported", fix=_FIX)
+    if type(config) not in MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING:
+        raise ConfigError(_FIELD, f"{kind} has no form with a classification head", fix=_FIX)
+    if not is_trainable(config) or method_of(config) is not None or base.load_in_4bit:
+        problem = "a head on weights in 4 bits, or otherwise quantised, is not supported"
+        raise ConfigError("model.load_in_4bit", problem, fix="leave it out, or use model.dtype: bfloat16")
+    config.id2label = dict(enumerate(labels))
+    config.label2id = {label: number for number, label in enumerate(labels)}
+    if padding is not None:
+        config.get_text_config().pad_token_id = padding
+    return config
+
+
+def empty_classifier(base: ModelSource, config: Any) -> Any:
+    """The classifier of a configuration with no memory behind its weights. Raises: ConfigError if there is none."""
+    check_layers(base.source, config, stored_weights(base.source, base.revision))
+    try:
+        with torch.device("meta"):
+            model = AutoModelForSequenceClassification.from_config(config, dtype=getattr(torch, base.dtype))
+    except Exception as error:
+        raise _not_loaded(base, error) from error
+    check_embeddings(base.source, model)
+    return model.requires_grad_(False)
+
+
+def head_names(base: ModelSource, model: Any) -> tuple[str, ...]:
+    """The modules of a classifier that its checkpoint lacks, in model order: they are the head.
+
+    A BERT that was saved as a masked language model lacks its pooler, which then belongs to the head.
+
+    Raises: ConfigError if there is no head, or the checkpoint's weights cannot be had.
+    """
+    names = [name for name, _ in model.named_modules() if name in _HEADS]
+    if not names:
+        raise ConfigError(_FIELD, f"{type(model).__name__} has no head that dptune knows", fix=_FIX)
+    poolers = [name for name, module in model.named_modules() if _is_pooler(name, module)]
+    if poolers and not any(".pooler." in f".{key}" for key in _stored(base)):
+        names = [*poolers, *names]
+    return tuple(names)
+
+
+def _is_pooler(name: str, module: torch.nn.Module) -> bool:
+    return name.rpartition(".")[2] == _POOLER and any(True for _ in module.parameters())
+
+
+def _stored(base: ModelSource) -> dict[str, Stored]:
+    """The checkpoint's tensors by name, which are downloaded if need be. Raises: ConfigError as ``stored_weights``."""
+    if not Path(base.source).is_dir():
+        try:
+            cached_file(base.source, "model.safetensors", revision=base.revision)
+        except Exception as error:
+            raise _not_loaded(base, error) from error
+    return stored_weights(base.source, base.revision)
+
+
+def load_classifier(base: ModelSource, config: Any, head: tuple[str, ...], device: torch.device) -> Any:
+    """The classifier on its device, every weight frozen; its head holds random numbers until ``start_head``.
+
+    Raises: ConfigError if the checkpoint cannot be had, lacks other weights than the head's, or holds weights of the
+        transformer that the classifier has no place for.
+    """
+    check_device(device)
+    asked = sum(weight.numel() for weight in empty_classifier(base, config).parameters())
+    check_enough(base.source, asked, stored_weights(base.source, base.revision))
+    try:
+        model, report = AutoModelForSequenceClassification.from_pretrained(
+            base.source,
+            revision=base.revision,
+            config=config,
+            dtype=getattr(torch, base.dtype),
+            use_safetensors=True,
+            trust_remote_code=False,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,  # else it names none of them
+        )
+    except Exception as error:  # transformers raises any type for a broken checkpoint
+        stored_weights(base.source, base.revision)  # names a file that was downloaded just now
+        raise _not_loaded(base, error) from error
+    check_classifier_weights(base.source, model, head, report)
+    check_finite(base.source, model, stored_weights(base.source, base.revision))
+    return fuse_activations(model.to(device).requires_grad_(False))
+
+
+def check_classifier_weights(
+    source: str, model: Any, head: tuple[str, ...], report: Mapping[str, Collection[Any]]
+) -> None:
+    """Refuse a checkpoint that lacks more than the head, or holds weights that the transformer has no place for.
+
+    Args:
+        report: as for ``causal.check_weights``.
+
+    Raises: ConfigError naming one of the weights.
+    """
+    check_shapes(source, report["mismatched_keys"])
+    absent = sorted(map(str, report["missing_keys"]))
+    missing = [name for name in absent if not any(name.startswith(f"{one}.") for one in head)]
+    if missing:
+        problem = f"{source!r} lacks weights of {type(model).__name__}, which would be random ({missing[0]})"
+        raise ConfigError(_FIELD, problem, fix=f"{_FIX}, whole")
+    inside = f"{model.base_model_prefix}."
+    lost = [key for key in map(str, report["unexpected_keys"]) if key.startswith(inside) and ".pooler." not in key]
+    if lost:
+        problem = f"{source!r} holds weights that {type(model).__name__} would lose ({sorted(lost)[0]})"
+        raise ConfigError(_FIELD, problem, fix=_FIX)
+
+
+def _not_loaded(base: ModelSource, error: Exception) -> ConfigError:
+    problem = f"{base.source!r} cannot be loaded as a classifier ({first_line(error)})"
+    return ConfigError(_FIELD, problem, fix="check the name, revision, files and network")

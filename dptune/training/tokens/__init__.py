@@ -1,0 +1,1 @@
+"""Tokens: records as token ids."""

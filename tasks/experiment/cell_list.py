@@ -1,0 +1,153 @@
+"""The list of the cells that the last experiment ran, which says by digests what became of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from glob import escape
+from pathlib import Path
+from typing import Any
+
+from dptune.core.errors import DataError
+from dptune.core.files import read_json, sha256, write_json
+from dptune.privacy.calibration import sampling
+from dptune.privacy.ledger_file import LedgerError, read_ledger
+from dptune.privacy.run_folder import RunFolder
+from tasks.experiment.cells import Cell, federation, is_finished
+from tasks.experiment.result import CellResult
+from tasks.identity import changes
+from tasks.paths import RUNS
+
+Result = dict[str, Any]
+#: The mechanism that is plain DP-SGD: one fixed radius, Gaussian noise.
+PLAIN = "static"
+_AGAIN = "run the experiment stage again"
+
+
+def write_list(experiment: Path, name: str, directories: Sequence[Path]) -> None:
+    """Write an experiment file: the cells' folder names, and a digest of each result, so that DVC sees a new one."""
+    results = {path.name: RunFolder(path).result for path in directories}
+    digests = {cell: sha256(file) for cell, file in results.items() if file.exists()}
+    write_json(experiment, {"name": name, "cells": list(results), "results": digests})
+
+
+def read_results(experiment: Path, runs: Path) -> list[Result]:
+    """The results of the cells that an experiment file lists.
+
+    Raises: DataError if the file or a cell's result is missing, or lacks a field of ``CellResult``.
+    """
+    results = []
+    for name in listed_cells(experiment):
+        path = RunFolder(runs / name).result
+        try:
+            results.append(CellResult.read(path).to_dict() | _settings_of(RunFolder(runs / name).cell))
+        except (OSError, ValueError):
+            raise DataError("is missing or unreadable", fix=_AGAIN, file=path) from None
+    return results
+
+
+def _settings_of(cell: Path) -> dict[str, Any]:
+    """What a page says of a cell's settings: its learning rate, and whether it is plain DP-SGD; empty if unknown."""
+    if not cell.exists():
+        return {}
+    settings = read_json(cell)
+    options = settings["options"]
+    own_parts = {"clipper", "noise", "controller"} & set(options)
+    plain = options.get("like", settings["mechanism"]) == PLAIN and not own_parts
+    return {"learning_rate": settings["training"]["learning_rate"], "plain": plain}
+
+
+def listed_cells(experiment: Path) -> list[str]:
+    """The folder names of the cells that an experiment file lists.
+
+    Raises: DataError if the file is missing, or lists none.
+    """
+    try:
+        names = read_json(experiment)["cells"]
+    except (OSError, ValueError, KeyError):
+        raise DataError("is missing or no experiment file", fix=_AGAIN, file=experiment) from None
+    if not names:
+        raise DataError("lists no cell", fix="give params.yaml a mechanism and an epsilon", file=experiment)
+    return list(names)
+
+
+# How far the runs of an experiment came, and which of them lie under an earlier name.
+
+
+def standing(cells: Sequence[Cell]) -> str:
+    """Releases so far, and planned releases, of the cells under way; of several cells, also how many are finished.
+
+    Public.
+    """
+    waiting = [cell for cell in cells if not is_finished(cell.directory)]
+    done = total = 0
+    for cell in waiting:
+        with suppress(LedgerError, OSError):  # not begun, or its first line is torn
+            contents = read_ledger(RunFolder(cell.directory).ledger)
+            done += contents.releases
+            total += steps(cell, contents.header.units)
+    where = f"at release {done} of {total}" if total else "before the first release"
+    return where if len(cells) == 1 else f"{where}, with {len(cells) - len(waiting)} of {len(cells)} cells finished"
+
+
+def steps(cell: Cell, units: int) -> int:
+    """The number of releases of a whole run on ``units`` units."""
+    clients = federation(cell)
+    expected = clients.clients_per_round if clients is not None else cell.training.expected_batch_size
+    return sampling(units, expected, cell.training.epochs)[1]
+
+
+@dataclass(frozen=True)
+class RenamedRun:
+    """A run that has released something, and does not count as the cell's any more.
+
+    Attributes:
+        label: the cell's.
+        folder: where the run lies; it stays there, with its ledger and its adapter.
+        state: "finished", or how far it came.
+        change: why it has another name.
+    """
+
+    label: str
+    folder: Path
+    state: str
+    change: str
+
+    def __str__(self) -> str:
+        """One sentence without its full stop, for logs."""
+        return (
+            f"{self.label}: {self.folder} ({self.state}) has its settings, data and model, but is not taken for it "
+            f"({self.change}); the cell trains, and spends, again"
+        )
+
+
+def renamed_runs(cells: Iterable[Cell]) -> list[RenamedRun]:
+    """For each cell without a run of its own: the runs that have its settings, data and model under another name.
+
+    A folder that was named by a digest of the code is one of them, because nothing says whether that code gave the same
+    numbers as this one.
+    """
+    return [run for cell in cells if not RunFolder(cell.directory).has_begun for run in _renamed(cell)]
+
+
+def _renamed(cell: Cell) -> Iterator[RenamedRun]:
+    for file in sorted(RUNS.glob(f"{escape(cell.label)}-????????/cell.json")):
+        folder = file.parent
+        if folder == cell.directory or not RunFolder(folder).has_begun:
+            continue
+        try:
+            other = Cell.model_validate_json(file.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            continue  # of a version of dptune with other settings: nothing to compare
+        if other.settings == cell.settings and (change := changes(other.versions, cell.versions)):
+            yield RenamedRun(cell.label, folder, _state(folder), change)
+
+
+def _state(folder: Path) -> str:
+    if is_finished(folder):
+        return "finished"
+    try:
+        return f"stopped at release {read_ledger(RunFolder(folder).ledger).releases}"
+    except (LedgerError, OSError):
+        return "its ledger cannot be read"

@@ -1,0 +1,245 @@
+"""Training of one cell: its start, its learning curves, and the results that it writes at its end."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from dptune.audit.crafted import CraftedCanaries
+from dptune.core.errors import DivergedError, DptuneError
+from dptune.core.files import write_json
+from dptune.core.progress import Meter
+from dptune.privacy.entropy import Entropy
+from dptune.privacy.ledger import Ledger
+from dptune.privacy.ledger_file import LedgerContents
+from dptune.privacy.run_folder import RunFolder
+from dptune.training.checkpoints import restarts
+from dptune.training.gradients.rehearsal import first_evaluation
+from dptune.training.gradients.together import train_together
+from dptune.training.loop import train
+from dptune.training.models.model import DIVERGED
+from dptune.training.ranks import Ranks
+from dptune.training.run import Run, StepReport
+from dptune.training.run_start import open_run, rehearse_run
+from tasks.charts.curves import draw_curves
+from tasks.experiment.cell_errors import (
+    keep_divergence,
+)
+from tasks.experiment.cells import Cell
+from tasks.experiment.crafted import crafted_canaries, write_crafted
+from tasks.experiment.prepare import PreparedCell, SharedInputs, prepare
+from tasks.experiment.quality import MEASURES, first, label_scores, spread, text_scores
+from tasks.experiment.results import History, child_run, result_of
+from tasks.experiment.spent import register_cell
+from tasks.experiment.weights import adapter_digest, write_adapter, write_policy
+from tasks.metrics import measured
+from tasks.mlflow.tracking import ChildRun
+
+
+@dataclass
+class _TrainingCell:
+    """A cell while it trains, and the objects that log its progress.
+
+    Attributes:
+        canaries: the auditor's crafted canaries; None without any.
+        child: the cell's run in MLflow; None without a parent.
+        before: perplexities of the base model; ``sample`` are those on the records of the learning curves.
+        started: time at which the cell was started, by the monotonic clock.
+        last: the last step that this process made; None before any.
+        own: the error of its own that ended it, if one did, and not one of its pass.
+    """
+
+    prepared: PreparedCell
+    canaries: CraftedCanaries | None
+    child: ChildRun | None
+    history: History
+    meter: Meter
+    before: dict[str, float]
+    sample: dict[str, float]
+    started: float
+    last: StepReport | None = None
+    own: list[Exception] = field(default_factory=list)
+
+    @property
+    def cell(self) -> Cell:
+        """The cell that is trained."""
+        return self.prepared.cell
+
+
+def _fail(one: _TrainingCell) -> None:
+    if one.child:
+        one.child.end("FAILED")
+
+
+def _start_cell(
+    cell: Cell,
+    shared: SharedInputs,
+    parent: str | None,
+    flow_run: str,
+    entropy: Entropy,
+    ranks: Ranks,
+    perplexity_before: dict[str, tuple[dict[str, float], dict[str, float]]],
+) -> _TrainingCell:
+    """Prepare a cell, and start its logs.
+
+    Args:
+        perplexity_before: the base model's perplexities by telemetry, in the end and on a sample. Filled here once for
+            all cells, because fresh adapters do not change them.
+    """
+    started = time.monotonic()
+    prepared = prepare(cell, shared, entropy)
+    ranks.check(prepared.spec.mechanism)
+    canaries = crafted_canaries(cell)
+    if canaries:
+        units = prepared.spec.units.with_slots(canaries.included)
+        prepared = replace(prepared, spec=replace(prepared.spec, units=units, auditor=canaries))
+    own: list[Exception] = []
+
+    def note(error: Exception) -> None:
+        own.append(error)
+        keep_divergence(cell.directory, error)
+
+    prepared = replace(prepared, spec=replace(prepared.spec, on_failure=note))
+    steps = prepared.spec.plan.steps
+    if cell.telemetry not in perplexity_before:
+        rehearse_run(prepared.spec)  # before records are read by the model, for its errors say what is wrong with it
+        with first_evaluation(prepared.spec.model):
+            perplexity_before[cell.telemetry] = (_evaluate(prepared, final=True), _evaluate(prepared, final=False))
+    before, sample = perplexity_before[cell.telemetry]
+    return _TrainingCell(
+        prepared=prepared,
+        canaries=canaries,
+        child=child_run(prepared, parent, flow_run),
+        history=History(cell.directory, steps),
+        meter=Meter(cell.label, total=steps, unit="releases", keep=True),
+        before=before,
+        sample=sample,
+        started=started,
+        own=own,
+    )
+
+
+def _train_alone(one: _TrainingCell, entropy: Entropy, ranks: Ranks) -> list[Ledger | Exception]:
+    try:
+        return [train(one.prepared.spec, one.cell.directory, entropy, _observer(one), ranks)]
+    except Exception as error:
+        return [error]
+
+
+def _train_all(training: Sequence[_TrainingCell], shared: SharedInputs, entropy: Entropy) -> list[Ledger | Exception]:
+    """Train cells side by side. Returns for each its open ledger, or the error that ended it."""
+    opened: list[Run | Exception] = []
+    for one in training:
+        try:
+            opened.append(open_run(one.prepared.spec, one.cell.directory, entropy, _observer(one)))
+        except Exception as error:
+            opened.append(error)
+    runs = [run for run in opened if isinstance(run, Run)]
+    try:
+        errors = iter(train_together(shared.model, runs) if runs else [])
+    except (DptuneError, OSError):
+        raise
+    except Exception as error:  # of the pass as a whole
+        errors = iter([error] * len(runs))
+    return [(next(errors) or run.ledger) if isinstance(run, Run) else run for run in opened]
+
+
+def _finish(one: _TrainingCell, ledger: Ledger, records: str, device: str, together: int) -> None:
+    """Write all results of a cell, before them its entry under ``records`` in the register, and the ledger's last line
+    after everything else."""
+    prepared, directory, contents = one.prepared, one.cell.directory, _contents(ledger)
+    register_cell(records, one.cell, contents)  # a run that diverged has paid as well
+    if one.last and one.history.points()[-1]["releases"] < one.last.releases:  # the noise used the budget up early
+        _add_point(one, one.last)
+    after = _evaluate(prepared, final=True)
+    check_converged(one.cell.label, after)
+    written = text_scores(prepared, directory)
+    write_adapter(prepared.spec.model, directory)
+    write_policy(prepared, contents, directory)
+    write_crafted(one.canaries, directory)
+    seconds = time.monotonic() - one.started
+    result = result_of(prepared, contents, one.before, after, one.history, seconds, device)
+    begun: dict[str, Any] = {**restarts(RunFolder(directory).checkpoint, prepared.spec.mechanism)}
+    result = replace(result, together=together, adapter_sha256=adapter_digest(directory), **written, **begun)
+    draw_curves([result.to_dict()], directory / "curves.png")
+    write_json(RunFolder(directory).result, result.to_dict())
+    if one.child:
+        one.child.flush()
+    ledger.finish()
+
+
+def check_converged(label: str, figures: Mapping[str, float]) -> None:
+    """Check that a run did not diverge: its weights predict nothing, so it must not be reported as finished.
+
+    Figures of held-out private records decide nothing: whether the run ends would tell of them, and no epsilon would
+    cover that.
+
+    Raises: DivergedError naming the figure of public records that is not finite.
+    """
+    public = {metric.name for metric in measured("private", "end")}
+    for name, value in figures.items():
+        if name in public and not math.isfinite(value):
+            raise DivergedError(f"{label}: the run diverged: {name} is {value} at its end. Fix: {DIVERGED}.")
+
+
+def _contents(ledger: Ledger) -> LedgerContents:
+    return LedgerContents(ledger.header, ledger.composition, ledger.releases, ledger.chain, complete=False)
+
+
+def _observer(one: _TrainingCell) -> Callable[[StepReport], None]:
+    """A function that is called after each step: it logs the step, and evaluates at intervals."""
+    cell, child, history = one.cell, one.child, one.history
+    every, total = cell.training.evaluate_every, one.prepared.spec.plan.steps
+
+    def observe(report: StepReport) -> None:
+        one.meter.update(report.releases)
+        if one.last is None and not history.points():
+            _begin_curves(one)
+        one.last = report
+        metrics = {**report.public, "noise_multiplier": report.knobs["noise_multiplier"]}
+        if cell.telemetry == "research":
+            metrics |= report.private
+        looks = report.releases % every == 0 or report.releases == total
+        if history.add_knobs(report.releases, report.knobs) or looks:
+            metrics |= report.knobs
+        if looks:
+            metrics |= _add_point(one, report)
+            write_crafted(one.canaries, cell.directory)
+        if child:
+            child.log(report.step, metrics)
+
+    return observe
+
+
+def _begin_curves(one: _TrainingCell) -> None:
+    """Add the point before any release."""
+    prices = one.prepared.spec.header.price(Counter()).to_dict()
+    one.history.add_point({"step": 0, "releases": 0, **one.sample, **prices})
+    if one.child:
+        one.child.log(0, one.sample)  # without epsilons: of a run that has none, MLflow would show these zeros
+
+
+def _add_point(one: _TrainingCell, report: StepReport) -> dict[str, float]:
+    """Add a point to the learning curves. Returns its figures."""
+    prices = one.prepared.spec.header.price(report.composition).to_dict()
+    point = _evaluate(one.prepared, final=False) | prices
+    one.history.add_point({"step": report.step, "releases": report.releases, **point})
+    return point
+
+
+def _evaluate(prepared: PreparedCell, *, final: bool) -> dict[str, float]:
+    """The metrics that telemetry allows: of public records always, of held-out ones only under research telemetry."""
+    cell, spec = prepared.cell, prepared.spec
+    assert spec.public is not None  # every prepared cell has validation records
+    rows, dtype = 2 * spec.plan.physical_batch_size, spec.plan.autocast_dtype
+    chosen = spread if final else first
+    most = cell.training.final_records if final else cell.training.evaluate_records
+    figures = {}
+    for metric in measured(cell.telemetry, "end" if final else "points"):
+        records = prepared.evaluation if metric.private else spec.public
+        figures[metric.name] = MEASURES[metric.measure](spec.model, chosen(records, most), rows, autocast=dtype)
+    return figures | (label_scores(prepared, rows) if final else {})

@@ -1,0 +1,27 @@
+"""A classifier that is no better than a constant answer is called so, in words."""
+
+from __future__ import annotations
+
+import pytest
+
+from dptune.cli.tune_result import no_better, printed_scores, standard_error
+
+
+def test_the_standard_error_is_that_of_a_mean_of_coins() -> None:
+    assert standard_error(0.5, 100) == pytest.approx(0.05)
+    assert standard_error(0.5643, 872) == pytest.approx(0.0168, abs=1e-4)  # 1.7 %, as docs/howto/classify.md has it
+
+
+@pytest.mark.parametrize(("accuracy", "better"), [(0.4, False), (0.509, False), (0.52, False), (0.564, True)])
+def test_within_one_standard_error_it_is_no_better(accuracy: float, better: bool) -> None:
+    said = no_better({"accuracy": accuracy, "largest_class": 0.509}, 872)
+    assert (said is None) is better
+    if said:
+        assert said.startswith(
+            f"No better than a constant answer: accuracy {accuracy:g} with a standard error of 0.017"
+        )
+
+
+def test_people_read_what_the_largest_class_is() -> None:
+    told = printed_scores({"accuracy": 0.5, "loss": 1.0, "largest_class": 0.6}, 25)
+    assert told == {"accuracy": 0.5, "accuracy_standard_error": 0.1, "loss": 1.0, "constant_answer_accuracy": 0.6}

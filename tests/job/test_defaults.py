@@ -1,0 +1,94 @@
+"""What is chosen from public facts is in range for any number of units, and what is asked for is kept."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tiny_tuning import checkpoint
+
+from dptune.core.errors import ConfigError
+from dptune.job.base import open_base
+from dptune.job.defaults import default_batch, default_delta, schedule_of
+from dptune.job.prepare import calibrated_schedule
+from dptune.job.settings import TuneSettings
+
+
+@given(units=st.integers(1, 10**9))
+def test_a_default_delta_is_a_power_of_ten_at_most_a_tenth_of_one_over_the_units(units: int) -> None:
+    delta = default_delta(units)
+    assert delta * 10 * units <= 1 + 1e-9
+    assert 100 * delta * 10 * units > 9
+    assert f"{delta:e}".startswith("1.000000e-")
+
+
+@given(units=st.integers(4, 10**8), parameters=st.integers(1, 10**11))
+def test_a_default_schedule_is_one_that_can_run(units: int, parameters: int) -> None:
+    chosen = schedule_of(TuneSettings(epsilon=4.0), units, parameters, None)
+    assert 0 < chosen.sample_rate <= 0.25
+    assert chosen.expected_batch_size <= 1024
+    # The most below 32,768 units, from which on the batch is 1024.
+    assert 12 <= chosen.steps <= max(192, 3 * units // 1024 + 4)
+    assert 1 <= chosen.checkpoint_every <= 10
+    assert set(chosen.reasons) == {"delta", "expected_batch_size", "epochs", "learning_rate", "max_grad_norm"}
+
+
+@given(fewer=st.integers(1, 10**7), more=st.integers(0, 10**7))
+def test_more_units_never_make_a_smaller_batch(fewer: int, more: int) -> None:
+    assert default_batch(fewer) <= default_batch(fewer + more)
+
+
+def test_what_is_asked_for_is_kept_and_needs_no_reason() -> None:
+    asked = TuneSettings(
+        epsilon=4.0,
+        delta=1e-7,
+        expected_batch_size=10,
+        epochs=2,
+        learning_rate=0.1,
+        max_length=20,
+        options={"max_grad_norm": 2},
+    )
+    chosen = schedule_of(asked, 100, 1000, 32)
+    assert (chosen.delta, chosen.expected_batch_size, chosen.epochs, chosen.learning_rate, chosen.max_length) == (
+        1e-7,
+        10,
+        2,
+        0.1,
+        20,
+    )
+    assert chosen.steps == 20
+    assert chosen.options == {"max_grad_norm": 2}
+    assert not chosen.reasons
+
+
+@pytest.mark.parametrize(("delta", "units"), [(0.01, 100), (0.5, 2), (1e-3, 5000)])
+def test_a_delta_that_publishing_one_unit_would_satisfy_is_refused(delta: float, units: int) -> None:
+    with pytest.raises(ConfigError, match=r"delta: .* 1 over the .* units or more.*Fix: use"):
+        schedule_of(TuneSettings(epsilon=4.0, delta=delta), units, 1000, None)
+
+
+def test_a_length_beyond_the_context_is_refused() -> None:
+    with pytest.raises(ConfigError, match="max_length: 33 exceeds the model's 32"):
+        schedule_of(TuneSettings(epsilon=4.0, max_length=33), 100, 1000, 32)
+    assert schedule_of(TuneSettings(epsilon=4.0), 100, 1000, 32).max_length == 32
+
+
+@pytest.mark.parametrize(("mechanism", "small", "large"), [("static", 0.02, 5e-4), ("banded", 0.08, 5e-4)])
+def test_correlated_noise_has_a_rate_of_its_own_at_the_same_radius(mechanism: str, small: float, large: float) -> None:
+    for parameters, rate in ((1000, small), (10**9, large)):
+        chosen = schedule_of(TuneSettings(epsilon=4.0, mechanism=mechanism), 1000, parameters, None)
+        assert (chosen.learning_rate, chosen.options["max_grad_norm"]) == (rate, 0.1)
+
+
+@pytest.mark.parametrize(("bands", "rate"), [(1, 0.02), (2, 0.04), (4, 0.08), (64, 0.08)])
+def test_a_rate_that_was_left_open_follows_the_bands(bands: int, rate: float) -> None:
+    settings = TuneSettings(epsilon=4.0, mechanism="banded", options={"bands": bands}, expected_batch_size=8, rank=2)
+    base = open_base(str(checkpoint()), settings)
+    schedule, found = calibrated_schedule(settings, base, 1000)
+    assert found.mechanism.bands == bands
+    assert schedule.learning_rate == pytest.approx(rate)
+    assert calibrated_schedule(replace(settings, learning_rate=0.3), base, 1000)[0].learning_rate == 0.3
+    fewer = schedule_of(settings, 1000, base.parameters, base.positions)
+    assert replace(schedule, learning_rate=fewer.learning_rate) == fewer, "nothing that is priced follows the bands"
