@@ -90,7 +90,7 @@ class Setting:
     device: torch.device
 
     def base(self, ours: bool = True) -> Any:
-        """The frozen model, the same one at every call; with ``ours`` as ``dptune.training.models.model.load_base`` has it."""
+        """The frozen model, the same one at every call; with ``ours`` as ``models.model.load_base`` has it."""
         torch.manual_seed(0)
         with torch.device(self.device):
             base = AutoModelForCausalLM.from_config(

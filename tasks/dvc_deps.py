@@ -24,8 +24,8 @@ NO_STAGE = {
         "dptune.core.plugins",
         "dptune.core.progress",
     ),
-    *("dptune.core.interrupts", "flows", "flows.command", "flows.command", "flows.pages", "flows.pages"),
-    *("tasks", "tasks.dvc_deps", "tasks.experiment.checks", "tasks.experiment.cell_list", "tasks.identity"),
+    *("dptune.core.interrupts", "flows", "flows.command", "flows.pages"),
+    *("tasks", "tasks.dvc_deps", "tasks.experiment.checks", "tasks.identity"),
     *("tasks.paths", "tasks.stage", "tasks.workspace"),
     # Their values are parameters of the stages.
     *("tasks.settings", *(f"tasks.settings.{file.stem}" for file in (ROOT / "tasks" / "settings").glob("*.py"))),

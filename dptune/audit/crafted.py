@@ -171,7 +171,7 @@ def _in_own_coordinates(gradient: Sequence[torch.Tensor], units: Sequence[float]
 
 @dataclass(frozen=True)
 class _Crafted:
-    """Gradients (``dptune.mechanisms.gradient_interfaces.Gradients``) of drawn canaries, each 0 but for one entry a pair."""
+    """Gradients (see ``gradient_interfaces.Gradients``) of drawn canaries, each 0 but for one entry a pair."""
 
     coordinates: torch.Tensor
     size: float

@@ -32,7 +32,7 @@ class StepAudit:
     """The result of an audit; each bound holds by itself at ``confidence``.
 
     Attributes:
-        scene: name of the scene among ``SCENES`` that did best in the pilot trials.
+        scene: name of the scene among ``step.SCENES`` that did best in the pilot trials.
         trials: number of trials in each of the two worlds, those that chose the attack included.
         steps: number of steps composed in one trial.
         sample_rate: probability with which the sample, if in the data, enters a batch.

@@ -101,7 +101,7 @@ class BandedGaussian(Gaussian):
     times the probability.
 
     Guarantee: that of ceil(steps / bands) Poisson-sampled releases with this multiplier at b times the sample rate (see
-    ``dptune.privacy.accounting.strategy``), also for a run that was killed and resumed. Noise is drawn from the operating system
+    ``accounting.strategy``), also for a run that was killed and resumed. Noise is drawn from the operating system
     for each step, lives in one process, and is never written; nor is a key of it.
 
     Attributes:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 import numpy as np
 
 from dptune.core.errors import ConfigError
-from dptune.mechanisms.interfaces import AdditiveNoise
+from dptune.mechanisms.additive_noise import AdditiveNoise
 from dptune.mechanisms.noise import LEAST_NOISE, MOST_NOISE, draw_by_quantile, rounded_sums
 from dptune.mechanisms.registry import mechanism, noise
 from dptune.privacy.accounting.laplace_mixtures import InverseScale

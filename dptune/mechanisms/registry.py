@@ -33,7 +33,8 @@ from typing import Any, TypeVar
 
 from dptune.core.errors import ConfigError
 from dptune.core.plugins import check_part, is_outside, load_installed, note_registered
-from dptune.mechanisms.interfaces import AdditiveNoise, Clipper, Controller, Noise
+from dptune.mechanisms.additive_noise import AdditiveNoise
+from dptune.mechanisms.interfaces import Clipper, Controller, Noise
 from dptune.mechanisms.mechanism import Mechanism
 from dptune.mechanisms.options import convert, differing, make_part, option_names
 from dptune.privacy.release import UNBOUNDED

@@ -43,8 +43,8 @@ class Turn:
     moves nobody else. Records with equal keys share a group, and each still has coins of its own.
 
     The salt is public, and may be: the price holds for a unit whose group everybody knows, whatever groups the others
-    are in (``dptune.privacy.accounting.strategy`` has the proof). Somebody who chooses keys so that all units fall into one group
-    makes that group's batches larger and the others' empty. Noise, rate and divisor are constants, so it moves no
+    are in (``privacy.accounting.strategy`` has the proof). Somebody who chooses keys so that all units fall into one
+    group makes that group's batches larger and the others' empty. Noise, rate and divisor are constants, so it moves no
     epsilon.
 
     Attributes:

@@ -1,4 +1,4 @@
-"""The base of the sections of params.yaml, and types of entries that are texts; ``dptune.core.bounds`` has the numbers."""
+"""Base of the sections of params.yaml, and types of entries that are texts; ``core.bounds`` has the numbers."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from dptune.privacy.ledger_file import read_ledger
 from dptune.privacy.set_aside import set_aside
 from dptune.records.parquet_file import read_records, write_records
 from dptune.training import loop
-from dptune.training.loop import together
+from dptune.training.gradients import together
 from dptune.training.run import Run
 from tasks.experiment import finetune
 from tasks.experiment.cells import Cell, is_finished

@@ -34,6 +34,7 @@ from dptune.training.models.public_model import Pretraining
 from tasks.experiment.spent import run_id_of
 from tasks.paths import NARRATIVES, PUBLIC_MODEL, PUBLIC_NARRATIVES, SPENT, SPLITS
 from tasks.policy import rlhf
+from tasks.policy.prompt_canaries import secret_of
 from tasks.policy.rlhf import PromptPlan, Rlhf, cells, run_cell, settings_of, violations
 from tasks.split_records import split_digest
 
@@ -338,7 +339,7 @@ def test_coins_and_secrets_are_fair_and_new_every_time() -> None:
         assert abs(sum(canary.included for canary in plan.canaries) - 2000) < 6 * 0.5 * 4000**0.5
     assert [canary.included for canary in one.canaries] != [canary.included for canary in other.canaries]
     assert not {canary.secret for canary in one.canaries} & {canary.secret for canary in other.canaries}
-    assert len({rlhf.secret_of(one.salt, record) for record in range(4000)}) == 4000
+    assert len({secret_of(one.salt, record) for record in range(4000)}) == 4000
     # The canaries' records are public, and are the same for all coins.
     assert [canary.record for canary in one.canaries] == [canary.record for canary in other.canaries]
 

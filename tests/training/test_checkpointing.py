@@ -16,11 +16,11 @@ from tiny_models import DEVICE, FAMILIES, adapted, gpt2, records, row_gradient, 
 from torch.profiler import ProfilerActivity, profile
 
 from dptune.core.errors import ConfigError
+from dptune.training.gradients import gradient_checkpointing as checkpointing
 from dptune.training.gradients.gradient_checkpointing import checkpointed, layers_of
 from dptune.training.gradients.parameter_groups import lora_pairs
 from dptune.training.gradients.per_sample import PairGradients, per_sample_gradients
 from dptune.training.gradients.together import train_together
-from dptune.training.loop import gradient_checkpointing as checkpointing
 from dptune.training.loop import local_update
 from dptune.training.models.model import Lora, attach_lora
 

@@ -33,8 +33,9 @@ from dptune.privacy.entropy import Entropy, FixedSeed, OsEntropy
 from dptune.privacy.ledger_file import read_ledger
 from dptune.training import loop, run_start
 from dptune.training import run as running
+from dptune.training.gradients import per_sample
 from dptune.training.gradients.parameter_groups import lora_pairs
-from dptune.training.loop import per_sample, train
+from dptune.training.loop import train
 from dptune.training.privacy_units import PrivacyUnits
 from dptune.training.run import StepReport
 from dptune.training.run_start import open_run

@@ -32,11 +32,12 @@ from dptune.core.errors import ConfigError
 from dptune.core.lora import Lora
 from dptune.mechanisms.registry import build
 from dptune.privacy.entropy import FixedSeed, OsEntropy
+from dptune.training.gradients import rehearsal
 from dptune.training.gradients.parameter_groups import lora_pairs
 from dptune.training.gradients.per_sample import Layout, Taps, by_row
 from dptune.training.gradients.rehearsal import check_width, first_evaluation, rehearse
 from dptune.training.gradients.together import shared_copy, train_together
-from dptune.training.loop import rehearsal, train
+from dptune.training.loop import train
 from dptune.training.models.causal import evaluation_mode, most_positions
 from dptune.training.models.model import attach_lora
 from dptune.training.run_start import open_run

@@ -20,9 +20,10 @@ from dptune.privacy.budget_gate import BudgetError
 from dptune.privacy.entropy import FixedSeed, OsEntropy
 from dptune.privacy.ledger_file import LedgerError, read_ledger
 from dptune.training.data import Tokens
+from dptune.training.gradients import together
 from dptune.training.gradients.parameter_groups import lora_pairs
 from dptune.training.gradients.together import rehearse_pass, shared_copy, train_together
-from dptune.training.loop import together, train
+from dptune.training.loop import train
 from dptune.training.models.model import attach_lora
 from dptune.training.privacy_units import PrivacyUnits
 from dptune.training.run import RawStatistics, Run, StepReport

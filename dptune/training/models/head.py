@@ -40,7 +40,7 @@ class HeadModules:
 def head_of(model: torch.nn.Module) -> HeadModules | None:
     """The head that PEFT trains and saves beside the adapter called default; None where there is none.
 
-    Layers of a head that are not linear are not part of it: ``per_sample.trained_blocks`` then refuses the model.
+    Layers of a head that are not linear are not part of it: ``parameter_groups.trained_blocks`` then refuses the model.
     """
     wrappers = [module for module in model.modules() if isinstance(module, ModulesToSaveWrapper)]
     layers = [
