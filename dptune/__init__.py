@@ -1,8 +1,7 @@
 """dptune: differentially private fine-tuning of language models, with honest epsilons.
 
-Layers, each importing only those to its right:
-``tuning -> training -> mechanisms -> privacy``; ``corpus`` stands alone. ``dptune.tune`` and ``dptune.sample`` are
-imported at their first use.
+Layers, each importing only those to its right: ``cli -> audit -> job -> training -> mechanisms -> privacy -> core``;
+``records`` stands alone. ``dptune.tune`` and ``dptune.sample`` are imported at their first use.
 """
 
 from __future__ import annotations
@@ -10,11 +9,14 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from dptune.moved import keep_former_names
+
 if TYPE_CHECKING:
     from dptune.job.sampling import sample as sample
     from dptune.job.tune import tune as tune
 
 __version__ = "0.1.0"
+keep_former_names()
 
 
 _FUNCTIONS = {"tune": "dptune.job.tune", "sample": "dptune.job.sampling"}

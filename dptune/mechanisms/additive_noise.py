@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-from dptune.mechanisms.interfaces import CorrelatedNoise
 from dptune.privacy.accounting.laplace_mixtures import InverseScale
 
 if TYPE_CHECKING:
-    pass
+    from dptune.mechanisms.interfaces import CorrelatedNoise
 
 
 class AdditiveNoise:

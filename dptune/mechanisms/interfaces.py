@@ -22,6 +22,7 @@ from dptune.privacy.release import Composition
 
 if TYPE_CHECKING:
     import torch
+from dptune.mechanisms.additive_noise import AdditiveNoise as AdditiveNoise
 from dptune.mechanisms.gradient_interfaces import Federation, Geometry, Gradients, GradientSource
 
 

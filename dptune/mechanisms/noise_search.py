@@ -14,7 +14,6 @@ import yaml
 from numpy.typing import NDArray
 from scipy.optimize import minimize
 
-from dptune import __version__
 from dptune.core.digits import at_most
 from dptune.core.errors import ConfigError
 from dptune.core.files import jsonable, replacing, write_json, write_text
@@ -123,7 +122,7 @@ def write_found(result: Found, directory: Path) -> None:
         "request": asdict(request),
         "entry": result.entry,
         "figures": jsonable(result.figures),
-        "versions": {"dptune": __version__, **{name: version(name) for name in ("numpy", "scipy", "dp-accounting")}},
+        "versions": {name: version(name) for name in ("dptune", "numpy", "scipy", "dp-accounting")},
     }
     profile = _profile(result)
     write_json(directory / "search.json", provenance)

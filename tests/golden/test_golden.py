@@ -14,7 +14,7 @@ from dptune.core import update_rule
 from dptune.mechanisms.registry import MECHANISMS
 from dptune.privacy import accountants
 from dptune.privacy.accounting import renyi_filter
-from dptune.training import data, optimizers, run, run_start
+from dptune.training import privacy_units, optimizers, run, run_start
 from dptune.training.spec import TrainingPlan
 from tests.golden import table
 from tests.golden.runs import RUNS
@@ -115,8 +115,8 @@ def _skipped_average(patch: pytest.MonkeyPatch) -> None:
 
 
 def _larger_rate(patch: pytest.MonkeyPatch) -> None:
-    real = data.poisson_sample
-    patch.setattr(data, "poisson_sample", lambda entropy, units, rate: real(entropy, units, 1.01 * rate))
+    real = privacy_units.poisson_sample
+    patch.setattr(privacy_units, "poisson_sample", lambda entropy, units, rate: real(entropy, units, 1.01 * rate))
 
 
 def _plants() -> dict[str, tuple[str, Plant]]:

@@ -53,9 +53,9 @@ def test_imports_in_functions_and_names_of_processes_are_found_and_those_for_typ
     assert "dptune.policy.language.training" in imported("tasks.policy.rlhf"), "inside functions"
     assert "tasks.experiment.finetune" in imported("flows.experiment"), "as the name of a process"
     assert "dptune.records.reading.jsonl_file" in imported("dptune.records.reading.formats"), "as the name of a reader"
-    public, schedule = "dptune.policy.environments.learner", "dptune.policy.environments.schedule"
-    assert f"from {schedule} import" in file_of(public).read_text(encoding="utf-8")
-    assert schedule not in imported(public), "for type checkers"
+    base, interfaces = "dptune.mechanisms.additive_noise", "dptune.mechanisms.interfaces"
+    assert f"from {interfaces} import" in file_of(base).read_text(encoding="utf-8")
+    assert interfaces not in imported(base), "for type checkers"
 
 
 def test_no_two_threads_build_syntax_trees_at_once(monkeypatch: pytest.MonkeyPatch) -> None:

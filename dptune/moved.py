@@ -1,0 +1,91 @@
+"""Moved modules: names that modules had in version 0.1 go on working for plug-ins and scripts, with a warning."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Sequence
+from importlib import import_module
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from importlib.util import spec_from_loader
+from types import ModuleType
+
+#: Packages, with everything in them.
+_PACKAGES = {"dptune.corpus": "dptune.records", "dptune.tuning": "dptune.job"}
+#: Modules that went into another package, by the package that they were in and the one that they are in.
+_MODULES = {
+    ("dptune", "dptune.core"): "bounds digits errors files plugins progress streams units step_settings update_rule",
+    ("dptune", "dptune.mechanisms"): "noise_search",
+    ("dptune.training", "dptune.core"): "lora",
+    ("dptune.training", "dptune.training.models"): "causal classifier head model quantized target_modules verbalizer "
+    "weight_files pinned pretrain public_model plain",
+    ("dptune.training", "dptune.training.tokens"): "chat_template encoding labelled token_file",
+    ("dptune.training", "dptune.training.gradients"): "per_sample stacked together rehearsal",
+    ("dptune.mechanisms", "dptune.mechanisms.agents"): "rl sac linear_agent policy_file idle_agent",
+    ("dptune.privacy", "dptune.privacy.accounting"): "composed_losses sampled_gaussian loss_profile laplace_mixtures "
+    "mixture_bounds mixture_figures strategy parts",
+    ("dptune.audit", "dptune.audit.text"): "likelihood membership extraction prompts",
+    ("dptune.records", "dptune.records.diabetes"): "narratives package schema sources synthetic table",
+}
+#: Modules with another name.
+_RENAMED = {
+    "dptune.invalid": "dptune.core.validation_errors",
+    "dptune.options": "dptune.core.overrides",
+    "dptune.stopping": "dptune.core.interrupts",
+    "dptune.privacy.filters": "dptune.privacy.accounting.renyi_filter",
+    "dptune.privacy.published": "dptune.privacy.accounting.published_accountants",
+    "dptune.privacy.spent": "dptune.privacy.spent_budgets.register",
+    "dptune.records.records": "dptune.records.parquet_file",
+}
+_NEW = _RENAMED | {f"{old}.{name}": f"{new}.{name}" for (old, new), names in _MODULES.items() for name in names.split()}
+
+
+def place_of(name: str) -> str | None:
+    """The present name of a module that was moved; None for a name that no module had.
+
+    Example:
+        >>> place_of("dptune.errors")
+        'dptune.core.errors'
+        >>> place_of("dptune.tuning.card")
+        'dptune.job.card'
+    """
+    new = name
+    for old, package in _PACKAGES.items():
+        if name == old or name.startswith(f"{old}."):
+            new = package + name.removeprefix(old)
+    new = _NEW.get(new, new)
+    return None if new == name else new
+
+
+class _Moved(Loader):
+    """Loads a module by its present name, and leaves it as that one."""
+
+    def __init__(self, new: str) -> None:
+        self.new = new
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        self.module = import_module(self.new)
+        self.own = self.module.__spec__
+        return self.module
+
+    def exec_module(self, module: ModuleType) -> None:
+        module.__spec__ = self.own  # the import system gave it the former name
+
+
+class _Finder(MetaPathFinder):
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """A former name's present module. Every other name is for the usual finders."""
+        new = place_of(name) if name.startswith("dptune.") else None
+        if new is None:
+            return None
+        warnings.warn(f"{name} is now {new}", DeprecationWarning, stacklevel=2)
+        return spec_from_loader(name, _Moved(new))
+
+
+def keep_former_names() -> None:
+    """Make imports by former names work in this process."""
+    if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
+        sys.meta_path.append(_Finder())
