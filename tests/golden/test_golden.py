@@ -14,7 +14,7 @@ from dptune.core import update_rule
 from dptune.mechanisms.registry import MECHANISMS
 from dptune.privacy import accountants
 from dptune.privacy.accounting import renyi_filter
-from dptune.training import privacy_units, optimizers, run, run_start
+from dptune.training import optimizers, privacy_units, run, run_start
 from dptune.training.spec import TrainingPlan
 from tests.golden import table
 from tests.golden.runs import RUNS
