@@ -112,7 +112,19 @@ def sampling(records: int, batch: float, epochs: float) -> tuple[float, int]:
 
 
 def check_delta(delta: float, units: int, fix: str) -> None:
-    """Raise ConfigError for a delta of 1 over the units or more, which publishing one of them in full satisfies."""
+    """Raise ConfigError for a delta of 1 over the units or more, which publishing one of them in full satisfies.
+
+    Args:
+        units: number of units in the training data.
+        fix: what the error advises.
+
+    Example:
+        >>> from dptune.privacy.calibration import check_delta
+        >>> check_delta(1e-5, 2000, fix="lower delta")
+        >>> check_delta(1e-3, 2000, fix="use 1e-5")  # doctest: +ELLIPSIS
+        Traceback (most recent call last):
+        dptune.core.errors.ConfigError: delta: 0.001 is 1 over the 2000 units or more, ... Fix: use 1e-5.
+    """
     if delta * units >= 1:
         problem = f"{delta:g} is 1 over the {units} units or more, which publishing one of them in full would satisfy"
         raise ConfigError("delta", problem, fix=fix)

@@ -9,7 +9,9 @@ from typing import Any
 
 from dptune.core.errors import DataError
 from dptune.core.files import jsonable, read_json
+from dptune.privacy.run_folder import RunFolder
 
+_FILE = RunFolder(Path()).result
 Figures = dict[str, float]
 Row = dict[str, Any]
 #: Fields that are left out of the file where a cell has none of them.
@@ -110,7 +112,7 @@ class CellResult:
     further: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, content: Mapping[str, Any], file: Path = Path("result.json")) -> CellResult:
+    def of(cls, content: Mapping[str, Any], file: Path = _FILE) -> CellResult:
         """The result that a file holds. Raises: DataError naming the field that is missing."""
         known = {one.name: one for one in fields(cls) if one.name != "further"}
         for one in known.values():

@@ -141,7 +141,7 @@ def test_a_continuation_keeps_its_spaces(spaced: bool, monkeypatch: pytest.Monke
         ({"beams": 0}, "below 1"),
         ({"max_new_tokens": 0}, "below 1"),
         ({"temperature": 0.0, "sample": True}, "not positive"),
-        ({"top_p": 1.5, "sample": True}, "no share"),
+        ({"top_p": 1.5, "sample": True}, "is not a share"),
         ({"seed": -1, "sample": True}, "is not in"),
         ({"temperature": 0.5}, "for sampling"),
         ({"seed": 5}, "decoding.seed: is for sampling. Fix: set sample"),

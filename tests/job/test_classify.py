@@ -22,7 +22,7 @@ from typer.testing import CliRunner, Result
 import dptune
 from dptune.cli import app
 from dptune.core.errors import ConfigError, DataError
-from dptune.job import run as tuning_run
+from dptune.job import run_spec
 from dptune.job.base import open_base
 from dptune.job.card import HELD_OUT, PUBLIC
 from dptune.job.defaults import schedule_of
@@ -192,7 +192,7 @@ def test_the_head_starts_from_the_public_seed(monkeypatch: pytest.MonkeyPatch) -
         seeds.append(seed)
         return attach_lora(model, lora, seed, head)
 
-    monkeypatch.setattr(tuning_run, "attach_lora", noted)
+    monkeypatch.setattr(run_spec, "attach_lora", noted)
     delivered(table(40), seed=11)
     assert set(seeds) == {11}
 
@@ -291,7 +291,7 @@ def test_the_owner_is_told_value_and_place_of_labels_that_do_not_fit(tmp_path: P
 @pytest.mark.parametrize(
     ("settings", "problem"),
     [
-        ({"task": "sort"}, "'sort' is unknown"),
+        ({"task": "sort"}, "'sort' is not 'generate' or 'classify'"),
         ({"labels": ("a", "b")}, "are for task classify"),
         ({"task": "classify", "labels": ("a",)}, "two or more distinct"),
         ({"task": "classify", "labels": ("a", "a")}, "two or more distinct"),

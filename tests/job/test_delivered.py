@@ -170,8 +170,8 @@ def test_no_figure_of_held_out_records_decides_whether_a_run_delivers(
     """Whether it ended would tell of them, at no price; one of public records does decide."""
     measure, about = tuning_run.perplexity, [HELD_OUT]
 
-    def measured(model: Any, tokens: Tokens, *given: Any) -> float:
-        return worth if (len(tokens.rows) == 5) == (about[0] == PUBLIC) else measure(model, tokens, *given)
+    def measured(model: Any, tokens: Tokens, *given: Any, **more: Any) -> float:
+        return worth if (len(tokens.rows) == 5) == (about[0] == PUBLIC) else measure(model, tokens, *given, **more)
 
     monkeypatch.setattr(tuning_run, "perplexity", measured)
     found = texts(rows(), out=tmp_path / "out", public=rows(5))

@@ -105,7 +105,7 @@ def test_moving_noise_cannot_inherit(tmp_path: Path) -> None:
 
 def test_a_budget_that_the_first_run_has_used_up_is_an_error_that_says_so(tmp_path: Path) -> None:
     saved(tmp_path, releases=Counter({Release(0.01, 1.0): 1000}))
-    with pytest.raises(ConfigError, match="alone spent"):
+    with pytest.raises(ConfigError, match="the run of that hyper-policy spent"):
         calibrated(lambda noise: heir(tmp_path, noise_multiplier=noise), 1.8, SCHEDULE, "certified")
 
 

@@ -147,9 +147,9 @@ def test_every_option_is_explained(name: str) -> None:
 def test_the_help_of_an_option_is_what_its_own_class_says_of_it() -> None:
     """Options come from three classes and their bases; a base's text holds where a class has none."""
     texts = {row[0]: row[2] for row in describe_options("auto_s")}
-    assert texts["stabiliser"].startswith("gamma; tiny gradients are amplified")
-    assert {row[0]: row[2] for row in describe_options("dc_sgd_p")}["target"].startswith("p of DC-SGD-P")
-    assert {row[0]: row[2] for row in describe_options("quantile")}["target"] == "gamma, the quantile."
+    assert texts["stabiliser"].startswith("Gamma; tiny gradients are amplified")
+    assert {row[0]: row[2] for row in describe_options("dc_sgd_p")}["target"].startswith("P of DC-SGD-P")
+    assert {row[0]: row[2] for row in describe_options("quantile")}["target"] == "Gamma, the quantile."
 
 
 @pytest.mark.parametrize("name", MECHANISMS)

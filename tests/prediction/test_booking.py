@@ -209,7 +209,7 @@ def test_an_ensemble_that_has_answered_is_not_booked_anew_where_its_register_is_
     moved = Path(shutil.move(ensemble, tmp_path / "far" / "off" / "one"))
     answer(moved)  # it had not answered, so that nothing was left behind but its own entry
     register(moved).path.unlink()
-    with pytest.raises(ConfigError, match=r"booking\.json: names the register .*far/spent\.jsonl, which is not there"):
+    with pytest.raises(ConfigError, match=r"booking\.json: names the register .*far/spent\.jsonl, which is missing"):
         answer(moved)
     assert not (tmp_path / "far" / "spent.jsonl").exists()
     assert answer(moved, register=tmp_path / "mine.jsonl") == ()

@@ -135,7 +135,7 @@ def test_a_ledger_without_its_note_is_refused_whatever_it_holds(ensemble: Path, 
     (ensemble / "ledger.jsonl").write_bytes(b"".join(lines[:kept]))
     (ensemble / "served.json").unlink()
     for _ in range(2):  # and no lock was left behind
-        with pytest.raises(LedgerError, match=r"served\.json: is gone.*restore it") as refused:
+        with pytest.raises(LedgerError, match=r"served\.json: is missing.*restore it") as refused:
             deploy(ensemble, CPU)
         assert not re.search(r"\b(remove|delete)\b", str(refused.value))
     assert not (ensemble / "served.json").exists()
@@ -683,7 +683,7 @@ def test_serve_takes_its_token_from_a_file_or_the_environment(
 
 def test_a_prompt_that_is_no_text_opens_no_ledger(ensemble: Path) -> None:
     """What the command line makes of an argument that is no UTF-8."""
-    for prompt, reason in (("a\udcff", "no UTF-8"), ("x" * (MOST_CHARACTERS + 1), "16,384 are taken")):
+    for prompt, reason in (("a\udcff", "not UTF-8"), ("x" * (MOST_CHARACTERS + 1), "16,384 are taken")):
         result = CliRunner().invoke(app, ["generate", prompt, "--ensemble", str(ensemble)])
         assert result.exit_code == 2
         assert reason in result.stderr

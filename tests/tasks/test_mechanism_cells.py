@@ -103,7 +103,7 @@ def test_a_hyper_policy_is_saved_and_starts_another_run(pipeline: Path) -> None:
     described = json.loads((folder / "policy.json").read_text())
     assert described["run_id"] == read_ledger(first.directory / "ledger.jsonl").header.run_id
     heir = QUICK | {"init_from": str(folder)}
-    with pytest.raises(ConfigError, match="alone spent"):
+    with pytest.raises(ConfigError, match="the run of that hyper-policy spent"):
         run_cell(cell_of("rldp", heir, seeds=[1]), "cpu")
     second = cell_of("rldp", heir, seeds=[1], epsilons=[2 * BUDGET])
     result = run_cell(second, "cpu")

@@ -387,7 +387,7 @@ def test_parts_are_listed_with_their_options_and_where_they_are_from(parts: str)
     listed = {(part.kind, part.name): part for part in describe_parts()}
     found = listed["controller", "shrinking"]
     assert (found.summary, found.module) == ("Multiplies the radius after every release.", "their_parts")
-    assert ("factor", "0.5", "by which.") in found.options
+    assert ("factor", "0.5", "By which.") in found.options
     assert {"max_grad_norm", "noise_multiplier", "factor", "pairs"} == {row[0] for row in describe_options("own")}
 
 
@@ -410,7 +410,10 @@ def test_parts_are_listed_with_their_options_and_where_they_are_from(parts: str)
             r"'flat' is registered by dptune\.mechanisms\.clipping and by bad",
         ),
         ("x = 1", "'bad' registers nothing, so it adds nothing to dptune"),
-        ("from dptune.records.catalogue import source\n@source('uci')\ndef x(): yield ''", "'uci' of bad exists"),
+        (
+            "from dptune.records.catalogue import source\n@source('uci')\ndef x(): yield ''",
+            "'uci' of bad already exists",
+        ),
     ],
 )
 def test_a_module_that_cannot_be_used_is_named_with_the_reason(write: Write, code: str, problem: str) -> None:
@@ -654,7 +657,7 @@ def test_the_command_line_takes_plug_ins_from_the_current_folder(
     assert json.loads(priced.stdout)["epsilon_certified"] < 1
     listed = CliRunner().invoke(app, [*chosen, "mechanisms", "--parts"]).stdout
     assert "controller shrinking (plug-in beside): Multiplies the radius after every release.\n" in listed
-    assert "    factor (0.5): by which.\n" in listed
+    assert "    factor (0.5): By which.\n" in listed
     assert "own: Clips the whole gradient, smoothly; adds" in CliRunner().invoke(app, [*chosen, "mechanisms"]).stdout
 
 

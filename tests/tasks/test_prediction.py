@@ -127,7 +127,7 @@ def test_an_ensemble_that_serves_nobody_says_so_and_telemetry_is_kept(pipeline: 
     for shard in range(3):
         tune(plan, shard, "cpu")
     close_plan(plan, None, "private")
-    with pytest.raises(ConfigError, match="serves nobody"):
+    with pytest.raises(ConfigError, match="cannot answer: no budget was set"):
         deploy(plan.directory, torch.device("cpu"))
     assert not has_answered(plan.directory)
     protocol = served_protocol(settings.prediction.serve, settings.prediction, DELTA)
