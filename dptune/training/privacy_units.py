@@ -112,7 +112,7 @@ class PrivacyUnits:
     Example:
         >>> import numpy as np
         >>> from dptune.privacy.entropy import OsEntropy
-        >>> from dptune.training.data import PrivacyUnits
+        >>> from dptune.training.privacy_units import PrivacyUnits
         >>> units = PrivacyUnits.of("customer_id", np.array([7, 7, 7, 9]), most=2)
         >>> len(units)
         2

@@ -23,7 +23,7 @@ import pytest
 from tiny_pipeline import BUDGET, built, cells, copied, prepare_environment
 
 from flows.server import listens, new_password
-from tasks.experiment import finetune
+from tasks.experiment import cell_training
 from tasks.experiment.finetune import run_cells
 from tasks.mlflow import tracking
 from tasks.mlflow.digits import legible
@@ -73,7 +73,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     with pytest.MonkeyPatch.context() as patch:
         prepare_environment(patch, directory)
         patch.setenv("DPTUNE_MLFLOW_PORT", str(port))
-        patch.setattr(finetune, "draw_curves", lambda _, path: path.write_bytes(b"picture"))
+        patch.setattr(cell_training, "draw_curves", lambda _, path: path.write_bytes(b"picture"))
         parent, chosen = tracking.parent_run("tiny", {}), cells()
         run_cells(chosen, "cpu", parent)
         results = [json.loads((cell.directory / "result.json").read_text()) for cell in chosen]

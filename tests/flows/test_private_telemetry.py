@@ -45,7 +45,7 @@ from flows.policy import policy_of
 from flows.prediction import prediction
 from tasks.audit import attacks as audit_task
 from tasks.audit.target import load_target
-from tasks.experiment import finetune
+from tasks.experiment import cell_training
 from tasks.experiment.cells import Cell
 from tasks.experiment.finetune import run_cell, run_cells
 from tasks.experiment.prepare import corpus_of
@@ -305,7 +305,7 @@ def test_a_private_run_that_fails_and_is_resumed_is_stamped_with_nothing(
         raise RuntimeError("the disk is on fire")
 
     with monkeypatch.context() as patch:
-        patch.setattr(finetune, "write_adapter", broken)
+        patch.setattr(cell_training, "write_adapter", broken)
         with pytest.raises(RuntimeError):
             run_cell(cell, "cpu", parent)
     assert {row[tables()["runs"].index("status")] for row in rows("runs")} == {"RUNNING", "FAILED"}

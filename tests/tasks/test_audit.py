@@ -51,7 +51,7 @@ from tasks.audit.attacks import audit_cell, audit_file, audit_key
 from tasks.audit.publish import audit_metrics
 from tasks.audit.registry import Part, exceeded, violations
 from tasks.audit.target import Target, load_target
-from tasks.experiment import finetune
+from tasks.experiment import cell_training
 from tasks.experiment.cell_list import write_list
 from tasks.experiment.cell_run import main_names
 from tasks.experiment.cells import Cell
@@ -193,7 +193,7 @@ def test_a_resumed_run_keeps_what_its_auditor_saw(pipeline: Path, monkeypatch: p
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(finetune, "write_policy", killed)
+        patch.setattr(cell_training, "write_policy", killed)
         with pytest.raises(KeyboardInterrupt):
             run(cell)
     before = read_json(crafted_file(cell.directory))
@@ -236,11 +236,11 @@ def test_a_run_goes_on_with_its_own_coins_or_not_at_all(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(finetune, "write_policy", killed)
+        patch.setattr(cell_training, "write_policy", killed)
         with pytest.raises(KeyboardInterrupt):
             run(cell)
     file = crafted_file(cell.directory)
-    real = finetune.crafted_canaries
+    real = cell_training.crafted_canaries
 
     def meanwhile(*given: Any) -> Any:
         """Somebody changes the file after it was read, as the lock of the ledger is not held yet."""
@@ -251,7 +251,7 @@ def test_a_run_goes_on_with_its_own_coins_or_not_at_all(
             write_json(file, stored | {"included": [1 - coin for coin in stored["included"]]})
         return canaries
 
-    monkeypatch.setattr(finetune, "crafted_canaries", meanwhile)
+    monkeypatch.setattr(cell_training, "crafted_canaries", meanwhile)
     lines = (cell.directory / "ledger.jsonl").read_text()
     with pytest.raises(DataError, match=r"does not hold the coins that this run's releases were made with. Fix: "):
         run(cell)

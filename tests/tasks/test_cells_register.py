@@ -26,7 +26,7 @@ from dptune.privacy.spent_budgets.register import Register
 from dptune.records.parquet_file import read_records, write_records
 from tasks.corpus.canaries import plant
 from tasks.corpus.split import split
-from tasks.experiment import finetune
+from tasks.experiment import cell_training
 from tasks.experiment.finetune import run_cell, run_cells
 from tasks.experiment.spent import paid_so_far
 from tasks.paths import SPENT, TRAIN
@@ -74,7 +74,7 @@ def test_a_cell_that_is_killed_around_its_result_counts_once(
         if last:
             patched.setattr(Ledger, "finish", die)
         else:
-            patched.setattr(finetune, "write_json", die)
+            patched.setattr(cell_training, "write_json", die)
         with pytest.raises(Killed):
             run_cell(cell, "cpu")
     for ledger in opened:
@@ -110,10 +110,10 @@ def test_a_lost_ledger_of_a_run_that_was_set_aside_has_no_bound(pipeline: Path) 
 
 def test_a_cell_that_diverged_has_paid(pipeline: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def diverge(*_: Any) -> None:
-        raise finetune.DivergedError("diverged")
+        raise cell_training.DivergedError("diverged")
 
-    monkeypatch.setattr(finetune, "check_converged", diverge)
-    with pytest.raises(finetune.DivergedError):
+    monkeypatch.setattr(cell_training, "check_converged", diverge)
+    with pytest.raises(cell_training.DivergedError):
         run_cell(static(), "cpu")
     assert not (static().directory / "adapter").exists()
     assert Register(SPENT).totals()[0].entries == 1

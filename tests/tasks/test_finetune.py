@@ -30,7 +30,7 @@ from dptune.training import run as running
 from dptune.training.data import Tokens
 from dptune.training.evaluation import perplexity
 from dptune.training.models.model import ModelSource, load_base, load_tokenizer
-from tasks.experiment import finetune, quality
+from tasks.experiment import cell_training, finetune, quality
 from tasks.experiment import prepare as job
 from tasks.experiment.cell_training import check_converged
 from tasks.experiment.cells import Cell, digests
@@ -93,7 +93,7 @@ def test_the_curves_are_a_picture() -> None:
         "synthetic": True,
         "history": [{"releases": 2, "public_perplexity": 3.0}],
     }
-    finetune.draw_curves([result], Path("curves.png"))
+    cell_training.draw_curves([result], Path("curves.png"))
     assert Path("curves.png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -171,14 +171,14 @@ def test_a_finished_cell_is_not_run_again(pipeline: Path, noisy: list[int], monk
     cell = static()
     first = run_cell(cell, "cpu")
     before = {path: path.read_bytes() for path in cell.directory.rglob("*") if path.is_file()}
-    monkeypatch.setattr(finetune, "prepare", lambda *_: pytest.fail("prepared again"))
+    monkeypatch.setattr(cell_training, "prepare", lambda *_: pytest.fail("prepared again"))
     assert run_cell(cell, "cpu") == json.loads(json.dumps(first))
     assert len(noisy) == STEPS
     assert {path: path.read_bytes() for path in cell.directory.rglob("*") if path.is_file()} == before
 
 
 CRASHES: dict[str, tuple[Any, str, int]] = {
-    "before the first step": (finetune, "train", 1),
+    "before the first step": (cell_training, "train", 1),
     "before the first charge": (Ledger, "charge", 1),
     "before the third charge": (Ledger, "charge", 3),
     "after a charge, before its noise": (Mechanism, "privatise", 3),
@@ -187,10 +187,10 @@ CRASHES: dict[str, tuple[Any, str, int]] = {
     "at the first checkpoint of a step": (running, "save_checkpoint", 2),
     "at the last checkpoint": (running, "save_checkpoint", 3),
     "when the weights are checked": (running, "assert_trained", 1),
-    "when the adapter is saved": (finetune, "write_adapter", 1),
-    "when the ledger is priced": (finetune, "result_of", 1),
-    "when the result is written": (finetune, "write_json", 1),
-    "when the curves are drawn": (finetune, "draw_curves", 1),
+    "when the adapter is saved": (cell_training, "write_adapter", 1),
+    "when the ledger is priced": (cell_training, "result_of", 1),
+    "when the result is written": (cell_training, "write_json", 1),
+    "when the curves are drawn": (cell_training, "draw_curves", 1),
     "before the last line": (Ledger, "finish", 1),
     "after the last line": (finetune, "publish", 1),
 }
@@ -347,7 +347,7 @@ def test_private_telemetry_writes_nothing_computed_from_private_records(
 ) -> None:
     measured: list[int] = []
     raw: list[float] = []
-    real_perplexity, real_train = quality.MEASURES["perplexity"], finetune.train
+    real_perplexity, real_train = quality.MEASURES["perplexity"], cell_training.train
 
     def spy(model: Any, tokens: Any, *args: Any, **kwargs: Any) -> float:
         measured.append(len(tokens.rows))
@@ -362,7 +362,7 @@ def test_private_telemetry_writes_nothing_computed_from_private_records(
         return real_train(spec, directory, entropy, observe, ranks)
 
     monkeypatch.setitem(quality.MEASURES, "perplexity", spy)
-    monkeypatch.setattr(finetune, "train", train)
+    monkeypatch.setattr(cell_training, "train", train)
     cell = static({"experiment": {"telemetry": "private"}, "training": {"max_length": 32, "evaluate_records": 1000}})
     result = run_cell(cell, "cpu")
     check_finished(cell, result)

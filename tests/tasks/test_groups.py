@@ -21,7 +21,7 @@ from dptune.records.parquet_file import read_records, write_records
 from dptune.training import loop
 from dptune.training.gradients import together
 from dptune.training.run import Run
-from tasks.experiment import finetune
+from tasks.experiment import cell_training, finetune
 from tasks.experiment.cells import Cell, is_finished
 from tasks.experiment.finetune import CellsError, run_cells
 from tasks.experiment.groups import CellGroup, group_cells
@@ -245,7 +245,7 @@ def test_a_cell_that_diverged_is_known_before_the_others_of_its_pass_end(
 def test_a_cell_that_fails_is_named_and_the_others_end(pipeline: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Before its first step, or at its end; the others are not run again with it."""
     group = several()[:4]
-    real_prepare, real_result = finetune.prepare, finetune.result_of
+    real_prepare, real_result = finetune.prepare, cell_training.result_of
 
     def prepare(cell: Cell, *rest: Any) -> Any:
         if cell == group[0]:
@@ -258,15 +258,16 @@ def test_a_cell_that_fails_is_named_and_the_others_end(pipeline: Path, monkeypat
         return real_result(prepared, *rest)
 
     with monkeypatch.context() as patch:
-        patch.setattr(finetune, "prepare", prepare)
+        patch.setattr(cell_training, "prepare", prepare)
         with pytest.raises(CellsError, match=r"small\.nonprivate\.seed0-.*: mechanisms\.nonprivate: is broken"):
             run_cells(group[:2], "cpu")
-        patch.setattr(finetune, "result_of", result_of)
+        patch.setattr(cell_training, "result_of", result_of)
         with pytest.raises(RuntimeError, match="AttributeError"):
             run_cells(group, "cpu")
     assert [is_finished(cell.directory) for cell in group] == [False, True, False, True]
     seen: list[str] = []
-    monkeypatch.setattr(finetune, "prepare", lambda cell, *rest: seen.append(cell.label) or real_prepare(cell, *rest))
+    real = real_prepare
+    )
     run_cells(group, "cpu")
     assert seen == [group[0].label, group[2].label]
     assert all(is_finished(cell.directory) for cell in group)

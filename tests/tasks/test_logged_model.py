@@ -25,7 +25,7 @@ from tiny_pipeline import UNITS, built, copied, prepare_environment, static
 
 from dptune.job.verifying import CardError, check_deliverable
 from dptune.records.parquet_file import read_about
-from tasks.experiment import finetune
+from tasks.experiment import cell_training, finetune
 from tasks.experiment.finetune import run_cell
 from tasks.mlflow import tracking
 from tasks.paths import EVAL, PUBLIC_MODEL, PUBLIC_VALIDATION, SPLITS, TRAIN
@@ -52,7 +52,7 @@ def logged(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Logged]:
     directory = copied(built(tmp_path_factory), tmp_path_factory.mktemp("logged") / "tiny pipeline")
     with pytest.MonkeyPatch.context() as patch:
         prepare_environment(patch, directory)
-        patch.setattr(finetune, "draw_curves", lambda _, path: path.write_bytes(b"picture"))
+        patch.setattr(cell_training, "draw_curves", lambda _, path: path.write_bytes(b"picture"))
         runs, results, client = {}, {}, tracking.client()
         for telemetry, changes in (("research", {}), ("private", PRIVATE)):
             cell = static(changes)
@@ -218,7 +218,7 @@ def test_a_model_that_cannot_be_written_stops_no_run_and_is_sent_later(
     def full(*_: Any) -> str:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(finetune, "draw_curves", lambda _, path: path.write_bytes(b"picture"))
+    monkeypatch.setattr(cell_training, "draw_curves", lambda _, path: path.write_bytes(b"picture"))
     cell, parent = static(), tracking.parent_run("tiny", {})
     with monkeypatch.context() as patch:
         patch.setattr(results, "write_model", full)

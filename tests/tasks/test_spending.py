@@ -19,7 +19,7 @@ from dptune.privacy.ledger_file import LedgerError, read_ledger
 from dptune.privacy.set_aside import Spending, set_aside
 from dptune.training import run as running
 from dptune.training.checkpoints import CheckpointError
-from tasks.experiment import finetune
+from tasks.experiment import cell_training
 from tasks.experiment.cells import Cell
 from tasks.experiment.crafted import crafted_canaries, crafted_file
 from tasks.experiment.finetune import run_cell
@@ -37,7 +37,7 @@ class Killed(BaseException):
 
 @pytest.fixture(autouse=True)
 def _quick_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(finetune, "draw_curves", lambda _, path: path.write_bytes(b"picture"))
+    monkeypatch.setattr(cell_training, "draw_curves", lambda _, path: path.write_bytes(b"picture"))
     monkeypatch.setattr(report, "save", lambda _, path: path.write_bytes(b"picture"))
 
 
