@@ -58,7 +58,6 @@ WITHOUT = {
     "dptune.job.run.Tuned",
     "dptune.job.sampling.Sampled",
     "dptune.job.sampling.sample",
-    "dptune.job.settings.TuneSettings",
     "dptune.job.suggest.Suggestion",
     "dptune.job.suggest.suggest",
     "dptune.job.verifying.check_deliverable",
