@@ -215,7 +215,7 @@ def test_the_dense_index_is_found_out(place: str, monkeypatch: pytest.MonkeyPatc
     from dptune.policy.tenants import runs
     from dptune.records import splits
     from dptune.records.diabetes import narratives
-    from dptune.training import data, privacy_units
+    from dptune.training import privacy_units
 
     if place == "splits":
         real_keys = splits.keys_of
@@ -231,7 +231,7 @@ def test_the_dense_index_is_found_out(place: str, monkeypatch: pytest.MonkeyPatc
     elif place == "groups":
         monkeypatch.setattr(Turn, "of", lambda run, bands, row, of=Turn.of: of(run, bands, row, "rank"))
     else:
-        module = {"clients": data, "tenants": runs}[place]
+        module = {"clients": privacy_units, "tenants": runs}[place]
         real_hash = privacy_units.hash_keys
         monkeypatch.setattr(module, "hash_keys", lambda keys: real_hash(dense(keys)))
     staying = COHORT["patient_nbr"] != COHORT["patient_nbr"][0]
