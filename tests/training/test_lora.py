@@ -139,6 +139,15 @@ def test_a_pattern_that_no_adapted_layer_matches_is_refused(name: str) -> None:
         attach_lora(llama(), Lora(rank=4, dropout=0.0, **{name: {"k_proj": 2}}), 0)
 
 
+@pytest.mark.parametrize("name", ["rank_pattern", "alpha_pattern"])
+def test_two_patterns_with_different_numbers_for_one_layer_are_refused(name: str) -> None:
+    """PEFT takes the first, and sorts them where it saves an adapter: loaded again, it would scale by another alpha."""
+    for pattern in ({"q_proj": 4, r"layers\.1\..*": 2}, {r"layers\.1\..*": 2, "q_proj": 4}):
+        with pytest.raises(ConfigError, match=rf"lora\.{name}: layer model\.layers\.1\.self_attn\.q_proj matches"):
+            attach_lora(llama(), Lora(rank=4, dropout=0.0, **{name: pattern}), 0)
+    attach_lora(llama(), Lora(rank=4, dropout=0.0, **{name: {"q_proj": 2, r"layers\.1\..*": 2}}), 0)
+
+
 @pytest.mark.parametrize(
     ("family", "expression", "count"),
     [("llama", r"model\.layers\.1\..*_proj", 7), ("gpt2", r".*\.(c_attn|c_fc)", 4), ("llama", r".*\.[kv]_proj", 4)],
