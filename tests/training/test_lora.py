@@ -132,6 +132,12 @@ def test_what_is_refused_is_refused_by_name_and_with_a_reason(given: dict[str, A
         Lora(**given)
 
 
+@pytest.mark.parametrize("targets", [0, True, 2.5, "", (), ("",), (3,), {"q_proj": 4}])
+def test_targets_that_name_no_layer_are_refused_and_do_not_count_as_left_out(targets: Any) -> None:
+    with pytest.raises(ConfigError, match=r"lora\.target_modules: .* names no layers.*leave it out"):
+        Lora(target_modules=targets)
+
+
 @pytest.mark.parametrize("name", ["rank_pattern", "alpha_pattern"])
 def test_a_pattern_that_no_adapted_layer_matches_is_refused(name: str) -> None:
     """PEFT ignores it."""
