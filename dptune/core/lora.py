@@ -59,6 +59,7 @@ class Lora:
         """Raises: ConfigError for a value out of bounds, a start that is refused, and a pattern without numbers."""
         _check_start(self.init_lora_weights)
         check(self, "lora." if type(self) is Lora else "")
+        _check_targets(self.target_modules)
         for name in ("rank_pattern", "alpha_pattern"):
             _check_pattern(f"lora.{name}", getattr(self, name))
         for rank in (self.rank, *self.rank_pattern.values()):
@@ -73,6 +74,14 @@ def _check_start(start: object) -> None:
     if start is False:
         reason = "starts from random adapters, which move the model before it learned anything"
     raise ConfigError("lora.init_lora_weights", f"{start!r} {reason}", fix="use true, gaussian or orthogonal")
+
+
+def _check_targets(targets: object) -> None:
+    """Raise ConfigError for an empty value, which would count as left out, and for what is no text or list of texts."""
+    names = targets if isinstance(targets, list | tuple) else (targets,)
+    if targets is not None and not (names and all(isinstance(name, str) and name for name in names)):
+        fix = 'name layers, such as ("q_proj", "v_proj"); or leave it out'
+        raise ConfigError("lora.target_modules", f"{targets!r} names no layers", fix=fix)
 
 
 def _check_pattern(field: str, pattern: object) -> None:

@@ -45,7 +45,8 @@ from dptune.privacy.accounting.laplace_mixtures import InverseScale
 from dptune.privacy.entropy import FixedSeed
 from dptune.privacy.release import Composition, Release
 from dptune.privacy.run_header import RunHeader
-from dptune.training.data import Tokens
+from dptune.records.reading.record import Labelled, PromptTarget, Record, Text
+from dptune.training.data import Tokens, encode
 from dptune.training.evaluation import mean_loss
 from dptune.training.gradients.parameter_groups import lora_pairs
 from dptune.training.gradients.per_sample import PairGradients
@@ -55,6 +56,8 @@ from dptune.training.models.model import attach_lora
 from dptune.training.privacy_units import PrivacyUnits
 from dptune.training.run import StepReport
 from dptune.training.spec import RunSpec, TrainingPlan, header_of
+from dptune.training.tokens.encoding import encode_records
+from dptune.training.tokens.labelled import encode_labelled
 
 Figures = dict[str, float]
 _SIZES, _BATCH, _STEPS = (3, 1, 4), 16.0, 12
@@ -64,6 +67,18 @@ _QUICK: Mapping[str, Mapping[str, Any]] = {
     "rldp_published": {"interval": 1, "warmup": 2, "rounds": 2},
     "banded": {"bands": 3},
 }
+#: Further options of a mechanism that run other code than its defaults: name, what it is, options.
+_BRANCHES: tuple[tuple[str, str, Mapping[str, Any]], ...] = (
+    ("rldp", "agent linear", {"agent": "linear"}),
+    ("rldp", "design AB", {"design": "AB"}),
+    ("rldp", "a random policy", {"policy": "random"}),
+    ("quantile", "its own noise of counts", {"count_noise": 6.0}),
+    ("lmo_dp", "preset T2", {"preset": "T2"}),
+    ("lmo_dp", "preset T5", {"preset": "T5"}),
+    ("geoclip", "by axes", {"directions": "axes"}),
+    ("per_pair", "noise by pair", {"noise_unit": "pair"}),
+    ("banded", "square roots", {"strategy": "sqrt"}),
+)
 
 
 @dataclass(frozen=True)
@@ -84,9 +99,9 @@ def parts_of(mechanism: str) -> tuple[str, ...]:
     return tuple(f"{kind} {name}" for kind, name in MECHANISMS[mechanism].parts.items())
 
 
-def mechanism_figures(name: str) -> Figures:
+def mechanism_figures(name: str, **more: Any) -> Figures:
     """Twelve steps of a mechanism on gradients that are made by hand, without a model."""
-    options = dict(_QUICK.get(name, {}))
+    options = dict(_QUICK.get(name, {})) | more
     noise = {"noise_multiplier": 0.8} if takes_noise(name, options) else {}
     mechanism = build(name, noise | {"pairs": len(_SIZES)} | options)
     mechanism = fitted(mechanism, Schedule(0.05, _STEPS, 1e-5))
@@ -188,6 +203,38 @@ def training_figures(mechanism: str = "static", options: Mapping[str, Any] | Non
         "sum of released norms": float(sum(released)),
         "sum of private figures": float(sum(sum(private.values()) for _, private in reports)),
         "releases": float(ledger.releases),
+    }
+
+
+class _Letters:
+    """A tokenizer whose tokens are letters."""
+
+    eos_token_id, pad_token_id = 0, 0
+
+    def __call__(self, texts: str | list[str], **_: Any) -> dict[str, Any]:
+        whole = [[1 + ord(letter) % 96 for letter in text] for text in ([texts] if isinstance(texts, str) else texts)]
+        return {"input_ids": whole[0] if isinstance(texts, str) else whole}
+
+
+def token_figures() -> Figures:
+    """Rows of texts, of prompts with targets, and of texts with labels: ends, cuts, and what counts in the loss."""
+    contents = {
+        "texts": [Text("a short one"), Text("a text that is cut, for it is too long")],
+        "targets": [PromptTarget("a prompt:", " its target"), PromptTarget("a prompt that is cut", " here")],
+        "labels": [Labelled("good", "yes"), Labelled("not good at all, and too long", "no")],
+    }
+    found: Figures = {}
+    for name, some in contents.items():
+        records = [Record(content, 0, "golden", row) for row, content in enumerate(some)]
+        if name == "labels":
+            rows, cut = encode_labelled(records, _Letters(), 24, ("no", "yes"))
+        else:
+            rows, cut = encode_records(records, _Letters(), 24)
+        weighted = [float((np.arange(1, len(row) + 1) * row).sum()) for row in rows]
+        found |= {f"tokens of {name}": sum(map(len, rows)), f"sum of {name}": sum(weighted), f"cut {name}": cut.sum()}
+    (texts, _) = encode([text.text for text in contents["texts"]], _Letters(), 24)  # many at a time, as the pipeline
+    return {name: float(value) for name, value in found.items()} | {
+        "sum of a batch": float(np.concatenate(texts).sum())
     }
 
 
@@ -363,6 +410,10 @@ def _calibrated(mechanism: str, accounting: str, **options: Any) -> GoldenRun:
 #: Every golden run by its name in ``figures.yaml``.
 RUNS: dict[str, GoldenRun] = {
     **{f"mechanism {name}": GoldenRun(parts_of(name), partial(mechanism_figures, name)) for name in MECHANISMS},
+    **{
+        f"mechanism {name}, {what}": GoldenRun(parts_of(name), partial(mechanism_figures, name, **options))
+        for name, what, options in _BRANCHES
+    },
     "training": _trained(),
     "training, falling rate": _trained(schedule="cosine", final_share=0.1),
     "training by sgd": _trained(optimizer="sgd", momentum=0.5),
@@ -372,6 +423,7 @@ RUNS: dict[str, GoldenRun] = {
     "training per pair": _loop_of("per_pair"),
     "training with correlated noise": _loop_of("banded", bands=2),
     "training of clients": _loop_of("dp_lora_fed", clients=6, clients_per_round=3),
+    "tokens": GoldenRun(("loop",), token_figures),
     "sampler": GoldenRun(("sampler",), sampler_figures),
     "accountant": GoldenRun(("accountant",), accountant_figures),
     "budget of static, certified": _calibrated("static", "certified"),

@@ -11,11 +11,13 @@ import pytest
 import torch
 
 from dptune.core import update_rule
+from dptune.mechanisms.agents import linear_agent
 from dptune.mechanisms.registry import MECHANISMS
 from dptune.privacy import accountants
 from dptune.privacy.accounting import renyi_filter
 from dptune.training import optimizers, privacy_units, run, run_start
 from dptune.training.spec import TrainingPlan
+from dptune.training.tokens import encoding
 from tests.golden import table
 from tests.golden.runs import RUNS
 
@@ -137,6 +139,9 @@ def _plants() -> dict[str, tuple[str, Plant]]:
         "sampler": ("sampler", _larger_rate),
         "loop": ("training", lambda patch: patch.setattr(
             TrainingPlan, "learning_rate_at", lambda self, *given: 1.01 * rate(self, *given))),
+        "end of a text": ("tokens", lambda patch: patch.setattr(encoding, "_with_end", lambda ids, tokenizer: ids)),
+        "prompts in the loss": ("tokens", lambda patch: patch.setattr(encoding, "_common_prefix", lambda *given: 0)),
+        "agent linear": ("mechanism rldp, agent linear", lambda patch: patch.setattr(linear_agent, "_START", 0.51)),
         "optimizer adamw": ("training", lambda patch: patch.setattr(optimizers, "_BETAS", (0.91, 0.999))),
         "optimizer adam_bc": ("training by adam_bc", lambda patch: patch.setattr(optimizers, "_BETAS", (0.91, 0.999))),
         "noise of adam_bc": ("training by adam_bc", _more_variance),
@@ -177,6 +182,14 @@ def test_a_raised_version_asks_for_new_figures_and_rounding_is_no_change() -> No
     assert table.problem_of_run("mechanism quantile", known, rounded) == ""
 
 
+def test_of_two_results_that_share_code_both_are_raised() -> None:
+    name, known = "means of language and tenants", table.read()
+    other = {key: 1.01 * value for key, value in known["runs"][name].items()}
+    for raised, words in ((("rlhf",), "no version"), (("rlhf", "tenants"), "with a raised version")):
+        older = known | {"versions": known["versions"] | dict.fromkeys(raised, 0)}
+        assert words in table.problem_of_run(name, older, other)
+
+
 def test_a_changed_default_names_what_to_raise_and_a_new_one_is_only_recorded() -> None:
     known, present = table.read(), table.present_defaults()
     other, new = copy.deepcopy(present), copy.deepcopy(present)
@@ -189,7 +202,10 @@ def test_a_changed_default_names_what_to_raise_and_a_new_one_is_only_recorded() 
     del other["Task"]["beams"]
     of_lora, of_task = table.problems_of_defaults(known, other)
     assert "Lora.alpha was 16 and is 8" in of_lora
-    assert "raise VERSION in dptune/core/step_settings.py by 1" in of_lora
+    ensembles = {"ensembles": table.versions()["ensembles"] - 1}  # raised already; the others are not
+    of_lora, _ = table.problems_of_defaults(known | {"versions": known["versions"] | ensembles}, other)
+    places = [f"VERSION in {file}" for file in ("dptune/core/step_settings.py", "tasks/policy/rlhf.py")]
+    assert f"raise {' and '.join(places)} and VERSION in tasks/policy/tenants.py by 1" in of_lora
     assert "Task.beams was 1 and is gone" in of_task
     new["Lora"]["another"] = None
     (sentence,) = table.problems_of_defaults(known, new)

@@ -132,11 +132,26 @@ def test_what_is_refused_is_refused_by_name_and_with_a_reason(given: dict[str, A
         Lora(**given)
 
 
+@pytest.mark.parametrize("targets", [0, True, 2.5, "", (), ("",), (3,), {"q_proj": 4}])
+def test_targets_that_name_no_layer_are_refused_and_do_not_count_as_left_out(targets: Any) -> None:
+    with pytest.raises(ConfigError, match=r"lora\.target_modules: .* names no layers.*leave it out"):
+        Lora(target_modules=targets)
+
+
 @pytest.mark.parametrize("name", ["rank_pattern", "alpha_pattern"])
 def test_a_pattern_that_no_adapted_layer_matches_is_refused(name: str) -> None:
     """PEFT ignores it."""
     with pytest.raises(ConfigError, match=rf"lora\.{name}: no adapted layer is called 'k_proj'.*q_proj, v_proj"):
         attach_lora(llama(), Lora(rank=4, dropout=0.0, **{name: {"k_proj": 2}}), 0)
+
+
+@pytest.mark.parametrize("name", ["rank_pattern", "alpha_pattern"])
+def test_two_patterns_with_different_numbers_for_one_layer_are_refused(name: str) -> None:
+    """PEFT takes the first, and sorts them where it saves an adapter: loaded again, it would scale by another alpha."""
+    for pattern in ({"q_proj": 4, r"layers\.1\..*": 2}, {r"layers\.1\..*": 2, "q_proj": 4}):
+        with pytest.raises(ConfigError, match=rf"lora\.{name}: layer model\.layers\.1\.self_attn\.q_proj matches"):
+            attach_lora(llama(), Lora(rank=4, dropout=0.0, **{name: pattern}), 0)
+    attach_lora(llama(), Lora(rank=4, dropout=0.0, **{name: {"q_proj": 2, r"layers\.1\..*": 2}}), 0)
 
 
 @pytest.mark.parametrize(

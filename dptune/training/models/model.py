@@ -249,13 +249,22 @@ def attach_lora(model: Any, lora: Lora, init_seed: int, head: tuple[str, ...] = 
 
 
 def _check_matched(lora: Lora, pairs: Sequence[PairModules]) -> None:
-    """Raise ConfigError for a pattern that no adapted layer matches, which PEFT ignores."""
+    """Raise ConfigError for a pattern that no adapted layer matches, which PEFT ignores, and for two with different
+    numbers that match one layer: PEFT takes the first, and neither cells' names nor saved adapters keep an order.
+    """
     names = [pair.name.removeprefix("base_model.model.") for pair in pairs]
     for name in ("rank_pattern", "alpha_pattern"):
-        for key in getattr(lora, name):
-            if not any(re.match(rf"(.*\.)?({key})$", layer) for layer in names):
+        numbers: dict[str, tuple[str, int]] = {}
+        for key, number in getattr(lora, name).items():
+            matched = [layer for layer in names if re.match(rf"(.*\.)?({key})$", layer)]
+            if not matched:
                 adapted = ", ".join(sorted({layer.rpartition(".")[2] for layer in names}))
                 raise ConfigError(f"lora.{name}", f"no adapted layer is called {key!r}", fix=f"name some of {adapted}")
+            for layer in matched:
+                other, its = numbers.setdefault(layer, (key, number))
+                if its != number:
+                    problem = f"layer {layer} matches {other!r}: {its} and {key!r}: {number}"
+                    raise ConfigError(f"lora.{name}", problem, fix="change a key, so that each layer matches one")
 
 
 def train_adapters(model: torch.nn.Module) -> list[tuple[torch.nn.Module, bool]]:
