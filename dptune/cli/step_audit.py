@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 _ONE_STEP = (
-    "All epsilons here are those of one step whose batch holds the sample for certain, which is where wrong noise or "
+    "All epsilons here are about one step whose batch certainly holds the sample, which is where wrong noise or "
     "sensitivity shows best. A run takes many steps on batches that are drawn: --steps, --sample-rate and --delta "
     "price and attack it as a whole."
 )

@@ -22,7 +22,7 @@ class FinishedAdapter:
     Attributes:
         path: its folder.
         contents: content of its ledger.
-        certificate: of the search whose winner it is; None of a run of its own.
+        certificate: certificate of the search whose winner it is; None for a run of its own.
         base, revision: the model that it was tuned on, as its configuration names it.
         form: form of the records that it was tuned on, one of ``corpus.records.FORMS``; None where an earlier version
             of dptune delivered it, which did not say.

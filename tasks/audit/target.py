@@ -82,7 +82,7 @@ def load_target(directory: Path, settings: Audit, device: torch.device, checks: 
     try:
         cell = Cell.model_validate_json(folder.cell.read_text(encoding="utf-8"))
     except (OSError, ValueError):
-        raise DataError("is missing or no cell", fix=again, file=folder.cell) from None
+        raise DataError("is missing or not a cell", fix=again, file=folder.cell) from None
     contents = _finished_ledger(cell, directory, again)
     _check_inputs(cell, directory, again)
     base = cell.model.weights

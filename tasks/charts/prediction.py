@@ -21,7 +21,7 @@ _SETTINGS = {
     "tokens": "T: number of answers within the budget",
     "models": "N: number of models",
     "public_weight": "w0: least weight of the public model",
-    "subsample": "q: sampling rate (hollow alone)",
+    "subsample": "q: sampling rate (only hollow)",
     "alpha": "alpha: Rényi order",
 }
 _SHORT = {

@@ -212,7 +212,7 @@ def _facts(study: FinishedStudy, scores: ScoreTable | None) -> Iterator[str]:
     yield from scores.notes if scores else ()
     several = max(len(one.results) for one in over_seeds(results, perplexity_metric(results)))
     if several < 3:
-        yield f"Only {several} seed{'s' if several > 1 else ''}: nothing is told apart by so few."
+        yield f"Only {several} seed{'s' if several > 1 else ''}: so few tell nothing apart."
     if study.left_out:
         yield f"{study.left_out} finished runs of this experiment with earlier settings are left out."
 

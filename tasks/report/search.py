@@ -298,7 +298,7 @@ def ranked(results: Results) -> list[tuple[str, float, float]]:
 
 def _unranked_text(folder: Path) -> list[str]:
     """What the page says meanwhile, with what the runs of the check have spent so far."""
-    known = "The check of the ranking has not ended, so nothing is told of it."
+    known = "The check of the ranking has not ended, so its result is not shown."
     return [f"{known} The chosen setting's own run costs what is said above{said_within(folder)}."]
 
 

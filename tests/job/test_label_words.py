@@ -214,11 +214,11 @@ REFUSED = {
     "too many": ([*BY_WORDS, "--word", "2=old", "--labels", "0,1"], "--word: there are 3, for 0, 1, 2, and 2 labels"),
     "one label": (BY_WORDS[:4], "--labels: .* are not two or more distinct names"),
     "label twice": ([*BY_WORDS, "--word", "1=old"], "--word: label '1' is given twice. Fix: give it one word"),
-    "no label": ([*BY_WORDS[:3], "dog"], "--word: 'dog' is no LABEL=WORD"),
+    "no label": ([*BY_WORDS[:3], "dog"], "--word: 'dog' is not of the form LABEL=WORD"),
     "no task": (BY_WORDS[2:], "--word: are for task classify"),
     "no text": ([*BY_WORDS, "--template", "It was"], "--template: names no columns"),
     "another column": ([*BY_WORDS, "--template", "{label} was"], r"--template: '\{label\} was' has no \{text\}"),
-    "label unknown": ([*BY_WORDS[:4], "--word", "yes=cat"], "row 3, column 'label': '1' is none of the labels 0, yes"),
+    "label unknown": ([*BY_WORDS[:4], "--word", "yes=cat"], "row 3, column 'label': '1' is not one of the labels"),
 }  # fmt: skip
 
 

@@ -92,7 +92,7 @@ def test_private_records_are_not_taken_for_public_ones(name: str, tmp_path: Path
 
 def test_a_misspelt_option_is_named(tmp_path: Path) -> None:
     assert "--epsilom" in refused(tmp_path, "--epsilom", "2")
-    with pytest.raises(ConfigError, match=r"epoch: is no setting\. Fix: use epochs"):
+    with pytest.raises(ConfigError, match=r"epoch: is not a setting\. Fix: use epochs"):
         TuneSettings.of(epsilon=4.0, epoch=2)
 
 
@@ -242,7 +242,7 @@ def test_another_folder_a_file_and_a_run_under_way_are_no_place(tmp_path: Path) 
     out.unlink()
     out.mkdir()
     (out / "thesis.txt").write_text("mine")
-    assert "holds files and no run" in refused(tmp_path)
+    assert "holds files, but no run" in refused(tmp_path)
     assert (out / "thesis.txt").read_text() == "mine"
     (out / "thesis.txt").unlink()
     with locked(out / "lock"):

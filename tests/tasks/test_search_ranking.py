@@ -245,7 +245,7 @@ def _the_page_says_that_it_did_not_end(out: Path) -> None:
     write_page(out, REPORT)
     page = " ".join((REPORT / PAGE).read_text(encoding="utf-8").partition("<script")[0].split())
     assert "How well the ranking carries over" in page
-    assert "The check of the ranking has not ended, so nothing is told of it." in page
+    assert "The check of the ranking has not ended, so its result is not shown." in page
     assert f"own run costs what is said above{said_within(out)}." in page
     assert said_within(out)
 

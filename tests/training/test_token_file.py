@@ -188,7 +188,7 @@ def test_another_file_is_refused(tmp_path: Path, name: str) -> None:
     table = foreign_files()[name]
     with pa.OSFile(str(tmp_path / "t.arrow"), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
         writer.write_table(table)
-    with pytest.raises(DataError, match=r"t\.arrow: is torn, or no file of token ids"):
+    with pytest.raises(DataError, match=r"t\.arrow: is cut off, or not a file of token ids"):
         open_corpus(tmp_path / "t.arrow")
 
 
