@@ -66,7 +66,7 @@ def members(profile: Path) -> tuple[Path, ...]:
         problem, fix = "names a file twice", "name each once"
     elif len(content) > 1:
         other = next(key for key in content if key != "profiles")
-        problem, fix = f"stands beside {other!r}", "let the profiles that it names say all"
+        problem, fix = f"stands beside {other!r}", "put all values into the profiles that it names"
     elif lists := [name for name in named if "profiles" in read_profile(profile.parent / name)]:
         problem, fix = f"names {lists[0]}, which is itself a list", "name the studies"
     else:

@@ -116,12 +116,12 @@ def open_cell(run: Path, *, no_guarantee: bool = False) -> OpenedCell:
     path, folder = run.resolve(), RunFolder(run)
     if not run.is_dir():
         raise ConfigError(
-            "run", f"{run} is not a folder", fix="give that of a finished cell: `ls data/runs` lists them"
+            "run", f"{run} is not a folder", fix="give the folder of a finished cell: `ls data/runs` lists them"
         )
     try:
         cell = Cell.model_validate_json(folder.cell.read_text(encoding="utf-8"))
     except (OSError, ValueError):
-        fix = "give that of a finished cell in data/runs; `dptune sample` takes any other adapter"
+        fix = "give the folder of a finished cell in data/runs; `dptune sample` takes any other adapter"
         raise ConfigError("run", f"{run} is not a cell's folder: it has no cell.json", fix=fix) from None
     if cell.task.classifies:
         raise ConfigError(

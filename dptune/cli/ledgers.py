@@ -127,7 +127,7 @@ def _say(contents: LedgerContents, card: Path | None, *, searched: bool) -> None
             f"what its maker says: {sha256(card)}"
         )
     if not contents.complete:
-        typer.echo("The run is not finished: these are the epsilons so far, not those of the planned run.")
+        typer.echo("The run is not finished: these are the epsilons so far, not the epsilons of the planned run.")
     for plugin in contents.header.plugins if not searched else ():
         typer.echo(f"Made with plug-in {plugin}: the epsilons hold if that code does what it says.")
     header = contents.header

@@ -51,7 +51,7 @@ def audit(
     the sample together with all rows that its noise reaches.
     """
     if not 0 < false_alarms < 1:
-        raise ConfigError("--false-alarms", f"{false_alarms} is not in (0, 1)", fix="use 0.001, say")
+        raise ConfigError("--false-alarms", f"{false_alarms} is not in (0, 1)", fix="use a number such as 0.001")
     import torch
 
     from dptune.policy.method import NAME

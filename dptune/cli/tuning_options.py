@@ -30,7 +30,7 @@ Completion = Annotated[str | None, typer.Option(help="Column of completions.")]
 Messages = Annotated[str | None, typer.Option(help="Column of chats.")]
 Model = Annotated[str, typer.Option(help="Folder of a checkpoint, or a hub id with --revision.")]
 Prompt = Annotated[str | None, typer.Option(help="Column of prompts, which have no loss.")]
-Revision = Annotated[str | None, typer.Option(help="40-digit commit of a hub id.")]
+Revision = Annotated[str | None, typer.Option(help="Commit of a hub id, in 40 digits.")]
 Template = Annotated[
     str | None, typer.Option(help="Text with columns in braces: '{age} years'. {text} is the column of --text.")
 ]

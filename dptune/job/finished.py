@@ -75,7 +75,7 @@ def open_adapter(path: Path, *, no_guarantee: bool = False) -> FinishedAdapter:
     if (path / LABELS).is_file():
         raise ConfigError("adapter", f"{path} is a classifier, which writes no texts", fix="take one of task generate")
     if not (ledger := RunFolder(path).ledger).is_file():
-        raise ConfigError("adapter", f"{path} holds no {ledger.name}, which says what it cost", fix=fix)
+        raise ConfigError("adapter", f"{path} holds no {ledger.name}, which records what it cost", fix=fix)
     contents, certificate = check_deliverable(path), certificate_of(path)
     config = read_json(path / CONFIG)
     form, tokens = _records_of(path / RECORDS)

@@ -57,10 +57,10 @@ def check_data(source: RecordSource) -> None:
 def check_folder(folder: Path, kind: Kind = "run") -> None:
     """Check the folder of a run or a search. Raises: ConfigError if it is a file, or holds something else."""
     if folder.exists() and not folder.is_dir():
-        raise ConfigError("out", f"{folder} is a file", fix="give a new folder, or that of a run to go on with")
+        raise ConfigError("out", f"{folder} is a file", fix="give a new folder, or the folder of a run to continue")
     files = RunFolder(folder)
     if folder.is_dir() and any(folder.iterdir()) and not (files.cell.exists() or files.lock.exists()):
-        fix = "give a new folder, or that of a run to go on with"
+        fix = "give a new folder, or the folder of a run to continue"
         raise ConfigError("out", f"{folder} holds files, but no run of dptune tune", fix=fix)
     other: Kind = "run" if kind == "search" else "search"
     if kind_of(files) == other:

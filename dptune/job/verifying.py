@@ -147,7 +147,7 @@ def adapter_within(path: Path) -> Path:
     for folder in (path, RunFolder(path).adapter):
         if (folder / CONFIG).is_file():
             return folder
-    fix = "give the folder of an adapter that dptune tune delivered, or that of its run"
+    fix = "give the folder of an adapter that dptune tune delivered, or the folder of its run"
     raise ConfigError("adapter", f"{path} holds no {CONFIG}", fix=fix)
 
 
@@ -374,7 +374,7 @@ def _written_section(card: Path) -> str:
     for found in _HEADING.finditer(text[:start] + "\n\n" + text[end:]):
         plain = unicodedata.normalize("NFKC", unescape(_MARKUP.sub("", next(filter(None, found.groups()), ""))))
         if "".join(filter(str.isalpha, plain)).casefold() == "privacy":
-            problem = f"has another heading named Privacy ({found[0].strip()!r}) than that of the section compared"
+            problem = f"has another heading named Privacy ({found[0].strip()!r}) than the section that is compared"
             raise CardError(f"{card}: {problem}. Fix: rename it, or take the card that the run delivered.")
     return text[start:end]
 

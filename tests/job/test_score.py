@@ -105,7 +105,7 @@ def test_texts_are_scored_by_perplexity_with_the_adapter_and_without(tmp_path: P
         line = refused(tuned, checkpoint(), *arguments[3:], "--block", block)
         assert line == f"error: --block: {block} tokens leave nothing to predict. Fix: give 2 or more."
     line = refused(tuned, checkpoint(), *arguments[3:], "--rows", "0")
-    assert line == "error: --rows: 0 is no number of rows. Fix: use 16, or 1 where memory is short."
+    assert line == "error: --rows: 0 is not a number of rows. Fix: use 16, or 1 where memory is short."
     data = ["--data", str(write_csv(tmp_path / "pairs.csv", PAIRS[:4])), "--prompt", "mr", "--completion", "ref"]
     line = refused(adapter(), checkpoint(), *data, "--block", "8")
     assert line.startswith("error: --block: is about texts, and these records are prompts with targets"), line
@@ -322,7 +322,7 @@ def test_a_folder_whose_files_are_not_those_of_its_card_is_refused(
 def test_a_column_of_labels_for_an_adapter_that_writes_is_refused(columns: list[str], tmp_path: Path) -> None:
     data = ["--data", str(write_csv(tmp_path / "test.csv", PAIRS))]
     line = refused(adapter(), checkpoint(), *data, *columns, "--label", "ref")
-    assert line.startswith("error: --label: is about a classifier, and this adapter is none"), line
+    assert line.startswith("error: --label: is about a classifier, but this adapter is not one"), line
     assert "adapter_config.json" in refused(tmp_path, checkpoint(), *data, *columns, "--label", "ref")
 
 

@@ -99,7 +99,7 @@ def test_a_misspelt_option_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--model", "gpt2"], "--revision: 'gpt2' is no local directory"),
+        (["--model", "gpt2"], "--revision: 'gpt2' is not a local directory"),
         (["--model", "./nowhere"], "--model: './nowhere' is no folder"),
         (["--data", "nowhere.csv"], "nowhere.csv: the file does not exist"),
         (["--data", "records.xyz"], "the ending of records.xyz does not show the format"),
@@ -204,7 +204,11 @@ def _other_family(folder: Path) -> Path:
 
 MODELS: dict[str, tuple[Callable[[Path], Path | str], str, str]] = {
     "missing": (lambda folder: folder / "none", "--model: ", "check the path"),
-    "hub id without a commit": (lambda _: "gpt2", "'gpt2' is no local directory, and no revision is given", "40-digit"),
+    "hub id without a commit": (
+        lambda _: "gpt2",
+        "'gpt2' is not a local directory, and no revision is given",
+        "40-digit",
+    ),
     "no config": (_without("config.json"), "holds no config.json", "save_pretrained wrote"),
     "torn config": (lambda folder: _torn(folder, "config.json"), "--model: ", "check the name"),
     "an encoder": (_changed("config.json", model_type="bert", architectures=["BertModel"]), "--model: ", "causal"),

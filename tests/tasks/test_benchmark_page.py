@@ -68,7 +68,7 @@ def test_measured_scores_stand_with_their_certified_epsilon_and_their_share() ->
 
 
 def test_few_seeds_and_missing_runs_are_said() -> None:
-    assert "Only 1 seed: nothing is told apart" in page([FinishedStudy("bench-e2e-small", RESULTS[:2])])
+    assert "Only 1 seed: too few to tell mechanisms apart" in page([FinishedStudy("bench-e2e-small", RESULTS[:2])])
     assert page([]).count("Nothing was run.") == len(yaml.safe_load(CLAIMED.read_text(encoding="utf-8")))
 
 

@@ -115,7 +115,7 @@ class Space:
             any(isinstance(one, Range) for table in found.tables for one in table.domains.values()),
         )
         if len(kinds) == 1 and not ranges:
-            problem = "holds one point, so that there is nothing to choose"
+            problem = "holds one point, so there is nothing to choose"
             raise ConfigError("search.space", problem, fix="add values, or tune without a search")
         if len(kinds) > _MOST_KINDS:
             problem = f"holds {len(kinds)} combinations of values, and each has to be priced"
