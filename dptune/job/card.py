@@ -77,9 +77,7 @@ def card_text(section: str, result: Mapping[str, Any], epsilon: float) -> str:
     lines = [
         f"# {'' if private else f'{NO_GUARANTEE}: '}LoRA adapter {head}for {result['base']}{means if by_words else ''}",
         "",
-        SENTENCE
-        if private
-        else "Nothing bounds what these weights reveal about a record: treat them like the records.",
+        SENTENCE if private else "Nothing bounds what these weights show about a record: treat them like the records.",
         "",
         section,
         "",

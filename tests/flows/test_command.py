@@ -135,7 +135,7 @@ def test_the_first_parts_cause_is_said_whatever_ended_it(tmp_path: Path, monkeyp
     monkeypatch.chdir(tmp_path)
     Path("data").mkdir()
     killed, silent = CellError("a", -9, "a line"), CellError("b", 3, "")
-    assert flow_error("1 of 2", [killed, silent]).cause.startswith("a was killed, as the system does where memory")
+    assert flow_error("1 of 2", [killed, silent]).cause.startswith("a was killed, which the system does when memory")
     assert flow_error("1 of 2", [silent, killed]).cause.startswith("b ended with status 3 and gave no reason. Fix: ")
     mended = CellError("c", 2, "a line\nerror: x: is wrong. Fix: mend it.\na farewell")
     found = flow_error("1 of 2", [mended])

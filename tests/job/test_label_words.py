@@ -90,7 +90,8 @@ def test_a_table_becomes_a_classifier_by_words_which_score_reads_without_being_t
     assert json.loads((folder / "labels.json").read_text()) == ["0", "1"]
     card = (folder / "README.md").read_text()
     assert "# LoRA adapter for tiny, a classifier by label words" in card
-    assert 'It is put into the template "{text} new". Of "dog" (0) or "cat" (1), the word' in card
+    assert 'It is put into the template "{text} new". The word that the model finds' in card
+    assert 'likeliest next decides: "dog" (0) or "cat" (1).' in card
     assert '| words | 0: "dog", 1: "cat" |' in card
     assert "| head |" not in card
     rows = table(60, seed=11)

@@ -48,7 +48,11 @@ OPTIONS: dict[str, tuple[list[str], str, str]] = {
     "no such mechanism": (["--mechanism", "statik"], "--mechanism: 'statik' is unknown", "use one of"),
     "a leak": (["--mechanism", "rldp_published"], "--mechanism: rldp_published has no certified epsilon", "sound one"),
     "no noise": (["--mechanism", "nonprivate"], "--mechanism: nonprivate has no noise", "use static"),
-    "mechanism's option": (["--set", "radius=1"], "--set radius: mechanism 'static' has no such", "of max_grad_norm."),
+    "mechanism's option": (
+        ["--set", "radius=1"],
+        "--set radius: mechanism 'static' has no option of this name",
+        "of max_grad_norm.",
+    ),
     "option without =": (["--set", "radius"], "--set radius: has no '='", "KEY=VALUE"),
     "set twice": (["--set", "max_grad_norm=1", "--set", "max_grad_norm=2"], "is given twice", "give it once"),
     "own noise": (["--set", "noise_multiplier=1"], "--set noise_multiplier: is what the budget", "leave it out"),
@@ -100,7 +104,7 @@ def test_a_misspelt_option_is_named(tmp_path: Path) -> None:
     ("arguments", "said"),
     [
         (["--model", "gpt2"], "--revision: 'gpt2' is not a local directory"),
-        (["--model", "./nowhere"], "--model: './nowhere' is no folder"),
+        (["--model", "./nowhere"], "--model: './nowhere' is not a folder"),
         (["--data", "nowhere.csv"], "nowhere.csv: the file does not exist"),
         (["--data", "records.xyz"], "the ending of records.xyz does not show the format"),
         (["--out", "records.xyz"], "--out: records.xyz is a file"),

@@ -195,5 +195,5 @@ def test_only_finished_runs_are_read(tmp_path: Path) -> None:
     (tmp_path / "torn").mkdir()
     (tmp_path / "torn" / "result.json").write_text(json.dumps(RESULTS[0]))
     assert read_studies([tmp_path]) == []
-    with pytest.raises(ConfigError, match="is none"):
+    with pytest.raises(ConfigError, match="is not a folder"):
         read_studies([tmp_path / "absent"])
