@@ -200,8 +200,8 @@ class CellError(Exception):
         if said:
             return str(said[-1])
         if status == -signal.SIGKILL:
-            return f"{label} was killed, as the system does where memory runs out. Fix: {_MEMORY}."
-        return f"{label} ended with status {status} and said no reason. Fix: look at {FAILURES}, and run again."
+            return f"{label} was killed, which the system does when memory runs out. Fix: {_MEMORY}."
+        return f"{label} ended with status {status} and gave no reason. Fix: look at {FAILURES}, and run again."
 
 
 class FlowError(RuntimeError):

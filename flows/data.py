@@ -49,4 +49,4 @@ def check_overrides(overrides: dict[str, Any]) -> None:
     for section in _OF_THE_FILE:
         if section in overrides:
             fix = "change it in params.yaml, and leave it out here"
-            raise ConfigError(f"overrides.{section}", "the data's stages read it from params.yaml alone", fix=fix)
+            raise ConfigError(f"overrides.{section}", "the data's stages read it only from params.yaml", fix=fix)

@@ -200,10 +200,10 @@ def search_form(
     Args:
         name: name of the search, of its folder and of its run in MLflow.
         epsilon: budget of the whole search.
-        candidates: how many candidates there are on average.
-        shape: of the law of their number: 0 logarithmic, 1 geometric, inf Poisson.
-        score: what candidates are compared by: noisy, public or rehearsal, or a table.
-        again: accept that these records were searched before; everything then adds up.
+        candidates: average number of candidates.
+        shape: distribution of their number: 0 logarithmic, 1 geometric, inf Poisson.
+        score: score by which candidates are compared: noisy, public or rehearsal, or a table.
+        again: accept that these records were searched before; the costs add up.
         overrides: other sections to merge over params.yaml, such as {"search": {"space": {"epochs": [1, 2]}}}.
         training: schedule and update rule of every candidate.
         lora: adapters of every candidate.

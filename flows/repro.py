@@ -64,7 +64,9 @@ def main(arguments: list[str]) -> int:
         LOG.unlink(missing_ok=True)
         return _run(["repro", *arguments])
     if len(arguments) != 2:
-        raise ConfigError("--profile", "names no file, or is not alone", fix="give --profile FILE and nothing else")
+        raise ConfigError(
+            "--profile", "names no file, or stands beside other arguments", fix="give --profile FILE and nothing else"
+        )
     profiles = {profile: overrides(profile) for profile in members(Path(arguments[1]))}
     if len(profiles) > 1:
         _check_all(profiles)

@@ -241,7 +241,7 @@ class Guarded:
     def _refusal(self, headers: Headers) -> PlainTextResponse | None:
         host, origin = headers.get("host", ""), headers.get("origin")
         if not _OWN_HOST.fullmatch(host):
-            return PlainTextResponse("this server is reached as 127.0.0.1 or localhost alone", 403)
+            return PlainTextResponse("this server is reached only as 127.0.0.1 or localhost", 403)
         if origin not in (None, f"http://{host}"):
             return PlainTextResponse("pages of other servers may not ask this one", 403)
         given = headers.get("authorization", "")

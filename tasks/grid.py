@@ -139,7 +139,7 @@ def check_data(settings: Settings, content: Mapping[str, Any]) -> None:
         if local:
             own = Path(model.source).resolve() == PUBLIC_MODEL.resolve()
             fix = _MAKE if own else "give the folder of a checkpoint"
-            raise ConfigError(f"experiment.models.{name}", f"{model.source} is no folder", fix=fix)
+            raise ConfigError(f"experiment.models.{name}", f"{model.source} is not a folder", fix=fix)
     if changed := list(_changed_parameters(content)):
         problem = f"{', '.join(changed)}: the records or the model that lie here were made with other values"
         raise ConfigError(str(PARAMS), problem, fix=f"with these settings, {_MAKE}")
@@ -177,7 +177,7 @@ def names(
 ) -> None:
     """Print the folder of every cell of the grid, whether it is finished, and what it would cost. Runs nothing."""
     if what != "names":
-        raise ConfigError(what, "is no command of the grid", fix="write `python -m tasks.grid names`")
+        raise ConfigError(what, "is not a command of the grid", fix="write `python -m tasks.grid names`")
     content = merged_profile(profile) if profile else read_profile(PARAMS)
     settings = settings_of(content, str(profile or PARAMS))
     check_data(settings, content)

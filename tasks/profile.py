@@ -61,12 +61,12 @@ def members(profile: Path) -> tuple[Path, ...]:
         return (profile,)
     named = content["profiles"]
     if not isinstance(named, list) or not named or not all(isinstance(name, str) for name in named):
-        problem, fix = "is no list of files", "name profiles beside this file, such as [bench-sst2-small.yaml]"
+        problem, fix = "is not a list of files", "name profiles beside this file, such as [bench-sst2-small.yaml]"
     elif len({(profile.parent / name).resolve() for name in named}) != len(named):
         problem, fix = "names a file twice", "name each once"
     elif len(content) > 1:
         other = next(key for key in content if key != "profiles")
-        problem, fix = f"stands beside {other!r}", "let the profiles that it names say all"
+        problem, fix = f"stands beside {other!r}", "put all values into the profiles that it names"
     elif lists := [name for name in named if "profiles" in read_profile(profile.parent / name)]:
         problem, fix = f"names {lists[0]}, which is itself a list", "name the studies"
     else:
@@ -82,7 +82,7 @@ def read_profile(path: Path) -> dict[str, Any]:
         problem = f"cannot be read ({str(getattr(error, 'strerror', None) or error).splitlines()[0]})"
         raise ConfigError(str(path), problem, fix="give a YAML file of parameters") from None
     if not isinstance(content, dict):
-        raise ConfigError(str(path), "is no table of parameters", fix="give a YAML file of parameters")
+        raise ConfigError(str(path), "is not a table of parameters", fix="give a YAML file of parameters")
     return content
 
 

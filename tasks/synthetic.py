@@ -52,7 +52,7 @@ class OpenedCell:
     Attributes:
         path: its folder.
         result: content of its result.json.
-        form: form of the records that it trained on, one of ``corpus.records.FORMS``; None if nothing here tells.
+        form: form of the records that it trained on, one of ``corpus.records.FORMS``; None if nothing here shows it.
     """
 
     path: Path
@@ -115,12 +115,14 @@ def open_cell(run: Path, *, no_guarantee: bool = False) -> OpenedCell:
     """
     path, folder = run.resolve(), RunFolder(run)
     if not run.is_dir():
-        raise ConfigError("run", f"{run} is no folder", fix="give that of a finished cell: `ls data/runs` lists them")
+        raise ConfigError(
+            "run", f"{run} is not a folder", fix="give the folder of a finished cell: `ls data/runs` lists them"
+        )
     try:
         cell = Cell.model_validate_json(folder.cell.read_text(encoding="utf-8"))
     except (OSError, ValueError):
-        fix = "give that of a finished cell in data/runs; `dptune sample` takes any other adapter"
-        raise ConfigError("run", f"{run} is no folder of a cell: it has no cell.json that says one", fix=fix) from None
+        fix = "give the folder of a finished cell in data/runs; `dptune sample` takes any other adapter"
+        raise ConfigError("run", f"{run} is not a cell's folder: it has no cell.json", fix=fix) from None
     if cell.task.classifies:
         raise ConfigError(
             "run", f"{run} is a classifier, which writes no texts", fix="give a cell that trained on texts"
@@ -195,9 +197,13 @@ def _deliver(opened: OpenedCell, folder: Path, *, no_guarantee: bool) -> Finishe
 
 def main(
     run: Annotated[Path | None, typer.Argument(help="folder of a finished cell: data/runs/NAME")] = None,
-    records: Annotated[int | None, typer.Option(help="number of texts; else 1,000, or one for each prompt")] = None,
+    records: Annotated[
+        int | None, typer.Option(help="number of texts (default: 1,000, or one for each prompt)")
+    ] = None,
     prompts: Annotated[Path | None, typer.Option(help="public prompts, for a cell of prompts with targets")] = None,
-    no_guarantee: Annotated[bool, typer.Option("--no-guarantee", help="also without a certified epsilon")] = False,
+    no_guarantee: Annotated[
+        bool, typer.Option("--no-guarantee", help="allow a cell without a certified epsilon")
+    ] = False,
 ) -> None:
     """Sample a synthetic corpus from a finished cell."""
     if run is None:

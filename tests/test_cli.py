@@ -375,7 +375,7 @@ def test_audit_accuses_noise_that_epsilon_is_blind_to(monkeypatch: pytest.Monkey
 def test_audit_says_where_its_figures_are_those_of_one_step(further: tuple[str, ...], once: bool) -> None:
     """They stand beside a run's, which are of many steps on drawn batches."""
     done = run("audit", "static", "--trials", "500", "--false-alarms", "1e-6", *further)
-    assert ("All epsilons here are those of one step" in done.stdout) is once
+    assert ("All epsilons here are about one step" in done.stdout) is once
 
 
 def test_audit_of_correlated_noise_plays_and_prices_as_many_visits_as_it_is_asked_for() -> None:

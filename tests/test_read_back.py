@@ -56,8 +56,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Any:
     [
         (b"", "empty"),
         (b" \n", "empty"),
-        (b"\xff\xfe{", "no whole JSON"),
-        (b"[" * 100_000, "no whole JSON"),
+        (b"\xff\xfe{", "not complete JSON"),
+        (b"[" * 100_000, "not complete JSON"),
         (b"[]", "holds a list where an object belongs"),
         (b"null", "holds null"),
         (b"3", "holds a number"),

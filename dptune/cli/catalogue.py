@@ -47,7 +47,7 @@ def mechanisms(
     """List the mechanisms, the `--set` options of one mechanism, or all parts that can be combined."""
     if parts:
         if name is not None:
-            raise ConfigError("--parts", f"lists all parts, and not those of {name}", fix="leave one of them out")
+            raise ConfigError("--parts", f"lists all parts, not only those of {name}", fix="leave one of them out")
         _show_parts()
         return
     known = summaries()

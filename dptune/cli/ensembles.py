@@ -84,7 +84,7 @@ def _check_left(tokens: int, budget: dict[str, Any]) -> None:
     """Refuse an answer that would end early because the budget runs out. Raises: ConfigError if too little is left."""
     left = budget["tokens_left"]
     if 0 < left < tokens:
-        problem = f"{tokens} are asked for, and {left} of {budget['tokens']} are left for good"
+        problem = f"{tokens} are requested, and only {left} of {budget['tokens']} are left, for good"
         raise ConfigError("--tokens", problem, fix=f"use --tokens {left} to spend all of them, or fewer")
 
 
@@ -115,7 +115,7 @@ def serve(
 
     hosts, token = _hosts(host, trusted_host or []), _token(token_file)
     if token is None and host not in ("localhost", "127.0.0.1", "::1"):
-        warning = f"whoever reaches {host} can spend the budget: set {TOKEN_VARIABLE} or --token-file"
+        warning = f"anyone who reaches {host} can spend the budget: set {TOKEN_VARIABLE} or --token-file"
         notice("warning", warning)
     where = _device(device)
     deployment = deploy(ensemble or _served_ensemble(), where, register=register)
@@ -129,10 +129,10 @@ def serve(
 def _hosts(host: str, trusted: list[str]) -> list[str]:
     """The names that a Host header may hold, besides this machine's own. Raises: ConfigError for a malformed one."""
     if not _HOST.fullmatch(host):
-        raise ConfigError("--host", f"{host!r} is no name or address", fix="use 127.0.0.1, or 0.0.0.0 for all")
+        raise ConfigError("--host", f"{host!r} is not a name or an address", fix="use 127.0.0.1, or 0.0.0.0 for all")
     for name in trusted:
         if not _TRUSTED.fullmatch(name):
-            problem = f"{name!r} is no name (without port)"
+            problem = f"{name!r} is not a host name (without port)"
             raise ConfigError(
                 "--trusted-host", problem, fix="use answers.example.com, or *.example.com for all below it"
             )
@@ -154,7 +154,7 @@ def _token(file: Path | None) -> str | None:
         return None
     name = "--token-file" if file is not None else TOKEN_VARIABLE
     if not (len(given) >= _LEAST_TOKEN and given.isascii() and given.isprintable() and " " not in given):
-        problem = f"is no token of {_LEAST_TOKEN} or more printable ASCII characters without spaces"
+        problem = f"is not a token of {_LEAST_TOKEN} or more printable ASCII characters without spaces"
         raise ConfigError(name, problem, fix="make one with `openssl rand -hex 32`")
     return given
 

@@ -123,11 +123,11 @@ def _say(contents: LedgerContents, card: Path | None, *, searched: bool) -> None
         base = read_base(card.parent)
         typer.echo(f"Base model: {NO_DIGEST if base is None else base.row}.")
         typer.echo(
-            f"Whoever can write the whole folder can make its files agree. SHA-256 of this card, to compare with what "
-            f"its maker says: {sha256(card)}"
+            "Anyone who can write the whole folder can make its files agree. SHA-256 of this card, to compare with "
+            f"what its maker says: {sha256(card)}"
         )
     if not contents.complete:
-        typer.echo("The run is not finished: these are the epsilons so far, not those of the planned run.")
+        typer.echo("The run is not finished: these are the epsilons so far, not the epsilons of the planned run.")
     for plugin in contents.header.plugins if not searched else ():
         typer.echo(f"Made with plug-in {plugin}: the epsilons hold if that code does what it says.")
     header = contents.header
@@ -158,8 +158,9 @@ def _show_search(certificate: SearchCertificate, as_json: bool, figures: dict[st
     for plugin in certificate.plugins:
         typer.echo(f"Searched with plug-in {plugin}: the epsilons hold if that code does what it says.")
     typer.echo(
-        "The guarantee is for who sees the winner alone, and if no record can crash a run. A certificate cannot show "
-        "whether the number of candidates was drawn honestly, losers were read, or other searches were made."
+        "The guarantee is about someone who sees only the winner, and holds only if no record can crash a run. A "
+        "certificate cannot show whether the number of candidates was drawn honestly, losers were read, or other "
+        "searches were made."
     )
 
 
@@ -187,7 +188,7 @@ def spent(
     faults = book.faults()  # a register that was removed is one
     if not (register.is_file() or faults):
         fix = "give the spent.jsonl beside the folders of runs, or the pipeline's data/spent.jsonl"
-        raise ConfigError(str(register), "is no register", fix=fix)
+        raise ConfigError(str(register), "is not a register", fix=fix)
     if restore and (names := book.restore()):
         notice("restored", f"{register} names {', '.join(names)} again")
         faults = book.faults()
@@ -196,21 +197,24 @@ def spent(
     totals, whole = book.totals(), book.of_all_units()
     note = (
         "Epsilons and deltas add up (basic composition). Records that were edited in between, or read by another "
-        "template or column, count as others: theirs add to these where they hold the same people. An ensemble that "
-        "answers counts with its whole budget. What a ledger beside the register holds counts too where no line names "
-        "it, such as that of a cell that has not ended; a folder that was removed, lies elsewhere, more than two "
+        "template or column, count as other records: their epsilons add to these where they hold the same "
+        "people. An ensemble that answers counts with its whole budget. A ledger beside the register counts too "
+        "if no line names it, "
+        "such as the ledger of a cell that has not ended; a folder that was removed, lies elsewhere, more than two "
         f"levels deep or beyond the first {MOST:,} is not seen. A run's or an ensemble's folder that was copied "
         "half-way and finished twice has one id and counts once: add the copy by hand."
     )
     if older := unnumbered(register):
-        note += f" {older} lines have no number: an earlier version wrote them, and their checksums alone hold them "
+        note += f" {older} lines have no number: an earlier version wrote them, and only their checksums hold them "
         note += "together."
     if any(total.unit.endswith(IN_A_SHARD) for total in whole):
-        note += f" An ensemble whose unit is a {SHARD} is not in the line of records, or of another unit, though each "
-        note += f"record lies in a shard: the line of what is one of each{IN_A_SHARD}, counts them all."
+        note += (
+            f" An ensemble whose unit is a {SHARD} is not in the line of records, or of another unit, although each "
+        )
+        note += f"record lies in a shard: the line of one of each{IN_A_SHARD} counts them all."
     if others := book.others:
-        note += f" What {' and '.join(map(str, others))} says of the same records comes on top as well: each register "
-        note += "has a key of its own, and nothing adds up two."
+        note += f" What {' and '.join(map(str, others))} counts of the same records comes on top: each register has a "
+        note += "key of its own, so no command adds up two registers."
     if as_json:
         listed = {"totals": [asdict(total) for total in totals], "all_units": [asdict(total) for total in whole]}
         show(listed | {"faults": faults, "note": note}, as_json)

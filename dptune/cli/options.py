@@ -127,4 +127,4 @@ def refuse_sampling(name: str, *given: float | None) -> None:
     """Refuse options about batches of records for ``name``, which takes none. Raises: ConfigError if any is given."""
     if any(value is not None for value in given):
         problem = f"{name} takes no batches of records"
-        raise ConfigError("--sample-rate --steps --records --batch --epochs", problem, fix="use --set options alone")
+        raise ConfigError("--sample-rate --steps --records --batch --epochs", problem, fix="use only --set options")

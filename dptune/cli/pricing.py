@@ -114,7 +114,7 @@ def calibrate(
     check_mechanism(mechanism)
     schedule = Schedule(*sampling_of(sample_rate, steps, records, batch, epochs), delta)
     if not takes_noise(mechanism, chosen):
-        problem = f"{mechanism} adds no noise of which a bound is proven, or an option fixes it: nothing to calibrate"
+        problem = f"{mechanism} adds no noise with a proven bound, or an option fixes it: nothing to calibrate"
         raise ConfigError("mechanism", problem, fix=f"price it with `dptune account {mechanism}`, or choose another")
     chosen = without_noise(chosen)
 

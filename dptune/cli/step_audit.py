@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 _ONE_STEP = (
-    "All epsilons here are those of one step whose batch holds the sample for certain, which is where wrong noise or "
+    "All epsilons here are about one step whose batch certainly holds the sample, which is where wrong noise or "
     "sensitivity shows best. A run takes many steps on batches that are drawn: --steps, --sample-rate and --delta "
     "price and attack it as a whole."
 )
@@ -51,7 +51,7 @@ def audit(
     the sample together with all rows that its noise reaches.
     """
     if not 0 < false_alarms < 1:
-        raise ConfigError("--false-alarms", f"{false_alarms} is not in (0, 1)", fix="use 0.001, say")
+        raise ConfigError("--false-alarms", f"{false_alarms} is not in (0, 1)", fix="use a number such as 0.001")
     import torch
 
     from dptune.policy.method import NAME

@@ -49,20 +49,24 @@ def tune(
     unit: Annotated[str | None, typer.Option(help="Column whose values are protected as a whole.")] = None,
     own_id: Annotated[
         str | None,
-        typer.Option("--id", help="Column of the records' own ids: no text, and refused if one comes twice."),
+        typer.Option("--id", help="Column of the records' own ids, which must differ; it is not read as text."),
     ] = None,
     text: Text = None,
     prompt: Prompt = None,
     completion: Completion = None,
     messages: Messages = None,
     template: Template = None,
-    label: Annotated[str | None, typer.Option(help="Column of labels; else label.")] = None,
+    label: Annotated[str | None, typer.Option(help="Column of labels (default: label).")] = None,
     file_format: Annotated[
         Format | None,
-        typer.Option("--format", help="Else by the file's ending."),
+        typer.Option("--format", help="Format of the file (default: by the file's ending)."),
     ] = None,
-    records_are: Annotated[RecordsAre | None, typer.Option(help="Of a text file in which they differ.")] = None,
-    public: Annotated[Path | None, typer.Option(help="Records of nobody, read in the same way.")] = None,
+    records_are: Annotated[
+        RecordsAre | None, typer.Option(help="Records of a text file: its lines, or its paragraphs.")
+    ] = None,
+    public: Annotated[
+        Path | None, typer.Option(help="Public records, read in the same way; no epsilon covers them.")
+    ] = None,
     *,
     settings: dict[str, Any],
     out: Annotated[Path, typer.Option(help="Folder of the run; run again to go on.")] = Path("tuned"),
@@ -72,11 +76,15 @@ def tune(
     ] = None,
     candidates: Candidates = None,
     shape: Shape = None,
-    again: Annotated[bool, typer.Option("--again", help="Search records that paid before; costs add up.")] = False,
+    again: Annotated[
+        bool, typer.Option("--again", help="Search records that already spent budget; the costs add up.")
+    ] = False,
     register: Annotated[
-        Path | None, typer.Option(help="What was published from which records; else spent.jsonl beside --out.")
+        Path | None, typer.Option(help="Register of spent budgets (default: spent.jsonl beside --out).")
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check everything and say what it would take.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Check everything and print the memory and time that the run would take.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Fine-tune a model on records of your own with differential privacy; the adapter comes with its proof."""

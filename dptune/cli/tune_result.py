@@ -52,7 +52,7 @@ def where_figures_stay(tuned: Tuned) -> Iterator[str]:
         folder, measure = RunFolder(tuned.folder), "Accuracy" if tuned.scores else "Perplexity"
         yield (
             f"{measure} of held-out records is a statistic of private records, which the guarantee does not cover: it "
-            f"stays in {folder.result}, and {folder.adapter} tells nothing of it."
+            f"stays in {folder.result}, and {folder.adapter} does not show it."
         )
 
 

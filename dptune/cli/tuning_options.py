@@ -30,7 +30,7 @@ Completion = Annotated[str | None, typer.Option(help="Column of completions.")]
 Messages = Annotated[str | None, typer.Option(help="Column of chats.")]
 Model = Annotated[str, typer.Option(help="Folder of a checkpoint, or a hub id with --revision.")]
 Prompt = Annotated[str | None, typer.Option(help="Column of prompts, which have no loss.")]
-Revision = Annotated[str | None, typer.Option(help="40-digit commit of a hub id.")]
+Revision = Annotated[str | None, typer.Option(help="Commit of a hub id, in 40 digits.")]
 Template = Annotated[
     str | None, typer.Option(help="Text with columns in braces: '{age} years'. {text} is the column of --text.")
 ]
@@ -153,7 +153,9 @@ def named_labels(given: str) -> tuple[Any, ...]:
     try:
         return tuple(json.loads(given))
     except ValueError:
-        raise ConfigError("--labels", f"{given!r} is no list in JSON", fix='write ["one, label", "another"]') from None
+        raise ConfigError(
+            "--labels", f"{given!r} is not a list in JSON", fix='write ["one, label", "another"]'
+        ) from None
 
 
 def words_of_labels(given: list[str]) -> dict[str, str]:
@@ -162,7 +164,7 @@ def words_of_labels(given: list[str]) -> dict[str, str]:
     for text in given:
         label, sign, word = text.partition("=")
         if not (sign and label.strip() and word):
-            problem = f"{text!r} is no LABEL=WORD"
+            problem = f"{text!r} is not of the form LABEL=WORD"
             raise ConfigError("task.words", problem, fix='write a label, = and its word, such as 0=" poor"')
         if label.strip() in found:
             raise ConfigError("task.words", f"label {label.strip()!r} is given twice", fix="give it one word")
@@ -184,7 +186,7 @@ def _pattern(field: str, given: list[str]) -> dict[str, int]:
         name, sign, number = text.rpartition("=")
         if not (sign and name and number.strip().isdigit()):
             fix = "write the layer's name, = and a whole number, such as q_proj=4"
-            raise ConfigError(field, f"{text!r} is no NAME=NUMBER", fix=fix)
+            raise ConfigError(field, f"{text!r} is not of the form NAME=NUMBER", fix=fix)
         if name in found:
             raise ConfigError(field, f"{name!r} is given twice", fix="give it once")
         found[name] = int(number)

@@ -80,7 +80,7 @@ def why_unreadable(path: Path) -> str:
         head = opened.read(len(_LFS))
     if not head:
         return "is empty"
-    return f"is {POINTER}, and not the file" if head == _LFS else ""
+    return f"is {POINTER}, not the file itself" if head == _LFS else ""
 
 
 @contextmanager
@@ -223,7 +223,7 @@ def read_json(path: Path, make: Any = None, *, kind: type[Any] = dict, fix: str 
 
     damage = partial(_damage, path, fix)
     if other := not_a_file(path):
-        raise damage(f"is {other}, and no file")
+        raise damage(f"is {other}, not a file")
     try:
         content = path.read_bytes()
     except OSError as error:
@@ -233,7 +233,7 @@ def read_json(path: Path, make: Any = None, *, kind: type[Any] = dict, fix: str 
     try:
         found: Any = json.loads(content)
     except (ValueError, RecursionError):
-        raise damage("is no whole JSON: the write was cut off, or it was edited") from None
+        raise damage("is not complete JSON: the write was cut off, or it was edited") from None
     if not isinstance(found, kind):
         raise damage(f"holds {_TYPES.get(type(found), 'a number')} where {_TYPES[kind]} belongs")
     if make is None:

@@ -32,7 +32,7 @@ def stop_request() -> Iterator[Callable[[], bool]]:
     if threading.current_thread() is not threading.main_thread():
         yield lambda: False
         return
-    # A process in the background ignores Ctrl-C, and goes on to.
+    # Background processes ignore Ctrl-C; leave that unchanged.
     heard = [number for number in _SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
     before = {number: signal.signal(number, note) for number in heard}
     try:

@@ -87,11 +87,13 @@ def _check_targets(targets: object) -> None:
 def _check_pattern(field: str, pattern: object) -> None:
     """Raise ConfigError unless a pattern maps names, which are regular expressions, to positive whole numbers."""
     if not isinstance(pattern, Mapping):
-        raise ConfigError(field, f"{pattern!r} is no mapping", fix="map names of layers to numbers: {q_proj: 4}")
+        raise ConfigError(field, f"{pattern!r} is not a mapping", fix="map names of layers to numbers: {q_proj: 4}")
     for key, value in pattern.items():
         if not (isinstance(value, int) and not isinstance(value, bool) and value > 0):
-            raise ConfigError(field, f"{key}: {value!r} is no positive whole number", fix="give one, such as 4")
+            raise ConfigError(field, f"{key}: {value!r} is not a positive whole number", fix="give one, such as 4")
         try:
             re.compile(key)
         except (re.error, TypeError) as error:
-            raise ConfigError(field, f"{key!r} is no name of a layer ({first_line(error)})", fix="mend it") from None
+            raise ConfigError(
+                field, f"{key!r} is not the name of a layer ({first_line(error)})", fix="mend it"
+            ) from None

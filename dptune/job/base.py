@@ -82,7 +82,7 @@ class Base:
         loaded_model: the transformers model that was given instead of a checkpoint; None for a checkpoint.
         classifier: configuration of the classifier, whose ``head`` names the modules that train in full; None for a
             causal language model.
-        words: of a classifier by label words, each label's word, in the order of the logits; it has no head.
+        words: word of each label of a classifier by label words, in the order of the logits; it has no head.
     """
 
     name: str
@@ -164,7 +164,7 @@ def open_base(model: Any, settings: JobSettings, revision: str | None = None, to
     """
     lora = settings.lora
     if settings.task == "classify" and not isinstance(model, str | Path):
-        problem = "is a loaded model, and a classifier is made of a checkpoint"
+        problem = "is a loaded model, but a classifier needs a checkpoint"
         raise ConfigError("model", problem, fix="give its folder, or a hub id")
     if isinstance(model, str | Path):
         device = check_device(settings.device or ("cuda" if torch.cuda.is_available() else "cpu"))
@@ -211,7 +211,7 @@ def open_base(model: Any, settings: JobSettings, revision: str | None = None, to
     check_embeddings(source, model)
     trainable = [parameter.requires_grad for parameter in model.parameters() if parameter.is_floating_point()]
     if any(trainable) and not all(trainable):  # somebody chose some of them
-        problem = "has some weights to train, and tune trains adapters alone"
+        problem = "has some weights that train, but tune trains only adapters"
         raise ConfigError("model", problem, fix="call model.requires_grad_(False)")
     model.requires_grad_(False)
     if settings.gradient_checkpointing:
@@ -304,12 +304,12 @@ def _tokenizer_of(checkpoint: ModelSource) -> Any:
         if isinstance(error, ConfigError) and not bare:
             raise
         why = f"of {checkpoint.source!r} cannot be loaded ({first_line(error)})"
-        problem = f"{checkpoint.source!r} holds none" if bare else why
+        problem = f"{checkpoint.source!r} holds no tokenizer" if bare else why
         raise ConfigError("tokenizer", problem, fix=fix) from error
     if (
         bare and found.vocab_files_names
     ):  # transformers makes one of an empty vocabulary; ByT5's reads bytes, and has none
-        raise ConfigError("tokenizer", f"{checkpoint.source!r} holds none", fix=fix)
+        raise ConfigError("tokenizer", f"{checkpoint.source!r} holds no tokenizer", fix=fix)
     return found
 
 

@@ -77,7 +77,7 @@ def card_text(section: str, result: Mapping[str, Any], epsilon: float) -> str:
     lines = [
         f"# {'' if private else f'{NO_GUARANTEE}: '}LoRA adapter {head}for {result['base']}{means if by_words else ''}",
         "",
-        SENTENCE if private else "Nothing bounds what these weights tell about a record: treat them like the records.",
+        SENTENCE if private else "Nothing bounds what these weights show about a record: treat them like the records.",
         "",
         section,
         "",
@@ -111,7 +111,7 @@ def card_text(section: str, result: Mapping[str, Any], epsilon: float) -> str:
 def _measured(result: Mapping[str, Any]) -> list[str]:
     told = result["scores"] if "scores" in result else result["perplexity"]
     if PUBLIC not in told:
-        return ["Not told: figures are of public records alone, and none were given."]
+        return ["Not shown: figures come only from public records, and none were given."]
     return [f"- {PUBLIC}: {(_scores if 'scores' in result else _perplexity)(told[PUBLIC])}"]
 
 
@@ -150,7 +150,7 @@ def _rule_of_words(result: Mapping[str, Any]) -> str:
     template = result["template"]
     put = "" if template is None else f'It is put into the template "{_cell(template)}". '
     quoted = " or ".join(f'"{word}" ({_cell(label)})' for label, word in result["words"].items())
-    return f"How a text becomes a label: {put}Of {quoted}, the word that the model finds likeliest next decides."
+    return f"How a text becomes a label: {put}The word that the model finds likeliest next decides: {quoted}."
 
 
 def _use_of_words(result: Mapping[str, Any]) -> list[str]:

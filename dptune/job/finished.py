@@ -22,7 +22,7 @@ class FinishedAdapter:
     Attributes:
         path: its folder.
         contents: content of its ledger.
-        certificate: of the search whose winner it is; None of a run of its own.
+        certificate: certificate of the search whose winner it is; None for a run of its own.
         base, revision: the model that it was tuned on, as its configuration names it.
         form: form of the records that it was tuned on, one of ``corpus.records.FORMS``; None where an earlier version
             of dptune delivered it, which did not say.
@@ -75,7 +75,7 @@ def open_adapter(path: Path, *, no_guarantee: bool = False) -> FinishedAdapter:
     if (path / LABELS).is_file():
         raise ConfigError("adapter", f"{path} is a classifier, which writes no texts", fix="take one of task generate")
     if not (ledger := RunFolder(path).ledger).is_file():
-        raise ConfigError("adapter", f"{path} holds no {ledger.name}, which says what it cost", fix=fix)
+        raise ConfigError("adapter", f"{path} holds no {ledger.name}, which records what it cost", fix=fix)
     contents, certificate = check_deliverable(path), certificate_of(path)
     config = read_json(path / CONFIG)
     form, tokens = _records_of(path / RECORDS)

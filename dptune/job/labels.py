@@ -1,4 +1,4 @@
-"""What the owner of records is told of a label that was not named; the message holds a value, and is private."""
+"""Messages to the owner of records about a label that was not named; they hold a value, and are private."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def check_labels(records: Sequence[Record], labels: Collection[str], column: str
     known = set(labels)
     for record in records:
         if isinstance(record.content, Labelled) and record.content.label not in known:
-            problem = f"{_shown(record.content.label)} is none of the labels {', '.join(labels)}"
+            problem = f"{_shown(record.content.label)} is not one of the labels {', '.join(labels)}"
             fix = f"mend it, or {fix}"
             if record.content.label == HIDDEN:
                 problem = f"the label is {HIDDEN}, which data sets write where it is hidden, as in GLUE's test parts"

@@ -24,7 +24,8 @@ class NamedBase:
         sha256: digest of its configuration and weights, see ``training.weight_files.digest_of_weights``. Of a model
             given from Python, of its numbers in memory (``training.model.frozen_fingerprint``). None where the weights
             were converted while they were loaded, so that no file here holds them.
-        in_memory: of a model given from Python, the type of its numbers, such as "float32", or "4 bits"; else None.
+        in_memory: type of the numbers of a model given from Python, such as "float32", or "4 bits"; None for other
+            models.
     """
 
     name: str

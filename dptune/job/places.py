@@ -25,10 +25,10 @@ def check_model(source: str, revision: str | None) -> str:
     if path.is_dir():
         config = path / "config.json"
         if (what := why_unreadable(config)) == "is missing" and (path / ADAPTER).is_file():
-            problem = f"{source!r} is an adapter, and no model: it holds {ADAPTER} and no config.json"
+            problem = f"{source!r} is an adapter, not a model: it holds {ADAPTER} and no config.json"
             raise ConfigError("model.source", problem, fix="give the model that it was tuned on")
         if what == "is missing":
-            problem = f"{source!r} holds no config.json, so it is no checkpoint"
+            problem = f"{source!r} holds no config.json, so it is not a checkpoint"
             raise ConfigError("model.source", problem, fix="give the folder that save_pretrained wrote")
         for name in MODEL_FILES:
             file = path / name
@@ -37,7 +37,9 @@ def check_model(source: str, revision: str | None) -> str:
                 raise ConfigError("model.source", f"{file} {what}", fix=fix)
         return str(path)
     if path.exists() or source.startswith((".", "/", "~")) or source.count("/") > 1:
-        raise ConfigError("model.source", f"{source!r} is no folder", fix="check the path of the checkpoint's folder")
+        raise ConfigError(
+            "model.source", f"{source!r} is not a folder", fix="check the path of the checkpoint's folder"
+        )
     check_pinned(source, revision)
     return source
 
@@ -55,11 +57,11 @@ def check_data(source: RecordSource) -> None:
 def check_folder(folder: Path, kind: Kind = "run") -> None:
     """Check the folder of a run or a search. Raises: ConfigError if it is a file, or holds something else."""
     if folder.exists() and not folder.is_dir():
-        raise ConfigError("out", f"{folder} is a file", fix="give a new folder, or that of a run to go on with")
+        raise ConfigError("out", f"{folder} is a file", fix="give a new folder, or the folder of a run to continue")
     files = RunFolder(folder)
     if folder.is_dir() and any(folder.iterdir()) and not (files.cell.exists() or files.lock.exists()):
-        fix = "give a new folder, or that of a run to go on with"
-        raise ConfigError("out", f"{folder} holds files and no run of dptune tune", fix=fix)
+        fix = "give a new folder, or the folder of a run to continue"
+        raise ConfigError("out", f"{folder} holds files, but no run of dptune tune", fix=fix)
     other: Kind = "run" if kind == "search" else "search"
     if kind_of(files) == other:
         problem = f"{folder} belongs to a {other}, whose ledger, weights and card a {kind} would mix with its own"
@@ -91,7 +93,7 @@ def check_new_file(out: Path) -> None:
             raise ConfigError("out", f"{path} exists", fix="give another name, or move it away")
     parent = next(folder for folder in out.absolute().parents if folder.exists())
     if not parent.is_dir():
-        raise ConfigError("out", f"{parent} is no folder", fix="give the path of a new file")
+        raise ConfigError("out", f"{parent} is not a folder", fix="give the path of a new file")
 
 
 def _is_orphan(card: Path, out: Path) -> bool:

@@ -25,7 +25,7 @@ def records_of(name: str, unit: str | None, options: Mapping[str, str]) -> tuple
     """
     found = find_source(name)
     if found.rows is None:
-        fix = f"use one of {', '.join(plugin_sources())}, or name the module of yours: dptune --plugin MODULE tune ..."
+        fix = f"use one of {', '.join(plugin_sources())}, or name your own module: dptune --plugin MODULE tune ..."
         problem = f"{name!r} is neither a benchmark nor a plug-in's source"
         raise ConfigError("source", problem, fix=f"{fix}; files are read by data")
     if unit is not None and found.units is not None and unit not in found.units:

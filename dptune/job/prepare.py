@@ -168,7 +168,7 @@ def check_mechanism(settings: TuneSettings, base: Base) -> None:
         known = [row[0] for row in describe_options(name) if row[0] not in ("noise_multiplier", "pairs", "dimension")]
         for option in settings.options:
             if option not in known:
-                problem = f"mechanism {name!r} has no such option that is yours to set"
+                problem = f"mechanism {name!r} has no option of this name that you can set"
                 raise ConfigError(f"options.{option}", problem, fix=f"use one of {', '.join(known)}")
     probe = build(name, options | {"noise_multiplier": 1.0})
     leaks = probe.release(probe.knobs(), 0.1 / probe.bands).leaks  # at a rate that any number of bands bears
@@ -187,7 +187,7 @@ def check_public(mechanism: Mechanism, *, public: bool) -> None:
     """Raise ConfigError for a mechanism that follows public records, where there are none."""
     if isinstance(mechanism.controller, Rldp) and not public:
         problem = f"{mechanism.name} follows the loss on public records"
-        raise ConfigError("public", f"{problem}, and none were given", fix="give records of nobody")
+        raise ConfigError("public", f"{problem}, and none were given", fix="give public records")
 
 
 def prepare(source: RecordSource, base: Base, settings: TuneSettings, *, scored: bool = False) -> PreparedRun:
@@ -309,8 +309,8 @@ def _few_units_warning(units: int, delta: float) -> list[str]:
     found = [warning] if (warning := delta_warning(delta, units)) else []
     if units < _FEW_UNITS:
         found.append(
-            f"{units} units are few: noise that hides one of them hides nearly all that they say together; "
-            "expect little, or give more records"
+            f"{units} units are few: noise that hides one of them also hides most of what they have in "
+            "common; expect little, or give more records"
         )
     return found
 
@@ -331,14 +331,14 @@ def _notes(sides: Sides, unit: str | None, tokens: Tokens, settings: TuneSetting
         found.append(f"{tokens.without_loss} of {count} records have no token that counts in the loss")
     if sides.alike:
         found.append(
-            f"{sides.alike} units have names that differ from another's in case, zeros before numbers, dashes or "
-            "apostrophes alone: if these are one person, write them alike, or each is protected by itself"
+            f"{sides.alike} units have names that differ from another's only in case, zeros before numbers, dashes or "
+            "apostrophes: if these are one person, write the names alike; otherwise each is protected by itself"
         )
     if unit is not None:
         sizes = Counter(record.unit for record in sides.train)
         if large := sum(size > 10 * settings.records_per_unit for size in sizes.values()):
             found.append(
                 f"{large} of {len(sizes)} units have more than 10 times the {settings.records_per_unit} records that "
-                "one brings to a batch; records_per_unit raises that"
+                "a unit brings to a batch; records_per_unit raises that limit"
             )
     return found

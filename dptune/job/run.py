@@ -79,10 +79,10 @@ class Tuned:
         ledger: content of the ledger file: all that was charged.
         perplexity: perplexities before and after, by the records they were measured on (``HELD_OUT``, ``PUBLIC``);
             empty for a classifier. Those of held-out private records are private: no epsilon covers them.
-        scores: of a classifier, its scores before and after, by those records and by their names in
-            ``training.scores.Scores``; empty else. Private likewise.
-        certificate: of a search, what its guarantee is computed from; None of a single run.
-        restarts: how often correlated noise began anew, because the process before had ended; 0 of a search.
+        scores: scores of a classifier before and after, by those records and by their names in
+            ``training.scores.Scores``; empty for other models. Private likewise.
+        certificate: what the guarantee of a search is computed from; None for a single run.
+        restarts: how often correlated noise began anew, because the process before had ended; 0 for a search.
         folder: the run's folder; ``save`` copies ``folder / "adapter"``.
     """
 
@@ -181,7 +181,7 @@ def run_here(
     if f"- {HELD_OUT}: " in (card := folder.adapter / CARD).read_text(encoding="utf-8"):  # of an earlier version
         write_card(folder.adapter, read_json(folder.result))
         forget_times(folder.adapter)
-        _log.warning("%s told figures of held-out private records; it was written again without them", card)
+        _log.warning("%s showed figures of held-out private records; it was written again without them", card)
     if model is None:
         model = PeftModel.from_pretrained(prepared.base.load(), str(folder.adapter)).requires_grad_(False)
     return tuned_of(model.eval(), contents, out)
@@ -384,7 +384,7 @@ def check_same(prepared: PreparedRun, folder: RunFolder) -> str:
         told = [part for name in changed for part in _differences(name, then.get(name), written[name])]
         problem = f"{folder.path} was started with other settings ({'; '.join(told)})"
         afresh = f"{fresh_start(folder.path)}{said_within(folder.path)}"
-        raise ConfigError("out", problem, fix=f"take them back, give another folder, or {afresh}")
+        raise ConfigError("out", problem, fix=f"restore them, give another folder, or {afresh}")
     if "keys" not in known:
         write_json(folder.cell, {**known, "keys": written["keys"]})
     # Of an earlier version it follows from the secret salt, and does not show it. Of others it is the ledger's own,

@@ -144,7 +144,7 @@ def sample(
         adapter = checked
     elif (adapter.contents, adapter.certificate) != (checked.contents, checked.certificate):
         # The card would tell the epsilon of other weights than those that lie there now.
-        problem = f"{path} is not what it was when it was opened"
+        problem = f"{path} changed after it was opened"
         raise ConfigError("adapter", problem, fix="open it again, and read what it costs now")
     if not no_guarantee:  # asked of each call, also where the adapter was opened without
         adapter.check_guarantee()

@@ -105,7 +105,7 @@ def score_adapter(
     """
     adapter = adapter_within(adapter)
     if rows < 1:
-        raise ConfigError("rows", f"{rows} is no number of rows", fix="use 16, or 1 where memory is short")
+        raise ConfigError("rows", f"{rows} is not a number of rows", fix="use 16, or 1 where memory is short")
     given = {"metrics": metrics, "mauve_model": mauve_model, **_changed(decoding)}
     if is_classifier(adapter, source.label):
         check_left_out(given, OF_CLASSIFIER)
@@ -173,7 +173,7 @@ def _score_texts(model: Any, texts: Sequence[str], blocks: Tokens, rows: int, be
     tuned = score_blocks(model, blocks, texts, rows, begins=begins, label="scoring the adapter")
     with model.disable_adapter():
         untuned = score_blocks(model, blocks, texts, rows, begins=begins, label="scoring the model without it")
-    how = f"{len(blocks.rows)} blocks of at most {blocks.width - 1} tokens of one text, each read alone"
+    how = f"{len(blocks.rows)} blocks of at most {blocks.width - 1} tokens of one text, each read on its own"
     signature = f"{how}; all but a block's first are predicted, end-of-text tokens among them"
     figures = asdict(tuned) | {f"untuned_{name}": value for name, value in asdict(untuned).items()}
     return Scored(len(texts), 0, figures, {"perplexity": signature})
@@ -215,7 +215,7 @@ def references_of(records: Records) -> dict[str, list[str]]:
         if not isinstance(record.content, PromptTarget):
             what = "a chat" if isinstance(record.content, Chat) else "a text, as not all records are"
             problem = f"is {what}, and scores of what an adapter writes need prompts with targets"
-            fix = "name the columns of prompts and completions, or give texts alone, for their perplexity"
+            fix = "name the columns of prompts and completions, or give only texts, for their perplexity"
             raise DataError(problem, fix=fix, file=record.file, row=record.row)
         found.setdefault(record.content.prompt, []).append(" ".join(record.content.target.split()))
     return found

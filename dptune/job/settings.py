@@ -115,7 +115,7 @@ class JobSettings(ScheduleSettings, Lora):
         if self.load_in_4bit:
             raise ConfigError("model.load_in_4bit", "does not go with task classify", fix="use dtype bfloat16")
         if self.words is not None and not (isinstance(self.words, Mapping) and self.words):
-            problem = f"{self.words!r} is no mapping from labels to words"
+            problem = f"{self.words!r} is not a mapping from labels to words"
             raise ConfigError(_WORDS, problem, fix='give one, such as {"0": " poor", "1": " great"}')
         if (labels := self.named_labels) is None:
             problem = "are missing: they become public, and no epsilon would cover reading them from the records"
@@ -136,7 +136,7 @@ class TuneSettings(JobSettings):
         0.5
 
     Attributes:
-        eval_share: share of the units that is held out to measure perplexity; with telemetry private nobody is.
+        eval_share: share of the units that is held out to measure perplexity; none with telemetry private.
     """
 
     epsilon: Epsilon
@@ -171,7 +171,7 @@ class TuneSettings(JobSettings):
         if name not in known:
             close = difflib.get_close_matches(name, known, n=1)
             fix = f"use {close[0]}" if close else f"use one of {', '.join(known)}"
-            raise ConfigError(name, "is no setting", fix=fix)
+            raise ConfigError(name, "is not a setting", fix=fix)
 
 
 def by_new_names(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -223,7 +223,7 @@ def _check_labels(labels: tuple[str, ...]) -> None:
         raise ConfigError("labels", f"{labels!r} is one text", fix="give a list of names")
     if others := [label for label in labels if not isinstance(label, str)]:
         names = ", ".join(repr(str(label)) for label in labels)
-        raise ConfigError("labels", f"{others[0]!r} is no text", fix=f"write them as texts: {names}")
+        raise ConfigError("labels", f"{others[0]!r} is not a text", fix=f"write them as texts: {names}")
     if not all(labels):
         raise ConfigError("labels", f"{labels!r} are not all names", fix="give each label a name")
     if others := [label for label in labels if spelled(label) != label]:
@@ -245,7 +245,7 @@ def _check_words(words: Mapping[str, str] | None, labels: tuple[str, ...]) -> No
     owners: dict[str, str] = {}
     for label, word in words.items():
         if not isinstance(word, str) or not word:
-            raise ConfigError(_WORDS, f"{word!r} of label {label!r} is no word", fix='give one, such as " good"')
+            raise ConfigError(_WORDS, f"{word!r} of label {label!r} is not a word", fix='give one, such as " good"')
         if word in owners:
             problem = f"labels {owners[word]!r} and {label!r} have one word, {word!r}"
             raise ConfigError(_WORDS, problem, fix="give each label a word of its own")

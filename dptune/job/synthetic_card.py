@@ -19,8 +19,8 @@ _USE = (
     "- Statistics of this file, and models trained on it, with privacy or without, cost nothing more. An epsilon that "
     "such a training prints is about rows of this file, not about people.",
     "- **A further run on the same units pays on top.** It may use this file as its public records, or to choose its "
-    "settings; but it builds on what the adapter released, so that its own epsilon and delta **add to** those above. "
-    "A run on records of other people pays for those people alone.",
+    "settings; but it builds on what the adapter released, so its own epsilon and delta **add to** those above. "
+    "A run on records of other people pays only for those people.",
 )
 
 
@@ -78,7 +78,7 @@ def synthetic_card(
         "",
         *table({name.replace("_", " "): f"{value:.6g}" for name, value in figures.items()}),
         "",
-        "These figures are of this file alone; no record was read for them.",
+        "These figures describe only this file; no record was read for them.",
         "",
         "## Settings",
         "",
@@ -95,8 +95,8 @@ def _guarantee(adapter: FinishedAdapter, prompts: str) -> list[str]:
         return [f"**{NO_GUARANTEE}: the adapter has no certified epsilon, and so these texts have none.**"]
     given = " and the public prompts" if prompts else ""
     return [
-        f"Sampling is post-processing: it read the adapter{given}, and no record. So the guarantee above, which is the "
-        "adapter's, holds for this file, and for all files together that are ever sampled from the adapter. A row may "
+        f"Sampling is post-processing: it read the adapter{given}, and no record. So the adapter's guarantee "
+        "above holds for this file, and for all files together that are ever sampled from the adapter. A row may "
         "still equal a record: what is bounded is how much one unit's records changed the chance of that."
     ]
 

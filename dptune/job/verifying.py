@@ -147,7 +147,7 @@ def adapter_within(path: Path) -> Path:
     for folder in (path, RunFolder(path).adapter):
         if (folder / CONFIG).is_file():
             return folder
-    fix = "give the folder of an adapter that dptune tune delivered, or that of its run"
+    fix = "give the folder of an adapter that dptune tune delivered, or the folder of its run"
     raise ConfigError("adapter", f"{path} holds no {CONFIG}", fix=fix)
 
 
@@ -158,7 +158,7 @@ def is_classifier(path: Path, label: str | None = None) -> bool:
     """
     classifies = (path / LABELS).is_file()
     if label is not None and not classifies:
-        problem = "is about a classifier, and this adapter is none: it is scored by what it writes"
+        problem = "is about a classifier, but this adapter is not one: it is scored by what it writes"
         raise ConfigError("data.label", problem, fix="leave it out")
     return classifies
 
@@ -172,12 +172,12 @@ def check_files(path: Path) -> tuple[str, ...]:
     """
     card = path / CARD
     if not card.is_file() or START not in _text_of(card):
-        return (f"{path} has no card of dptune's, so that nobody knows whether its files are those of the run",)
+        return (f"{path} has no card of dptune's, so it is unknown whether its files come from the run",)
     stated, found = dict(_DIGEST.findall(_written_section(card))), compared(path)
     whole = "take the whole folder that the run delivered"
     for name in sorted({*stated, *found}, key=_place):
         if name not in stated:
-            raise CardError(f"{path / name}: is no file that the run delivered. Fix: remove it, or {whole}.")
+            raise CardError(f"{path / name}: is not a file that the run delivered. Fix: remove it, or {whole}.")
         if stated[name] != found.get(name):
             problem = "is not the file that the run delivered" if name in found else "is missing"
             raise CardError(f"{path / name}: {problem}. Fix: {whole}; {CARD} has each file's SHA-256.")
@@ -223,7 +223,7 @@ def certificate_of(path: Path) -> SearchCertificate | None:
     same = (found.id, found.delta, found.unit, found.units, found.data, found.telemetry)
     own = (header.search, header.delta, header.unit, header.units, header.data, header.telemetry)
     if same != own or not {*header.plugins} <= {*found.plugins}:
-        raise CardError(f"{file}: is of another search than the ledger. Fix: do not trust it.")
+        raise CardError(f"{file}: belongs to another search than the ledger. Fix: do not trust it.")
     if problem := _beyond(contents):
         raise CardError(f"{file}: does not price the winner's ledger, which {problem}. Fix: do not trust it.")
     if found.winner.ledger_chain != contents.chain:
@@ -233,7 +233,7 @@ def certificate_of(path: Path) -> SearchCertificate | None:
     _check_score(path, found)
     number = Space.of(found.space).kind_of(found.winner.options)
     if number is None:
-        raise CardError(f"{file}: its winner is no point of its space. Fix: do not trust it.")
+        raise CardError(f"{file}: its winner is not a point of its space. Fix: do not trust it.")
     if exceeds(contents.composition, found.kinds[number][1]):
         raise CardError(f"{file}: the winner released more than candidates of its kind may. Fix: do not trust it.")
     return found
@@ -249,10 +249,10 @@ def consistent_certificate(file: Path) -> SearchCertificate:
     try:
         weights = [weight for weight, _ in Space.of(found.space).kinds()]
     except (ConfigError, ArithmeticError, TypeError, ValueError) as error:
-        raise CardError(f"{file}: its space is none ({error}). Fix: do not trust it.") from None
+        raise CardError(f"{file}: its space is not valid ({error}). Fix: do not trust it.") from None
     stated = [weight for weight, _ in found.kinds]
     if len(weights) != len(stated) or not all(map(_alike, weights, stated)):
-        raise CardError(f"{file}: its kinds are not those of its space, or as likely. Fix: do not trust it.")
+        raise CardError(f"{file}: its kinds, or their chances, differ from those of its space. Fix: do not trust it.")
     # By the weaker promise, where groups were dealt by rank: what the search was started for.
     cost = found.epsilon_by(found.bound) if found.all_leaks == (DEALT_BY_RANK,) else found.certified
     if not cost <= found.epsilon * (1 + _ROUNDING):
@@ -333,7 +333,7 @@ def _within(path: Path) -> Iterator[str]:
 
 
 def _unreadable(error: OSError) -> None:
-    problem = f"{error.filename}: cannot be read ({error.strerror}), so that nobody knows what lies in it"
+    problem = f"{error.filename}: cannot be read ({error.strerror}), so its content is unknown"
     raise DptuneError(f"{problem}. Fix: remove it, or make it readable.") from None
 
 
@@ -374,7 +374,7 @@ def _written_section(card: Path) -> str:
     for found in _HEADING.finditer(text[:start] + "\n\n" + text[end:]):
         plain = unicodedata.normalize("NFKC", unescape(_MARKUP.sub("", next(filter(None, found.groups()), ""))))
         if "".join(filter(str.isalpha, plain)).casefold() == "privacy":
-            problem = f"has another heading named Privacy ({found[0].strip()!r}) than that of the section compared"
+            problem = f"has another heading named Privacy ({found[0].strip()!r}) than the section that is compared"
             raise CardError(f"{card}: {problem}. Fix: rename it, or take the card that the run delivered.")
     return text[start:end]
 

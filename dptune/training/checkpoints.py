@@ -141,19 +141,19 @@ def _damage_error(path: Path, why: str) -> CheckpointError:
 def _check_progress(path: Path, progress: Progress) -> None:
     """Types and order of the numbers: each step is a release, and was charged before it was made."""
     if not (isinstance(progress.run_id, str) and isinstance(progress.chain, str)):
-        raise _damage_error(path, "its run or checksum is no text")
+        raise _damage_error(path, "its run or checksum is not a text")
     if not isinstance(progress.controller, dict):
         raise _damage_error(path, "its controller has no table of values")
     radii = progress.controller.get("radii", [1.0])
     if not (isinstance(radii, list) and all(isinstance(one, float) and 0 < one < math.inf for one in radii)):
         raise _damage_error(path, "its controller's radii are not positive numbers")
     if type(progress.step) is not int or type(progress.releases) is not int:
-        raise _damage_error(path, "its step or number of releases is no whole number")
+        raise _damage_error(path, "its step or number of releases is not a whole number")
     if not 0 <= progress.step <= progress.releases:
         raise _damage_error(path, f"it says step {progress.step} of {progress.releases} releases")
     rows = progress.restarts
     if not isinstance(rows, list) or any(type(row) is not int for row in rows) or rows != sorted(set(rows)):
-        raise _damage_error(path, "its restarts are no rising row numbers")
+        raise _damage_error(path, "its restarts are not rising row numbers")
     if rows and not 0 < rows[0] <= rows[-1] <= progress.releases:
         raise _damage_error(path, f"its restarts lie beyond its {progress.releases} releases")
 

@@ -58,7 +58,7 @@ class State:
         if value.dtype != (self.dtype or weight.dtype):
             return f"has another type or shape ({self.name})"
         if self.counts and (float(value) > step or (self.counts == "steps" and float(value) != step)):
-            return f"is that of another step than {step} ({self.name})"
+            return f"belongs to another step than {step} ({self.name})"
         return f"is less than it can be ({self.name})" if bool((value < self.least).any()) else None
 
 

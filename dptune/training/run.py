@@ -57,7 +57,7 @@ class StepReport:
         step: 1-based optimiser step.
         releases: length of the ledger.
         ledger: the run's ledger; its ``composition`` is a copy of the charges so far, so read it within ``on_step``.
-        knobs: radii, noise multiplier and what the controller tells; as public as what it reads.
+        knobs: radii, noise multiplier and the controller's figures; as public as what it reads.
         public: functions of the configuration and of releases.
         private: functions of raw records (batch loss, clipped fraction).
     """

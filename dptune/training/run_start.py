@@ -200,7 +200,7 @@ def _check_units(spec: RunSpec) -> None:
     if (federation is not None) != (units.kind == "client"):
         raise ConfigError("data.unit", f"{units.kind} does not fit {mechanism.name}", fix="give it units of clients")
     if mechanism.bands > 1 and (units.keys is None or len(units.keys) != len(units.members)):
-        problem = f"have not a key each, by which {mechanism.name} deals them into groups"
+        problem = f"do not have a key each, by which {mechanism.name} deals them into groups"
         raise ConfigError("units", problem, fix="make them with PrivacyUnits.of, and give it the keys")
     if federation is None and units.most > plan.physical_batch_size:
         problem = f"{plan.physical_batch_size} is less than the {units.most} rows that one unit may bring"

@@ -172,7 +172,10 @@ def _coin_attacks(target: Target) -> dict[str, Any]:
     scores["calibrated"] = scores["likelihood"] + public
     scores |= own_scores(-scores["likelihood"], public)
     if settings.shadows and target.cell.telemetry == "private":
-        _log.warning("no shadow models: what they find tells of the attack split's records, which telemetry forbids")
+        _log.warning(
+            "no shadow models: what they find reveals something about the attack split's records, which "
+            "telemetry forbids"
+        )
     elif settings.shadows:
         scores["shadows"] = shadow_scores(target, canaries, passages, scores["calibrated"], public)
     best = "shadows" if "shadows" in scores else "calibrated"
@@ -191,7 +194,7 @@ def _uncut(target: Target, planted: list[tuple[str, str]]) -> list[tuple[str, st
     whole = [pair for pair, length in zip(planted, lengths, strict=True) if length < limit]
     if len(whole) < len(planted):
         _log.warning(
-            "%d of %d canaries lie beyond the %d tokens of training.max_length and tell nothing",
+            "%d of %d canaries lie beyond the %d tokens of training.max_length and show nothing",
             len(planted) - len(whole),
             len(planted),
             limit,

@@ -82,7 +82,7 @@ def load_target(directory: Path, settings: Audit, device: torch.device, checks: 
     try:
         cell = Cell.model_validate_json(folder.cell.read_text(encoding="utf-8"))
     except (OSError, ValueError):
-        raise DataError("is missing or no cell", fix=again, file=folder.cell) from None
+        raise DataError("is missing or not a cell", fix=again, file=folder.cell) from None
     contents = _finished_ledger(cell, directory, again)
     _check_inputs(cell, directory, again)
     base = cell.model.weights
@@ -115,7 +115,7 @@ def _check_adapter(adapted: Any, directory: Path) -> None:
     """Check that the adapter's file fits this model, about which PEFT only warns, and is the one that the run wrote."""
     file, fix = RunFolder(directory).adapter / "adapter_model.safetensors", f"restore it; or {fresh_start(directory)}"
     if set(read_tensors(file, fix=fix)) != set(get_peft_model_state_dict(adapted)):
-        raise DataError("its weights are those of another model", fix=fix, file=file)
+        raise DataError("its weights belong to another model", fix=fix, file=file)
     result = CellResult.read(RunFolder(directory).result)
     if adapter_digest(directory) != result.adapter_sha256:
         raise DataError("is not what the run of this ledger wrote", fix=fix, file=file)

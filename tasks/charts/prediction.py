@@ -21,7 +21,7 @@ _SETTINGS = {
     "tokens": "T: number of answers within the budget",
     "models": "N: number of models",
     "public_weight": "w0: least weight of the public model",
-    "subsample": "q: sampling rate (hollow alone)",
+    "subsample": "q: sampling rate (only hollow)",
     "alpha": "alpha: Rényi order",
 }
 _SHORT = {
@@ -69,7 +69,10 @@ def prediction(rows: list[Row], serve: dict[str, Any], *, synthetic: bool) -> Fi
         Panel(_panel(rows, scored, held, key, figure), title) for figure, title in _FIGURES.items() for key in columns
     ]
     others = ", ".join(f"{_SHORT[key]} {value:g}" for key, value in held.items())
-    note = f"Held, where it is no axis: {others}. Hollow: published, at the ε that it claims. Black: private training."
+    note = (
+        f"Fixed values, unless on an axis: {others}. Hollow: published, at the ε that it claims. Black: "
+        f"private training."
+    )
     return Figure(
         "prediction", titled("Private prediction", synthetic=synthetic), tuple(panels), max(2, len(columns)), note
     )

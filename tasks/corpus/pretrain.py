@@ -85,7 +85,9 @@ def skip() -> None:
 
 
 def main(
-    always: Annotated[bool, typer.Option("--always", help="Train it though no model of the experiment is it.")] = False,
+    always: Annotated[
+        bool, typer.Option("--always", help="Train the public model even if the experiment does not use it.")
+    ] = False,
 ) -> None:
     """Train the public base model, unless no model of the experiment is it."""
     needed = always or bool(read_json(NEEDED)[str(PUBLIC_MODEL)])

@@ -71,7 +71,7 @@ class ScoringAdapter(PythonModel):
 def _check_base(folder: Path, expected: str) -> None:
     """Check that a local base model is the one that the adapter was trained on: on another, it predicts nonsense."""
     if not folder.is_dir():
-        raise ValueError(f"the base model {folder} is no folder here. Fix: {_OVERRIDE}.")
+        raise ValueError(f"the base model {folder} is not a folder here. Fix: {_OVERRIDE}.")
     files = sorted(path for path in folder.iterdir() if path.is_file())
     lines = "".join(f"{path.name} {_digest(path)}\n" for path in files)
     if hashlib.sha256(lines.encode()).hexdigest() != expected:

@@ -66,7 +66,7 @@ def listed_cells(experiment: Path) -> list[str]:
     try:
         names = read_json(experiment)["cells"]
     except (OSError, ValueError, KeyError):
-        raise DataError("is missing or no experiment file", fix=_AGAIN, file=experiment) from None
+        raise DataError("is missing or not an experiment file", fix=_AGAIN, file=experiment) from None
     if not names:
         raise DataError("lists no cell", fix="give params.yaml a mechanism and an epsilon", file=experiment)
     return list(names)

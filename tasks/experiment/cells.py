@@ -217,14 +217,14 @@ def model_digest(model: Model) -> str:
     """The digest of a base model's files as they are now, or its pinned commit."""
     local = Path(model.source)
     if local.is_dir() and not (local / "config.json").is_file():
-        problem = f"{model.source!r} is no folder of a model: it has no config.json"
+        problem = f"{model.source!r} is not a model's folder: it has no config.json"
         raise ConfigError("experiment.models", problem, fix="give the folder of a checkpoint, or a pinned hub model")
     return _digest_of_folder(local) if local.is_dir() else f"{model.source}@{model.revision}"
 
 
 def _digest_of_folder(folder: Path) -> str:
     if not folder.is_dir():
-        raise ConfigError("init_from", f"{folder} is no folder", fix="give the controller/ folder of a finished run")
+        raise ConfigError("init_from", f"{folder} is not a folder", fix="give the controller/ folder of a finished run")
     return _digest(sorted(path for path in folder.iterdir() if path.is_file()))
 
 

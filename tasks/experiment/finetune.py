@@ -211,7 +211,7 @@ def _read(path: Path) -> Cell:
     try:
         return Cell.model_validate_json(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise ConfigError(str(path), f"is no cell ({error})", fix="let the flow write it") from None
+        raise ConfigError(str(path), f"is not a cell ({error})", fix="let the flow write it") from None
 
 
 if __name__ == "__main__":

@@ -93,7 +93,7 @@ def shared_inputs(cell: Cell, device: torch.device) -> SharedInputs:
 
 def _check_inputs(cell: Cell, digests: dict[str, str]) -> None:
     if changed := changes(cell.versions, versions_of(cell.mechanism, cell.options, cell.training.rule)):
-        problem = f"are not those of this code, which would make another run ({changed})"
+        problem = f"differ from this code's, which would make another run ({changed})"
         raise ConfigError("cell.versions", problem, fix="run the flow again")
     if not digests.items() <= cell.inputs.items():
         raise ConfigError("cell.inputs", "data or model changed since the cell was made", fix="run the flow again")
@@ -128,7 +128,7 @@ def prepare(cell: Cell, shared: SharedInputs, entropy: Entropy) -> PreparedCell:
     _check_inputs(cell, shared.digests)
     for name, setting in of_a_pass(cell).items():
         if setting != of_a_pass(shared.cell)[name]:
-            problem = f"is not that of {shared.cell.label}, beside which {cell.label} is to run"
+            problem = f"differs from {shared.cell.label}'s, beside which {cell.label} is to run"
             raise ConfigError(f"cell.{name}", problem, fix="run it in a process of its own")
     if policy_digest(cell.options) != {key: cell.inputs[key] for key in cell.inputs if key == "policy"}:
         raise ConfigError("init_from", "changed since the cell was made", fix="run the flow again")

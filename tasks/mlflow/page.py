@@ -37,7 +37,7 @@ _HOW = """## How to read this page
 - Four epsilons stand beside each result. **published**: what the mechanism's paper would claim. **noise only**: right
   sensitivity and right accountant, leaks of the controller ignored. **certified**: what is proved, ∞ where raw
   statistics of private records steer the run. **audited**: a lower bound that an attack showed. Compare runs of one
-  certified epsilon. Each is of that cell alone: who has several cells has the sum, which the report states.
+  certified epsilon. Each is about one cell only: several cells together cost the sum, which the report states.
 - `radius` is the mean over layers. All other figures of a cell are in its files: `steps.csv` (every step),
   `result.json`, `audit.json`. The report is a file of the run `{name}`.
 - The model of a cell, with its card and its ledger: `mlflow.pyfunc.load_model("runs:/RUN ID/adapter")`.
@@ -47,14 +47,14 @@ _HOW = """## How to read this page
 _PERPLEXITY = {
     "research": "`{held_out}` is on held-out private records: {better} is better. `{public}` is on public "
     "ones, and may rise as the model moves to the private ones.",
-    "private": "`{public}` is on public records: {better} is better. Nothing is told of held-out private ones.",
+    "private": "`{public}` is on public records: {better} is better. Nothing is shown about held-out private ones.",
 }
 _GUARANTEE = {
     "research": "Where ε certified is finite, the guarantee covers the adapters, and **not** this page: curves and "
-    "perplexities are computed from private records, and times are told.",
-    "private": "Of runs with the tag `telemetry: private`, the guarantee covers all that is shown of the records: the "
-    "ledgers' releases and what follows from them, public data and the auditor's own secrets. They have no times. The "
-    "number of units is public.",
+    "perplexities are computed from private records, and times are shown.",
+    "private": "For runs with the tag `telemetry: private`, the guarantee covers everything that is shown about the "
+    "records: the ledgers' releases and what follows from them, public data and the auditor's own secrets. "
+    "They have no times. The number of units is public.",
 }
 
 

@@ -41,7 +41,7 @@ class Unsent:
                 file.write(json.dumps(entry) + "\n")
         except OSError as error:
             self._kept = False
-            _log.warning("%s: cannot be written (%s); metrics are kept in memory alone", self._file, error.strerror)
+            _log.warning("%s: cannot be written (%s); metrics are kept only in memory", self._file, error.strerror)
 
     def clear(self) -> None:
         """Forget the entries: MLflow has them."""

@@ -166,10 +166,10 @@ def close_plan(plan: EnsemblePlan, protocol: FixedMixture | None, telemetry: str
         if protocol and known.protocol != options:
             changed = sorted(key for key in options if known.protocol.get(key) != options[key])
             problem = f"{plan.directory} has answered with other settings ({', '.join(changed)})"
-            raise ConfigError("prediction.serve", problem, fix="take them back: its budget cannot be changed")
+            raise ConfigError("prediction.serve", problem, fix="restore them: its budget cannot be changed")
         if (known.telemetry, telemetry) == ("private", "research"):
             problem = f"{plan.directory} has answered under private telemetry; research would publish its figures"
-            raise ConfigError("experiment.telemetry", problem, fix="take it back to private")
+            raise ConfigError("experiment.telemetry", problem, fix="set it back to private")
         return
     about = read_about(TRAIN)
     manifest = ensemble.Manifest(

@@ -25,7 +25,7 @@ def main(
     try:
         read = ScoringPlan.model_validate_json(plan.read_text(encoding="utf-8"))
     except (OSError, ValueError):
-        raise ConfigError(str(plan), "is no plan of scores", fix="run python -m flows.prediction") from None
+        raise ConfigError(str(plan), "is not a plan of scores", fix="run python -m flows.prediction") from None
     score_part(read, part, parts, device)
 
 

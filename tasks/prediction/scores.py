@@ -67,7 +67,7 @@ def held_out_tokens(plan: EnsemblePlan, most: int) -> Tokens:
     tokens = record_tokens(plan, texts, records.about, load_tokenizer(plan.model.weights))
     counted = [row for row in tokens.rows if (row[1:] >= 0).any()]
     if not counted:
-        problem = f"of its first {most} records none has a token that another one precedes, so nothing can be scored"
+        problem = f"none of its first {most} records has a token that follows another one, so nothing can be scored"
         raise DataError(problem, fix="raise prediction.records, or give longer records", file=EVAL)
     return replace(tokens, rows=counted)
 

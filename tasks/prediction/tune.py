@@ -24,7 +24,7 @@ def main(
     try:
         read = EnsemblePlan.model_validate_json(plan.read_text(encoding="utf-8"))
     except ValueError:
-        raise ConfigError(str(plan), "is no plan of an ensemble", fix="run python -m flows.prediction") from None
+        raise ConfigError(str(plan), "is not a plan of an ensemble", fix="run python -m flows.prediction") from None
     tune(read, shard, device)
 
 

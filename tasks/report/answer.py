@@ -249,8 +249,8 @@ def _left_out(results: Sequence[Result]) -> list[str]:
     leaky = [one for one in groups if math.isinf(one.certified) and not one.nonprivate]
     names = ", ".join(dict.fromkeys(f"`{group.mechanism}`" for group in leaky))
     diverged = ", ".join(dict.fromkeys(f"`{group.mechanism}`" for group in groups if not math.isfinite(group.mean)))
-    said = [f"No candidate, for want of a certified ε: {names}."] if names else []
-    return [*said, *([f"No candidate, for a run diverged: {diverged}."] if diverged else [])]
+    said = [f"Left out, without a certified ε: {names}."] if names else []
+    return [*said, *([f"Left out, because a run diverged: {diverged}."] if diverged else [])]
 
 
 def _gain(opened: Sequence[Ranking]) -> list[str]:

@@ -33,16 +33,16 @@ PAGE = REPORT / "benchmarks.md"
 _PREFIX, _NONE = "benchmark ", "-"
 _OPENING = """# Claimed beside certified
 
-What you get: for each benchmark the scores that papers print at the epsilon that they claim, and below them the scores
+You get, for each benchmark, the scores that papers print at the epsilon that they claim, and below them the scores
 that were measured here at the epsilon that the ledger of each run certifies. Written by
 `python -m tasks.report.benchmarks` from the runs' results.
 
-**What may be set beside what.** Models differ, and so do trained weights (papers train all, here adapters) and some
-implementations of metrics. So an absolute score here and one of a paper say nothing about each other. Orderings of
+**Which numbers may be compared.** Models differ, and so do trained weights (papers train all, here adapters) and some
+implementations of metrics. So an absolute score here cannot be compared with a paper's. Orderings of
 mechanisms, and shares of the score of training without privacy, may be compared.
 
 Papers shuffle their batches, which their accountants and dptune's take for Poisson samples. So nothing certifies the
-papers' own runs: beside them stands what their noise would certify if it had been sampled by Poisson.
+papers' own runs: the epsilon beside them is the one that their noise would certify under Poisson sampling.
 """
 
 
@@ -212,7 +212,7 @@ def _facts(study: FinishedStudy, scores: ScoreTable | None) -> Iterator[str]:
     yield from scores.notes if scores else ()
     several = max(len(one.results) for one in over_seeds(results, perplexity_metric(results)))
     if several < 3:
-        yield f"Only {several} seed{'s' if several > 1 else ''}: nothing is told apart by so few."
+        yield f"Only {several} seed{'s' if several > 1 else ''}: too few to tell mechanisms apart."
     if study.left_out:
         yield f"{study.left_out} finished runs of this experiment with earlier settings are left out."
 

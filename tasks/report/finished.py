@@ -40,7 +40,7 @@ def read_studies(folders: Sequence[Path]) -> list[FinishedStudy]:
     found: dict[str, list[_Run]] = {}
     for folder in folders:
         if not folder.is_dir():
-            raise ConfigError("folder", f"{folder} is none", fix="give data/runs of a study")
+            raise ConfigError("folder", f"{folder} is not a folder", fix="give data/runs of a study")
         for path in sorted(folder.iterdir()):
             run = RunFolder(path)
             if run.is_finished and run.result.exists() and run.cell.exists():

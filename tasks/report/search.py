@@ -233,7 +233,7 @@ def countings(results: Results) -> list[CountingRow]:
         ),
         "renyi": ("the same, by Rényi DP", "Papernot and Steinke 2022"),
         "composed": (f"{found['composed']['runs']} runs composed", "naive; all of them could be shown"),
-        "capped": (f"{found['capped']['runs']} runs composed", "naive, for as many as there may be"),
+        "capped": (f"{found['capped']['runs']} runs composed", "naive, for the largest possible number"),
     }
     return [
         CountingRow(
@@ -298,8 +298,8 @@ def ranked(results: Results) -> list[tuple[str, float, float]]:
 
 def _unranked_text(folder: Path) -> list[str]:
     """What the page says meanwhile, with what the runs of the check have spent so far."""
-    known = "The check of the ranking has not ended, so nothing is told of it."
-    return [f"{known} The chosen setting's own run costs what is said above{said_within(folder)}."]
+    known = "The check of the ranking has not ended, so its result is not shown."
+    return [f"{known} The chosen setting's own run costs the epsilon above{said_within(folder)}."]
 
 
 def ranking_text(results: Results) -> list[str]:
@@ -312,15 +312,16 @@ def ranking_text(results: Results) -> list[str]:
         first = f"There is no rank correlation {over}: it takes three, and perplexities that differ."
     else:
         first = (
-            f"Rank correlation (Spearman) of perplexities in the rehearsal, on {rehearsed_on(results)}, with those of "
-            f"held-out private records: {ranking['correlation']:.2f}, {over}. 1 is the same order, 0 is chance."
+            f"Rank correlation (Spearman) of perplexities in the rehearsal, on {rehearsed_on(results)}, with the "
+            f"perplexities of held-out private records: {ranking['correlation']:.2f}, {over}. 1 is the same "
+            f"order, 0 is chance."
         )
     settings = len(points) - 1
     again = f", in {ranking['runs']} runs with those that were set aside" if ranking["runs"] > settings else ""
     cost = (
         f"For this, {settings} settings beside the chosen one were run on the private records too{again}, which cost "
         f"certified ε = {at_most(ranking['epsilon'])} at δ = {at_most(ranking['delta'])} together, without runs whose "
-        "folders were removed. That adds to what the chosen one cost; the register counts each, those included. No "
+        "folders were removed. That adds to what the chosen one cost; the register counts each of them. No "
         "guarantee covers perplexities of held-out private records."
     )
     return [first, cost]

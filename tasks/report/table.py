@@ -114,7 +114,7 @@ def _warnings(group: SeedGroup, audits: Sequence[Audit]) -> list[tuple[str, str]
     first = group.first
     found += [("no guarantee" if _unproved(group) else "conditions", text) for text in _conditions(group)]
     if not math.isfinite(group.mean):
-        found.append(("diverged", "A run diverged: its perplexity is no finite number."))
+        found.append(("diverged", "A run diverged: its perplexity is not finite."))
     found += [("no update", text) for text in _idle(group)]
     budget, held = first["budget_epsilon"], str(first["accounting"]).replace("_", " ")
     if budget is not None and budget * (1 + SAME_EPSILON) < group.certified < math.inf:

@@ -59,7 +59,9 @@ def check_search(settings: Settings) -> None:
     if settings.search.rehearse_on == "twin":
         check_twin(settings)
     if settings.search.check_ranking and settings.experiment.telemetry == "private":
-        problem = "is true, and it tells perplexities of held-out private records, which private telemetry keeps back"
+        problem = (
+            "is true, and it shows perplexities of held-out private records, which private telemetry does not publish"
+        )
         raise ConfigError("search.check_ranking", problem, fix="use false, or experiment.telemetry: research")
     try:
         unit = None if settings.data.unit == RECORD else settings.data.unit

@@ -58,7 +58,7 @@ def figure_of(prepared: PreparedRun, out: Path, work: Callable[[], float]) -> fl
 def check_ended(prepared: PreparedRun, out: Path) -> None:
     """Raise ConfigError unless the run that ended in ``out`` is of these settings and records, and has its ledger."""
     if not RunFolder(out).ledger.exists():  # asked first: a run that lost its ledger is taken for a new one
-        problem = f"{out} has ended, and its ledger, which alone tells what it cost, is missing"
+        problem = f"{out} has ended, and its ledger, the only record of its cost, is missing"
         afresh = f"`dptune set-aside {shlex.quote(str(out))}` lets the next run start afresh and spend again"
         raise ConfigError("out", problem, fix=f"restore it, or {afresh}")
     check_same(prepared, RunFolder(out))
@@ -102,7 +102,7 @@ def forget_losers(winner: Path, *, ended: bool) -> None:
         _log.warning(
             "%s: weights of settings that were not chosen stay in it (%s): they have not ended, or their ledger is "
             "missing or damaged. Each has the proof of one run, and a page chose among them: do not publish them. With "
-            "search.check_ranking, `make search` ends what has its ledger, and keeps its figure alone",
+            "search.check_ranking, `make search` ends what has its ledger, and keeps only its figure",
             *(winner / FOLDER, ", ".join(left)),
         )
 

@@ -130,8 +130,8 @@ def _by_rehearsal(settings: Settings, sides: Sides, prepared: PreparedRun, about
     if settings.search.check_ranking:
         check_held_out(prepared)
     if not known.get("rehearsed", True):
-        problem = f"is {settings.search.name}, whose search has ended, and was no rehearsal"
-        raise ConfigError("search.name", problem, fix="give another name, or take the score of that search back")
+        problem = f"is {settings.search.name}, whose search has ended, and was not a rehearsal"
+        raise ConfigError("search.name", problem, fix="give another name, or restore the score of that search")
     found, on = _rehearsed(settings, sides, prepared, out)
 
     def prepare(own: TuneSettings) -> PreparedRun:

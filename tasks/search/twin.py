@@ -30,8 +30,8 @@ def check_twin(settings: Settings) -> None:
     """Raise ConfigError where no generator fits the records, or where it would make the private ones again."""
     data = settings.data
     if data.source not in SOURCES:
-        problem = f"is twin, and no generator makes records like those of source {data.source}"
-        fix = "use public, with records of nobody in data.public"
+        problem = f"is twin, and no generator makes records like the records of source {data.source}"
+        fix = "use public, with public records in data.public"
         raise ConfigError("search.rehearse_on", problem, fix=fix)
     if data.source == "synthetic" and settings.search.twin_seed == data.synthetic.seed:
         problem = f"{data.synthetic.seed} is data.synthetic.seed: the twin would be made of the private records"

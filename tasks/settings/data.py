@@ -41,7 +41,8 @@ class Parts(StrictModel):
     Attributes:
         eval: the part that finished cells are scored on; nothing trains on it.
         public: the part that counts as public, for validation and controllers.
-        attack: share of the training part's units that only attacks read: other parts are told from it by their inputs.
+        attack: share of the training part's units that only attacks read: their inputs tell them apart from other
+            parts.
     """
 
     eval: str
@@ -56,12 +57,12 @@ class Data(StrictModel):
         source: "synthetic" (generated, no real person), "uci" (the real table), "text", "table", "jsonl" or "datasets"
             (records of a file), or the name of a plug-in's source.
         path: the file of records; for "uci" a CSV or the archive's zip, where the variable DPTUNE_UCI_PATH wins, and
-            nothing takes DVC's cache or else the UCI archive.
-        public: public records of one's own, in the same format; nothing takes synthetic narratives.
-        options: options of the source, such as {template: "{age}: {note}"} of a table.
+            left empty, DVC's cache is used, or otherwise the UCI archive.
+        public: public records of your own, in the same format; left empty, synthetic narratives are used.
+        options: options of the source, such as {template: "{age}: {note}"} for a table.
         unit: unit of privacy: "record", or the column whose values name units ("patient" for synthetic and uci).
         label: the column of labels, which ``task.kind: classify`` learns.
-        parts: of benchmarks, the parts that are held out and public; nothing deals the records to sides.
+        parts: parts of a benchmark that are held out and public; left empty, the records are dealt to sides.
         split_seed: key of the hash that gives every unit its side of the split; public.
         synthetic: size and seed of the generated cohort.
     """

@@ -51,14 +51,15 @@ class Experiment(StrictModel):
         name: name of the experiment in MLflow and on its page.
         models: base models by a name of yours.
         mechanisms: labels of the entries of ``mechanisms`` that are run.
-        epsilons: budgets; each makes one cell for every model, mechanism and seed. A mechanism's own win.
+        epsilons: budgets; each makes one cell for every model, mechanism and seed. A mechanism's own epsilons take
+            precedence.
         seeds: seeds of the adapters' initialisation; public. Noise and coins have none.
         delta: delta of every epsilon.
         accounting: the epsilon that the noise is calibrated to: certified, noise_only or published. A mechanism's own
-            wins.
+            choice takes precedence.
         telemetry: "research" also logs curves computed from private records, and says so; "private" publishes only what
             the ledger released, public data and an auditor's own secrets.
-        devices: "auto" takes every CUDA device, else the CPU; or a list such as [cuda:0, cuda:1].
+        devices: "auto" takes every CUDA device, or the CPU if there is none; or a list such as [cuda:0, cuda:1].
         cells_per_device: number of processes on each device at a time.
         cells_together: the most cells of one model that such a process trains, in the same forward passes.
         runner: where cells run: "threads" is this machine, "dask" and "ray" a temporary cluster of it; tcp://host:8786
@@ -85,7 +86,7 @@ class Experiment(StrictModel):
     def _known_runner(cls, runner: str) -> str:
         if not _RUNNER.fullmatch(runner):
             addresses = "tcp://host:8786 (Dask; tls:// too) or ray://host:10001"
-            raise ValueError(f"{runner!r} is none: use threads, dask, ray, or a running cluster's {addresses}")
+            raise ValueError(f"{runner!r} is not a runner: use threads, dask, ray, or a running cluster's {addresses}")
         return runner
 
     @field_validator("mechanisms", "seeds")

@@ -96,10 +96,10 @@ def check_entry(name: str, entry: dict[str, Any], experiment: Experiment) -> boo
     """
     special = entry.get("on_model", {})
     if not (isinstance(special, dict) and all(isinstance(options, dict) for options in special.values())):
-        raise ConfigError("on_model", "is no table of models", fix="write on_model: {MODEL: {OPTION: VALUE}}")
+        raise ConfigError("on_model", "is not a table of models", fix="write on_model: {MODEL: {OPTION: VALUE}}")
     in_experiment, models = name in experiment.mechanisms, experiment.models
     if in_experiment and (unknown := [model for model in special if model not in models]):
-        raise ConfigError("on_model", f"{unknown[0]!r} is no model", fix=f"use one of {', '.join(models)}")
+        raise ConfigError("on_model", f"{unknown[0]!r} is not a model", fix=f"use one of {', '.join(models)}")
     versions = [options_on(entry, ""), *(options_on(entry, model) for model in models if model in special)]
     needs = [_check_options(name, options, experiment.accounting, in_experiment=in_experiment) for options in versions]
     return any(needs)

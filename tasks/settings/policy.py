@@ -182,6 +182,6 @@ def make_training(options: Mapping[str, Any]) -> PolicyTraining:
     """Make the schedule of a run. Raises: ConfigError naming an option that is unknown or out of range."""
     for option in options:
         if option not in _TRAINING:
-            raise ConfigError(option, "is no option of a run", fix=f"use one of {', '.join(sorted(_TRAINING))}")
+            raise ConfigError(option, "is not an option of a run", fix=f"use one of {', '.join(sorted(_TRAINING))}")
     made: PolicyTraining = make_part(PolicyTraining, dict(options))
     return made

@@ -40,7 +40,7 @@ class Prediction(StrictModel):
 
     Attributes:
         models: numbers of slots; each tunes one ensemble. Empty: no private prediction.
-        partition: what shares a shard: record, or the column of ``data.unit``.
+        partition: unit whose records stay in one shard: record, or the column of ``data.unit``.
         tuning: training of every shard's adapter.
         alpha: Renyi order; "auto" is ceil(4 log(1 / delta) / (3 epsilon) + 1). Several are compared at each epsilon,
             and the first is served.
@@ -70,7 +70,7 @@ class Prediction(StrictModel):
     @model_validator(mode="after")
     def _consistent(self) -> Prediction:
         if self.models and self.serve.models not in self.models:
-            raise ValueError(f"serve.models: {self.serve.models} is none of the numbers under models")
+            raise ValueError(f"serve.models: {self.serve.models} is not one of the numbers under models")
         for unit in (*self.units, self.serve.unit):
             if unit not in ("shard", RECORD, self.partition):
                 problem = f"by {self.partition}, a {unit} is in many shards"

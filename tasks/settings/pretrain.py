@@ -19,8 +19,8 @@ class Pretrain(Pretraining):
     Attributes:
         source: "narratives" (synthetic), "wikitext": articles of WikiText-2, cleaned of its marks, or "both", which is
             validated on narratives.
-        path: of WikiText-2: its archive, or the folder of its files.
-        half: of WikiText-2: "public", the articles that no profile protects, or "all".
+        path: archive of WikiText-2, or the folder of its files.
+        half: articles of WikiText-2: "public", which no profile protects, or "all".
         encounters, validation_encounters: number of narratives to train on, and to keep for validation.
         data_seed: seed of the narratives; public.
         codes: share of the narratives that end in a random code.

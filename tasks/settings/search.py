@@ -39,20 +39,20 @@ class Search(StrictModel):
             values, or of numbers that decide no release (learning_rate, momentum, options.max_grad_norm, ...) a range
             such as {log_uniform: [0.001, 0.02]}. Several tables in a list have a ``weight``. Public: it must not be
             chosen by looking at these records.
-        candidates: how many candidates there are on average. How many there were is secret.
-        shape: of the law of their number: 0 logarithmic, 1 geometric, inf Poisson.
+        candidates: average number of candidates; the actual number is secret.
+        shape: distribution of their number: 0 logarithmic, 1 geometric, inf Poisson.
         most: the most candidates there can be; empty leaves out a thousandth of the law.
-        score: what candidates are compared by: "noisy" (losses of held-out units, with noise within the guarantee),
-            "public" records, or a table; "rehearsal" searches on public records alone.
-        rehearse_on: of a rehearsal: "public" is the public records of data/validation; "twin" a cohort that the public
-            generator makes, of as many units as the private records have (synthetic and uci).
+        score: score by which candidates are compared: "noisy" (losses of held-out units, with noise within the
+            guarantee), "public" records, or a table; "rehearsal" searches only on public records.
+        rehearse_on: records of a rehearsal: "public" are the public records of data/validation; "twin" is a cohort that
+            the public generator makes, with as many units as the private records have (synthetic and uci).
         twin_seed: seed of that cohort; public.
-        check_ranking: of a rehearsal: run every setting that it tried on the private records too, and tell how well its
-            ranking carries over. Each of those runs costs ``epsilon`` again, and telemetry must be research.
+        check_ranking: after a rehearsal, run every setting that it tried on the private records too, and show how well
+            its ranking carries over. Each of those runs costs ``epsilon`` again, and telemetry must be research.
         bound: bound by which the search is priced.
         together: candidates that are trained in the same forward passes; changes speed only.
         keep_losers: keep the secret working folder, for the owner.
-        again: accept that these records were searched before: everything then adds up.
+        again: accept that these records were searched before; the costs add up.
     """
 
     name: Name

@@ -66,7 +66,7 @@ def _usable_path(value: Any) -> Any:
     if not text:
         raise ValueError("is an empty text: give a file, or leave the entry empty")
     if "\0" in text or len(os.fsencode(text)) > _LONGEST_PATH:
-        raise ValueError(f"is no path: it holds a NUL character, or is longer than {_LONGEST_PATH} bytes")
+        raise ValueError(f"is not a path: it holds a NUL character, or is longer than {_LONGEST_PATH} bytes")
     return value
 
 

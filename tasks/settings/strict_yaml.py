@@ -73,5 +73,5 @@ def load_assignments(options: Iterable[str]) -> dict[str, Any]:
         try:
             values[name] = load_yaml(text)
         except ValueError as error:
-            raise ConfigError(f"--set {name}", f"is no value ({error})", fix="write NAME=VALUE") from None
+            raise ConfigError(f"--set {name}", f"is not a value ({error})", fix="write NAME=VALUE") from None
     return values

@@ -19,8 +19,8 @@ class Task(StrictModel):
     Attributes:
         kind: "generate" learns the records' texts or targets, "classify" their labels (``data.label``).
         labels: names of all labels, in the order of a classifier's outputs; public.
-        words: of a causal model: a word for each label, by whose logits it classifies; empty trains a head.
-        inputs: of held-out prompts: the most for which a finished cell writes, to be scored; 0 writes nothing.
+        words: word for each label, by whose logits a causal model classifies; empty trains a head.
+        inputs: most held-out prompts for which a finished cell writes texts, to be scored; 0 writes nothing.
         beams, max_new_tokens, length_penalty, no_repeat_ngram: how it writes.
         metrics: metrics of what it writes (docs/howto/score.md).
     """

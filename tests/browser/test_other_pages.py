@@ -102,7 +102,7 @@ def test_a_name_that_was_made_to_mean_this_machine_opens_nothing(served: Running
         page = owners.new_page()
         answer = page.goto(server.replace("127.0.0.1", "evil.example"))
         assert answer.status == 403
-        assert "127.0.0.1 or localhost alone" in page.content()
+        assert "only as 127.0.0.1 or localhost" in page.content()
         for path in ("/api/flows/", "/ajax-api/2.0/mlflow/experiments/create"):
             assert page.evaluate(FETCH, [path, "POST", '{"name": "evil"}', JSON]) == 403
 

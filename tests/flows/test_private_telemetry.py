@@ -212,7 +212,7 @@ def test_the_parent_shows_the_headline_and_its_page_says_what_is_covered(publish
     assert "public-set perplexity" in parent.data.tags[tracking.NOTE]
     note = tracking.client().get_experiment(parent.info.experiment_id).tags[tracking.NOTE]
     assert note.startswith(parent.data.tags[tracking.NOTE])
-    assert "Of runs with the tag `telemetry: private`, the guarantee covers" in note
+    assert "For runs with the tag `telemetry: private`, the guarantee covers" in note
 
 
 def test_no_digest_of_records_is_published(published: Published) -> None:

@@ -56,7 +56,9 @@ def test_a_runner_is_a_word_or_an_address(runner: str, pipeline: Path) -> None:
 
 @pytest.mark.parametrize("runner", ["thread", "dask://h:1", "tcp://host", "ray://", "host:8786", "http://h:1", ""])
 def test_any_other_runner_is_an_error_that_says_what_there_is(runner: str, pipeline: Path) -> None:
-    with pytest.raises(ConfigError, match=r"experiment\.runner: .* is none: use threads, dask, ray, .*tcp://host:8786"):
+    with pytest.raises(
+        ConfigError, match=r"experiment\.runner: .* is not a runner: use threads, dask, ray, .*tcp://host:8786"
+    ):
         settings(runner=runner)
 
 

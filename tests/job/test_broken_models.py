@@ -161,7 +161,7 @@ def test_what_lies_in_a_files_place_is_named(file: str, kind: str, model: Path) 
 
 def test_an_adapter_is_no_model(model: Path) -> None:
     (model / "config.json").rename(model / "adapter_config.json")
-    with pytest.raises(ConfigError, match=r"is an adapter, and no model: .*Fix: give the model that it was tuned on"):
+    with pytest.raises(ConfigError, match=r"is an adapter, not a model: .*Fix: give the model that it was tuned on"):
         open_base(model, TuneSettings(epsilon=8))
 
 

@@ -59,7 +59,7 @@ def test_a_card_tells_figures_of_public_records_alone(scored: bool) -> None:
     result = {"base": "gpt2", "revision": None, "perplexity": {}, "settings": {}, "template": None}
     result["scores" if scored else "perplexity"] = figures
     told = card_text("", result, 1.0)
-    assert "Not told: figures are of public records alone, and none were given." in told
+    assert "Not shown: figures come only from public records, and none were given." in told
     assert not [word for word in ("9.25", "8.25", "held-out", "private") if word in told]
     figures[PUBLIC] = {name: [7.5, 6.5] for name in pairs} if scored else [7.5, 6.5]
     told = card_text("", result, 1.0)

@@ -150,7 +150,7 @@ def test_private_telemetry_tells_no_score_of_private_records() -> None:
         telemetry="private", epochs=2, expected_batch_size=8, rank=2,
     )  # fmt: skip
     assert result.scores == {}
-    assert "Not told: figures are of public records alone" in (result.folder / "adapter" / "README.md").read_text()
+    assert "Not shown: figures come only from public records" in (result.folder / "adapter" / "README.md").read_text()
 
 
 def delivered(records: list[dict[str, Any]], **settings: Any) -> Path:
@@ -268,7 +268,7 @@ def test_labels_with_commas_are_named_as_a_list(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "out" / "adapter" / "labels.json").read_text()) == ["so, so", "good"]
     refused = command(encoder(), *given, "--labels", '["so, so", "good"')
     assert refused.stderr.strip().splitlines()[-1].startswith("error: --labels: '[")
-    assert "is no list in JSON. Fix: write" in refused.stderr
+    assert "is not a list in JSON. Fix: write" in refused.stderr
 
 
 def test_the_owner_is_told_value_and_place_of_labels_that_do_not_fit(tmp_path: Path) -> None:
@@ -280,7 +280,9 @@ def test_the_owner_is_told_value_and_place_of_labels_that_do_not_fit(tmp_path: P
     done = command(encoder(), *given, "--labels", "0,1")
     assert done.exit_code == 2
     line = done.stderr.strip().splitlines()[-1]
-    assert "third.csv, row 6, column 'label': '2' is none of the labels 0, 1. Fix: mend it, or name all l" in line, line
+    assert "third.csv, row 6, column 'label': '2' is not one of the labels 0, 1. Fix: mend it, or name all l" in line, (
+        line
+    )
     rows[4]["label"] = f"rare {'x' * 50}"
     write_csv(path, rows)
     done = command(encoder(), *given, "--labels", "0,1")

@@ -201,11 +201,11 @@ def test_a_card_that_an_earlier_version_wrote_is_written_again_without_private_f
     found = texts(rows(), out=tmp_path / "out")
     card = found.folder / "adapter" / "README.md"
     now = card.read_text()
-    card.write_text(now.replace("Not told: figures", "- held-out private records: 9.5 before, 8.5 after\n\nFigures"))
+    card.write_text(now.replace("Not shown: figures", "- held-out private records: 9.5 before, 8.5 after\n\nFigures"))
     assert "8.5 after" in card.read_text()
     saved = texts(rows(), out=tmp_path / "out").save(tmp_path / "handed on")
     assert (saved / "README.md").read_text() == card.read_text() == now
-    assert "told figures of held-out private records; it was written again" in caplog.text
+    assert "showed figures of held-out private records; it was written again" in caplog.text
     caplog.clear()
     card.write_text(now + "\nOurs.\n")
     texts(rows(), out=tmp_path / "out")

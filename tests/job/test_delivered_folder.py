@@ -102,7 +102,9 @@ def test_what_is_added_to_a_delivered_folder_is_refused_by_its_name(name: str, f
     line = refused(folder)
     assert f"{folder / name}" in line
     if name != "certificate.jsonl":  # of which it is said what is wrong with it
-        assert f"{folder / name}: is no file that the run delivered. Fix: remove it, or take the whole folder" in line
+        assert (
+            f"{folder / name}: is not a file that the run delivered. Fix: remove it, or take the whole folder" in line
+        )
     with pytest.raises(DptuneError):
         check_deliverable(folder)
 

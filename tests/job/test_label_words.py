@@ -90,7 +90,8 @@ def test_a_table_becomes_a_classifier_by_words_which_score_reads_without_being_t
     assert json.loads((folder / "labels.json").read_text()) == ["0", "1"]
     card = (folder / "README.md").read_text()
     assert "# LoRA adapter for tiny, a classifier by label words" in card
-    assert 'It is put into the template "{text} new". Of "dog" (0) or "cat" (1), the word' in card
+    assert 'It is put into the template "{text} new". The word that the model finds' in card
+    assert 'likeliest next decides: "dog" (0) or "cat" (1).' in card
     assert '| words | 0: "dog", 1: "cat" |' in card
     assert "| head |" not in card
     rows = table(60, seed=11)
@@ -214,11 +215,11 @@ REFUSED = {
     "too many": ([*BY_WORDS, "--word", "2=old", "--labels", "0,1"], "--word: there are 3, for 0, 1, 2, and 2 labels"),
     "one label": (BY_WORDS[:4], "--labels: .* are not two or more distinct names"),
     "label twice": ([*BY_WORDS, "--word", "1=old"], "--word: label '1' is given twice. Fix: give it one word"),
-    "no label": ([*BY_WORDS[:3], "dog"], "--word: 'dog' is no LABEL=WORD"),
+    "no label": ([*BY_WORDS[:3], "dog"], "--word: 'dog' is not of the form LABEL=WORD"),
     "no task": (BY_WORDS[2:], "--word: are for task classify"),
     "no text": ([*BY_WORDS, "--template", "It was"], "--template: names no columns"),
     "another column": ([*BY_WORDS, "--template", "{label} was"], r"--template: '\{label\} was' has no \{text\}"),
-    "label unknown": ([*BY_WORDS[:4], "--word", "yes=cat"], "row 3, column 'label': '1' is none of the labels 0, yes"),
+    "label unknown": ([*BY_WORDS[:4], "--word", "yes=cat"], "row 3, column 'label': '1' is not one of the labels"),
 }  # fmt: skip
 
 

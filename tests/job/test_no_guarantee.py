@@ -195,7 +195,7 @@ def test_python_samples_no_run_without_a_guarantee_unless_asked(
     assert refused.value.field == "adapter"
     found = dptune.sample(given, checkpoint(), 2, no_guarantee=True)
     assert "NO GUARANTEE" in found.card("a.jsonl", "0").splitlines()[0]
-    with pytest.raises(ConfigError, match="is not what it was when it was opened"):
+    with pytest.raises(ConfigError, match="changed after it was opened"):
         dptune.sample(adapter, checkpoint(), 2)
     monkeypatch.undo()
     assert len(dptune.sample(adapter, checkpoint(), 2).rows) == 2

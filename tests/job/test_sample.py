@@ -263,7 +263,7 @@ def test_an_adapter_that_does_not_verify_is_refused(tmp_path: Path) -> None:
         open_adapter(copy)
     assert "holds no adapter_config.json" in refused(tmp_path, "--records", "3")
     (copy / "ledger.jsonl").unlink()
-    assert "holds no ledger.jsonl, which says what it cost" in refused(copy, "--records", "3")
+    assert "holds no ledger.jsonl, which records what it cost" in refused(copy, "--records", "3")
     (copy / "labels.json").write_text('["a", "b"]')
     assert "is a classifier, which writes no texts" in refused(copy, "--records", "3")
 

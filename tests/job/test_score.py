@@ -66,7 +66,7 @@ def test_rows_of_one_prompt_are_references_of_one_input(tmp_path: Path) -> None:
 def test_references_are_grouped_in_order_with_white_space_collapsed() -> None:
     source = RecordSource([{"prompt": "b", "completion": " x  y"}, {"prompt": "a", "completion": "z"}] * 2)
     assert references_of(read(source)) == {"b": ["x y", "x y"], "a": ["z", "z"]}
-    said = "row 1: is a text, as not all records are, and scores of what an adapter writes need.*or give texts alone"
+    said = "row 1: is a text, as not all records are, and scores of what an adapter writes need.*or give only texts"
     with pytest.raises(DataError, match=said):
         references_of(read(RecordSource([{"text": "a"}])))
     with pytest.raises(DataError, match="row 1: is a chat, and scores"):
@@ -82,7 +82,9 @@ def test_texts_are_scored_by_perplexity_with_the_adapter_and_without(tmp_path: P
     assert told.exit_code == 0, told.output
     found = json.loads(told.stdout)
     assert found["inputs"] == 6
-    assert found["perplexity_is"].startswith("6 blocks of at most 19 tokens of one text, each read alone; all but a ")
+    assert found["perplexity_is"].startswith(
+        "6 blocks of at most 19 tokens of one text, each read on its own; all but a "
+    )
     assert found["untuned_perplexity"] != found["perplexity"]
     base = AutoModelForCausalLM.from_pretrained(checkpoint()).eval()
     tokens = tokens_of(read(RecordSource(rows(6), text="text")), load_tokenizer(ModelSource(str(checkpoint()))), 20)
@@ -103,7 +105,7 @@ def test_texts_are_scored_by_perplexity_with_the_adapter_and_without(tmp_path: P
         line = refused(tuned, checkpoint(), *arguments[3:], "--block", block)
         assert line == f"error: --block: {block} tokens leave nothing to predict. Fix: give 2 or more."
     line = refused(tuned, checkpoint(), *arguments[3:], "--rows", "0")
-    assert line == "error: --rows: 0 is no number of rows. Fix: use 16, or 1 where memory is short."
+    assert line == "error: --rows: 0 is not a number of rows. Fix: use 16, or 1 where memory is short."
     data = ["--data", str(write_csv(tmp_path / "pairs.csv", PAIRS[:4])), "--prompt", "mr", "--completion", "ref"]
     line = refused(adapter(), checkpoint(), *data, "--block", "8")
     assert line.startswith("error: --block: is about texts, and these records are prompts with targets"), line
@@ -272,18 +274,14 @@ def test_prompts_for_an_adapter_of_whole_texts_are_scored_with_a_warning(tmp_pat
             folder, ModelSource(str(checkpoint())), source, decoding=short, metrics=["chrf"], warn=notes.append
         )
     no_card, note, again = notes  # an earlier version did not say
-    assert (
-        no_card
-        == again
-        == f"{folder} has no card of dptune's, so that nobody knows whether its files are those of the run"
-    )
+    assert no_card == again == f"{folder} has no card of dptune's, so it is unknown whether its files come from the run"
     assert note.startswith("the adapter was tuned on texts of one column, and these records are prompts with")
 
 
 def test_a_label_that_was_never_learned_is_named_with_a_fix_that_score_has(tmp_path: Path) -> None:
     data = str(write_csv(tmp_path / "test.csv", [*LABELLED[:3], LABELLED[3] | {"label": 2}]))
     line = refused(classifier(), checkpoint(), "--data", data, "--text", "text")
-    assert "test.csv, row 5, column 'label': '2' is none of the labels 0, 1. Fix: mend it, or leave out" in line
+    assert "test.csv, row 5, column 'label': '2' is not one of the labels 0, 1. Fix: mend it, or leave out" in line
 
 
 def swap_labels(folder: Path) -> None:
@@ -302,7 +300,7 @@ def lose_labels(folder: Path) -> None:
     ("change", "said"),
     [
         (swap_labels, "labels.json: is not the file that the run delivered. Fix: take the whole folder"),
-        (add_words, "words.json: is no file that the run delivered"),
+        (add_words, "words.json: is not a file that the run delivered"),
         (lose_labels, "labels.json: is missing"),
     ],
 )
@@ -324,7 +322,7 @@ def test_a_folder_whose_files_are_not_those_of_its_card_is_refused(
 def test_a_column_of_labels_for_an_adapter_that_writes_is_refused(columns: list[str], tmp_path: Path) -> None:
     data = ["--data", str(write_csv(tmp_path / "test.csv", PAIRS))]
     line = refused(adapter(), checkpoint(), *data, *columns, "--label", "ref")
-    assert line.startswith("error: --label: is about a classifier, and this adapter is none"), line
+    assert line.startswith("error: --label: is about a classifier, but this adapter is not one"), line
     assert "adapter_config.json" in refused(tmp_path, checkpoint(), *data, *columns, "--label", "ref")
 
 

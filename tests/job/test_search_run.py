@@ -373,7 +373,7 @@ def test_the_plan_is_bound_by_its_commitment_and_comes_back(tmp_path: Path) -> N
     others = [replace(plan, salt="00" * 32), replace(plan, candidates=plan.candidates[::-1])]
     assert len({plan.commitment, *(other.commitment for other in others)}) == 3
     (tmp_path / "plan.json").write_text("{")
-    with pytest.raises(DptuneError, match="no whole JSON"):
+    with pytest.raises(DptuneError, match="not complete JSON"):
         Plan.read(tmp_path)
 
 

@@ -134,7 +134,7 @@ def test_a_winner_of_a_cheaper_kind_is_refused(copy: Path) -> None:
 def test_a_winner_outside_the_space_is_refused(copy: Path) -> None:
     first, second = lines_of(copy)
     for options in ({"expected_batch_size": 5}, {"expected_batch_size": 4, "epochs": 1}, {}):
-        with pytest.raises(CardError, match="no point of its space"):
+        with pytest.raises(CardError, match="not a point of its space"):
             sealed(copy, [first, second | {"options": options}])
 
 
@@ -144,7 +144,7 @@ def test_a_winner_made_by_code_that_the_certificate_does_not_name_is_refused(
     contents = read_ledger(copy / "ledger.jsonl")
     other = replace(contents, header=replace(contents.header, plugins=("mine",)))
     monkeypatch.setattr(verifying, "read_ledger", lambda path: other)
-    with pytest.raises(CardError, match="is of another search"):
+    with pytest.raises(CardError, match="belongs to another search"):
         verifying.certificate_of(copy)
 
 
@@ -209,7 +209,7 @@ def test_a_certificate_of_another_search_is_refused_though_the_score_says_the_sa
     scored = {name: value for name, value in change.items() if name != "units"}  # those are the units that score
     resealed(copy / SCORE_LEDGER, [header | scored, *others])
     assert first | change != first
-    with pytest.raises(CardError, match="is of another search than the ledger"):
+    with pytest.raises(CardError, match="belongs to another search than the ledger"):
         sealed(copy, [first | change, second])
 
 

@@ -212,13 +212,16 @@ def test_settings_of_lora_reach_the_adapter_and_the_command_that_is_printed(tmp_
 @pytest.mark.parametrize(
     ("given", "problem"),
     [
-        (["--rank-pattern", "c_attn"], "--rank-pattern: 'c_attn' is no NAME=NUMBER. Fix: write the layer's name"),
-        (["--alpha-pattern", "c_attn=many"], "--alpha-pattern: 'c_attn=many' is no NAME=NUMBER"),
+        (
+            ["--rank-pattern", "c_attn"],
+            "--rank-pattern: 'c_attn' is not of the form NAME=NUMBER. Fix: write the layer's name",
+        ),
+        (["--alpha-pattern", "c_attn=many"], "--alpha-pattern: 'c_attn=many' is not of the form NAME=NUMBER"),
         (["--rank-pattern", "c_attn=2", "--rank-pattern", "c_attn=4"], "--rank-pattern: 'c_attn' is given twice"),
-        (["--rank-pattern", "c_attn=0"], "--rank-pattern: c_attn: 0 is no positive whole number"),
+        (["--rank-pattern", "c_attn=0"], "--rank-pattern: c_attn: 0 is not a positive whole number"),
         (["--rank-pattern", "nosuch=4"], "--rank-pattern: no adapted layer is called 'nosuch'"),
         (["--init", "pissa"], "--init"),
-        (["--target-modules", "c_(attn"], "--target-modules: 'c_(attn' is no regular expression"),
+        (["--target-modules", "c_(attn"], "--target-modules: 'c_(attn' is not a regular expression"),
     ],
 )
 def test_wrong_settings_of_lora_are_named(command: str, given: list[str], problem: str, tmp_path: Path) -> None:

@@ -133,7 +133,7 @@ def test_a_loaded_model_of_which_some_weights_would_train_is_refused() -> None:
     """Somebody who froze a part of a model expects the rest to train."""
     model = AutoModelForCausalLM.from_pretrained(checkpoint())
     next(iter(model.parameters())).requires_grad_(False)
-    with pytest.raises(DptuneError, match="has some weights to train, and tune trains adapters alone"):
+    with pytest.raises(DptuneError, match="has some weights that train, but tune trains only adapters"):
         dptune.tune(model, rows(), epsilon=8, tokenizer=AutoTokenizer.from_pretrained(checkpoint()), **QUICK)
 
 
@@ -266,7 +266,7 @@ def test_private_telemetry_tells_no_statistic_of_private_records(tmp_path: Path)
     assert " of 40 " not in done.output, "how many records are cut, say"
     assert "records_" not in done.stdout.replace("records_per_unit", "")
     assert json.loads((out / "result.json").read_text())["perplexity"] == {}
-    assert "Not told: figures are of public records alone" in (out / "adapter" / "README.md").read_text()
+    assert "Not shown: figures come only from public records" in (out / "adapter" / "README.md").read_text()
     assert read_ledger(out / "ledger.jsonl").header.units == 40  # nobody is held out
 
 

@@ -48,7 +48,11 @@ OPTIONS: dict[str, tuple[list[str], str, str]] = {
     "no such mechanism": (["--mechanism", "statik"], "--mechanism: 'statik' is unknown", "use one of"),
     "a leak": (["--mechanism", "rldp_published"], "--mechanism: rldp_published has no certified epsilon", "sound one"),
     "no noise": (["--mechanism", "nonprivate"], "--mechanism: nonprivate has no noise", "use static"),
-    "mechanism's option": (["--set", "radius=1"], "--set radius: mechanism 'static' has no such", "of max_grad_norm."),
+    "mechanism's option": (
+        ["--set", "radius=1"],
+        "--set radius: mechanism 'static' has no option of this name",
+        "of max_grad_norm.",
+    ),
     "option without =": (["--set", "radius"], "--set radius: has no '='", "KEY=VALUE"),
     "set twice": (["--set", "max_grad_norm=1", "--set", "max_grad_norm=2"], "is given twice", "give it once"),
     "own noise": (["--set", "noise_multiplier=1"], "--set noise_multiplier: is what the budget", "leave it out"),
@@ -92,15 +96,15 @@ def test_private_records_are_not_taken_for_public_ones(name: str, tmp_path: Path
 
 def test_a_misspelt_option_is_named(tmp_path: Path) -> None:
     assert "--epsilom" in refused(tmp_path, "--epsilom", "2")
-    with pytest.raises(ConfigError, match=r"epoch: is no setting\. Fix: use epochs"):
+    with pytest.raises(ConfigError, match=r"epoch: is not a setting\. Fix: use epochs"):
         TuneSettings.of(epsilon=4.0, epoch=2)
 
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--model", "gpt2"], "--revision: 'gpt2' is no local directory"),
-        (["--model", "./nowhere"], "--model: './nowhere' is no folder"),
+        (["--model", "gpt2"], "--revision: 'gpt2' is not a local directory"),
+        (["--model", "./nowhere"], "--model: './nowhere' is not a folder"),
         (["--data", "nowhere.csv"], "nowhere.csv: the file does not exist"),
         (["--data", "records.xyz"], "the ending of records.xyz does not show the format"),
         (["--out", "records.xyz"], "--out: records.xyz is a file"),
@@ -204,7 +208,11 @@ def _other_family(folder: Path) -> Path:
 
 MODELS: dict[str, tuple[Callable[[Path], Path | str], str, str]] = {
     "missing": (lambda folder: folder / "none", "--model: ", "check the path"),
-    "hub id without a commit": (lambda _: "gpt2", "'gpt2' is no local directory, and no revision is given", "40-digit"),
+    "hub id without a commit": (
+        lambda _: "gpt2",
+        "'gpt2' is not a local directory, and no revision is given",
+        "40-digit",
+    ),
     "no config": (_without("config.json"), "holds no config.json", "save_pretrained wrote"),
     "torn config": (lambda folder: _torn(folder, "config.json"), "--model: ", "check the name"),
     "an encoder": (_changed("config.json", model_type="bert", architectures=["BertModel"]), "--model: ", "causal"),
@@ -242,7 +250,7 @@ def test_another_folder_a_file_and_a_run_under_way_are_no_place(tmp_path: Path) 
     out.unlink()
     out.mkdir()
     (out / "thesis.txt").write_text("mine")
-    assert "holds files and no run" in refused(tmp_path)
+    assert "holds files, but no run" in refused(tmp_path)
     assert (out / "thesis.txt").read_text() == "mine"
     (out / "thesis.txt").unlink()
     with locked(out / "lock"):

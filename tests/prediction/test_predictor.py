@@ -429,7 +429,7 @@ def test_the_command_answers_and_then_refuses(ensemble: Path) -> None:
     many = CliRunner().invoke(app, [*arguments[:-1], "1000"])
     assert many.exit_code == 2
     assert many.stderr.strip() == (
-        f"error: --tokens: 1000 are asked for, and {left} of {TOKENS} are left for good. "
+        f"error: --tokens: 1000 are requested, and only {left} of {TOKENS} are left, for good. "
         f"Fix: use --tokens {left} to spend all of them, or fewer."
     )
     verified = json.loads(CliRunner().invoke(app, ["verify", str(ensemble / "ledger.jsonl"), "--json"]).stdout)

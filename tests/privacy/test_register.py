@@ -411,7 +411,7 @@ def test_another_register_of_the_same_records_is_told_of(tmp_path: Path, monkeyp
     assert len(here.elsewhere("people")) == len(pipeline.elsewhere("people")) == 1
     for register, other in ((here, "data/spent.jsonl"), (pipeline, "spent.jsonl")):
         told = CliRunner().invoke(app, ["spent", str(register.path)]).stdout
-        assert f"What {other} says of the same records comes on top" in told
+        assert f"What {other} counts of the same records comes on top" in told
     here.path.chmod(0o644)
     assert "can be read by others" in pipeline.elsewhere("people")[0], "a register elsewhere stops nobody"
 

@@ -66,13 +66,13 @@ def test_plain_dp_sgd_is_found_under_any_label() -> None:
 def test_a_mechanism_that_leaks_is_no_candidate_however_good_it_is() -> None:
     results = [*RIVALS, *cells("rldp_published", [4.1], "inf", **LEAKY)]
     assert answer_lines(results) == answer_lines(RIVALS)
-    assert "No candidate, for want of a certified ε: `rldp_published`." in caveats(results)
+    assert "Left out, without a certified ε: `rldp_published`." in caveats(results)
 
 
 def test_a_run_that_diverged_is_no_candidate() -> None:
     results = [*RIVALS, *cells("rldp", [float("inf")])]
     assert answer_lines(results) == answer_lines(RIVALS)
-    assert "No candidate, for a run diverged: `rldp`." in caveats(results)
+    assert "Left out, because a run diverged: `rldp`." in caveats(results)
 
 
 def test_a_mechanism_alone_is_compared_with_no_other() -> None:

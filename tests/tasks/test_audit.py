@@ -457,7 +457,7 @@ def _other_data(directory: Path) -> None:
         (_damaged, r"ledger.jsonl: is damaged"),
         (_other_secrets, r"secrets/[0-9a-f]{16}.json: is not what was planted"),
         (_other_adapter, r"adapter: does not fit data/models/public"),
-        (_renamed_weights, r"adapter_model.safetensors: its weights are those of another model"),
+        (_renamed_weights, r"adapter_model.safetensors: its weights belong to another model"),
         (_another_runs_adapter, r"adapter_model.safetensors: is not what the run of this ledger wrote"),
         (_another_cells_ledger, r"ledger.jsonl: is the ledger of another cell"),
         (_other_model, r"was trained with another base model"),

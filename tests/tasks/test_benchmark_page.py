@@ -68,7 +68,7 @@ def test_measured_scores_stand_with_their_certified_epsilon_and_their_share() ->
 
 
 def test_few_seeds_and_missing_runs_are_said() -> None:
-    assert "Only 1 seed: nothing is told apart" in page([FinishedStudy("bench-e2e-small", RESULTS[:2])])
+    assert "Only 1 seed: too few to tell mechanisms apart" in page([FinishedStudy("bench-e2e-small", RESULTS[:2])])
     assert page([]).count("Nothing was run.") == len(yaml.safe_load(CLAIMED.read_text(encoding="utf-8")))
 
 
@@ -195,5 +195,5 @@ def test_only_finished_runs_are_read(tmp_path: Path) -> None:
     (tmp_path / "torn").mkdir()
     (tmp_path / "torn" / "result.json").write_text(json.dumps(RESULTS[0]))
     assert read_studies([tmp_path]) == []
-    with pytest.raises(ConfigError, match="is none"):
+    with pytest.raises(ConfigError, match="is not a folder"):
         read_studies([tmp_path / "absent"])

@@ -450,7 +450,7 @@ def test_a_device_that_is_not_there_is_named(pipeline: Path, capsys: pytest.Capt
 
 
 def test_a_folder_without_a_model_is_named(pipeline: Path) -> None:
-    with pytest.raises(ConfigError, match=r"experiment\.models: '/etc' is no folder of a model"):
+    with pytest.raises(ConfigError, match=r"experiment\.models: '/etc' is not a model's folder"):
         static({"experiment": {"models": {"small": {"source": "/etc"}}}})
 
 
@@ -465,7 +465,7 @@ def test_a_bad_specification_ends_with_a_message(
         run_stage(lambda: main([path]))
     assert ended.value.code == 2
     error = capsys.readouterr().err
-    assert error.startswith("error: cell.json: is no cell")
+    assert error.startswith("error: cell.json: is not a cell")
     assert "Traceback" not in error
 
 

@@ -95,7 +95,7 @@ def test_another_base_model_is_refused_and_the_right_one_is_found_elsewhere(logg
     folder = str(logged.model("research", tmp_path / "model"))
     moved = tmp_path / "base"
     shutil.copytree(PUBLIC_MODEL, moved)
-    with pytest.raises(ValueError, match=r"is no folder here\. Fix: .*model_config"):
+    with pytest.raises(ValueError, match=r"is not a folder here\. Fix: .*model_config"):
         mlflow.pyfunc.load_model(folder, model_config={"base": str(tmp_path / "nowhere")})
     found = mlflow.pyfunc.load_model(folder, model_config={"base": str(moved)})
     assert found.predict(["A visit."])["tokens"].item() > 0

@@ -159,7 +159,7 @@ def test_a_tiny_model_trains_by_every_mechanism_of_the_profile(
 
 ON_MODEL: dict[str, tuple[dict[str, Any], str]] = {
     "no table": ({"on_model": 3}, "on_model"),
-    "no table of options": ({"on_model": {"small": 3}}, "on_model"),
+    "not a table of options": ({"on_model": {"small": 3}}, "on_model"),
     "unknown model": ({"on_model": {"large": {"max_grad_norm": 2}}}, "large"),
     "unknown option": ({"on_model": {"small": {"radius": 2}}}, "radius"),
     "no rate": ({"learning_rate": -1}, "learning_rate: -1 is not within 0 and 10"),

@@ -78,7 +78,7 @@ def test_several_orders_are_compared_and_the_first_is_served(empty: Path) -> Non
     ("change", "message"),
     [
         ({"models": [0]}, "models"),
-        ({"models": [4]}, r"serve\.models: 8 is none of the numbers"),
+        ({"models": [4]}, r"serve\.models: 8 is not one of the numbers"),
         ({"units": ["patient"]}, "patient needs partition: patient"),
         ({"serve": {"unit": "patient"}}, "patient needs partition: patient"),
         ({"alpha": 1}, "alpha"),

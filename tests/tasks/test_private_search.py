@@ -77,7 +77,7 @@ def three(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"space": {"batch": {"uniform": [1, 2]}}}, "search.space.batch: .*takes no range"),
         ({"space": {"options.max_grad_norm": [1, 1]}}, "search.space.options.max_grad_norm: names a value twice"),
         ({"space": {"options.max_grad_norm": [0.1, "0.1"]}}, "search.space.options.max_grad_norm: names a value twice"),
-        ({"space": [{"rank": [1, 2]}]}, "search.space: rank: is no setting that a search may choose"),
+        ({"space": [{"rank": [1, 2]}]}, "search.space: rank: is not a setting that a search may choose"),
         ({"space": {}}, "search.space: is empty"),
         ({"space": {"mechanism": ["static"]}}, "search.space: holds one point"),
         ({"candidates": 1}, "search.candidates: 1 is below"),

@@ -301,10 +301,10 @@ def test_beside_an_infinite_total_stands_that_of_the_cells_with_a_certified_epsi
     write_report([result(), result(seed=1), result("nonprivate", "inf")], tmp_path, "tiny")
     words = " ".join(page(tmp_path).words.split())
     assert "at most ε = ∞, δ = 3e-05 about one record" in words
-    assert "The 2 with a certified ε alone" in words
-    assert "none of the 1 without one, gets at most ε = 4, δ = 2e-05." in words
+    assert "The 2 with a certified ε: someone" in words
+    assert "none of the 1 without one, learns at most ε = 4, δ = 2e-05." in words
     write_report([result(), result(seed=1)], tmp_path, "tiny")
-    assert "with a certified ε alone" not in page(tmp_path).words
+    assert "someone who has only these adapters" not in page(tmp_path).words
 
 
 @pytest.mark.parametrize(

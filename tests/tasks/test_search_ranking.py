@@ -58,7 +58,7 @@ def rehearse(monkeypatch: pytest.MonkeyPatch, *perplexities: float) -> None:
 
 
 def test_private_telemetry_refuses_it_by_name_and_it_is_off_by_default(empty: Path) -> None:
-    refused = r"search\.check_ranking: is true, and it tells perplexities of held-out private records.*use false"
+    refused = r"search\.check_ranking: is true, and it shows perplexities of held-out private records.*use false"
     with pytest.raises(ConfigError, match=refused):
         check_search(settings_of("private"))
     check_search(settings_of("private", check_ranking=False))
@@ -245,8 +245,8 @@ def _the_page_says_that_it_did_not_end(out: Path) -> None:
     write_page(out, REPORT)
     page = " ".join((REPORT / PAGE).read_text(encoding="utf-8").partition("<script")[0].split())
     assert "How well the ranking carries over" in page
-    assert "The check of the ranking has not ended, so nothing is told of it." in page
-    assert f"own run costs what is said above{said_within(out)}." in page
+    assert "The check of the ranking has not ended, so its result is not shown." in page
+    assert f"own run costs the epsilon above{said_within(out)}." in page
     assert said_within(out)
 
 

@@ -348,9 +348,9 @@ def test_a_file_may_name_several_profiles() -> None:
 @pytest.mark.parametrize(
     ("said", "problem"),
     [
-        ("profiles: a.yaml", "is no list of files"),
-        ("profiles: []", "is no list of files"),
-        ("profiles: [1]", "is no list of files"),
+        ("profiles: a.yaml", "is not a list of files"),
+        ("profiles: []", "is not a list of files"),
+        ("profiles: [1]", "is not a list of files"),
         ("profiles: [a.yaml, ./a.yaml]", "names a file twice"),
         ("profiles: [several.yaml]", "names several.yaml, which is itself a list"),
         ("{profiles: [a.yaml], training: {epochs: 1}}", "stands beside 'training'"),
@@ -403,7 +403,7 @@ def test_a_number_with_a_point_and_an_exponent_needs_no_sign() -> None:
             {"lora": {"init_lora_weights": "pissa"}},
             r"init_lora_weights: 'pissa' changes the frozen.*line \d+.*use true",
         ),
-        ({"lora": {"alpha_pattern": {"(": 4}}}, r"lora\.alpha_pattern: '\(' is no name of a layer .*line \d+"),
+        ({"lora": {"alpha_pattern": {"(": 4}}}, r"lora\.alpha_pattern: '\(' is not the name of a layer .*line \d+"),
         ({"pretrain": {"heads": 3}}, r"pretrain\.heads: 3 do not divide the width of 16 \(line \d+\)"),
         ({"prediction": {"tuning": {"learning_rate": 11}}}, r"prediction\.tuning\.learning_rate: 11 is above 10 \(li"),
         ({"mechanisms": {"static": {"radius": 1}}}, r"radius: .* has no such option\. Fix: use one of .*pairs\.$"),

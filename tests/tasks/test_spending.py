@@ -177,7 +177,7 @@ def test_the_page_adds_up_what_is_on_the_same_records(tmp_path: Path) -> None:
     assert "With the 2 of them on these records, 4 runs together cost at most ε = 4.75, δ = 4e-05" in words
     assert all(one.folder in words for one in others)
     write_report([result()], tmp_path, "tiny")
-    assert "runs that are no cells of this page" not in page(tmp_path).words
+    assert "runs that are not cells of this page" not in page(tmp_path).words
 
 
 def test_what_nobody_can_tell_makes_every_total_infinite() -> None:

@@ -175,8 +175,8 @@ def _no_cell(run: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (shutil.rmtree, r"is no folder\. Fix: give that of a finished cell: `ls data/runs` lists them"),
-        (_no_cell, r"it has no cell\.json that says one\. Fix: .*`dptune sample` takes any other adapter"),
+        (shutil.rmtree, r"is no folder\. Fix: give the folder of a finished cell: `ls data/runs` lists them"),
+        (_no_cell, r"it has no cell\.json\. Fix: .*`dptune sample` takes any other adapter"),
         (_unfinished, r"has not ended\. Fix: run its study again"),
         (_classifier, r"is a classifier, which writes no texts\. Fix: give a cell that "),
         (_other_weights, r"adapter: is not what the run of this ledger wrote\. Fix: restore it"),
@@ -239,7 +239,7 @@ def test_the_command_ends_with_the_cause_and_the_fix(empty: Path) -> None:
     command = [sys.executable, "-m", "tasks.synthetic", "data/runs/none"]
     done = subprocess.run(command, capture_output=True, text=True, env=os.environ, check=False)
     assert done.returncode == 2
-    said = "error: run: data/runs/none is no folder. Fix: give that of a finished cell"
+    said = "error: run: data/runs/none is not a folder. Fix: give the folder of a finished cell"
     assert done.stderr.strip().splitlines()[-1].startswith(said)
     with pytest.raises(DptuneError, match=r"run: is missing\. Fix: make sample RUN=data/runs/NAME, a finished cell"):
         synthetic.main()

@@ -101,7 +101,7 @@ def _figure(found: Outcome) -> str:
 
 
 def refused_row(family: str) -> list[str]:
-    """One family that is no causal language model: its class and the sentence that refuses it."""
+    """One family that is not a causal language model: its class and the sentence that refuses it."""
     model: Any = tiny(family)
     return [family, type(model).__name__, refusal(family, model)]
 

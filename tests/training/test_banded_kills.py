@@ -237,7 +237,7 @@ def test_units_without_a_key_each_are_refused_before_anything_is_charged(
     disk = runs.begin()
     monkeypatch.setattr(f"{__name__}.each_record", lambda tokens: replace(PrivacyUnits.records(20), keys=keys))
     disk.restart(power_cut=False)
-    with pytest.raises(ConfigError, match=r"units: have not a key each.* Fix: make them with PrivacyUnits\.of"):
+    with pytest.raises(ConfigError, match=r"units: do not have a key each.* Fix: make them with PrivacyUnits\.of"):
         runs.run()
     assert not runs.charged
     assert not (runs.folder / "ledger.jsonl").exists()

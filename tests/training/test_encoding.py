@@ -144,7 +144,7 @@ def test_what_is_cut_is_counted_and_a_record_without_loss_stays_one() -> None:
     [(Text("a"), "completion"), (PromptTarget("a", "b"), "assistant"), (Chat(({"role": "user"},)), "completion")],
 )
 def test_a_loss_on_nothing_is_refused(content: Content, loss_on: Any) -> None:
-    with pytest.raises(ConfigError, match=rf"training\.loss_on: '{loss_on}' is nothing that row 1 of a\.jsonl has"):
+    with pytest.raises(ConfigError, match=rf"training\.loss_on: '{loss_on}' does not exist in row 1 of a\.jsonl"):
         encoded(content, tokenizer(), loss_on)
 
 

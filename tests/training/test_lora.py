@@ -121,10 +121,10 @@ def test_every_start_leaves_the_model_as_it_was(way: str) -> None:
         ({"init_lora_weights": "orthogonal", "rank": 3}, "init_lora_weights", "even ranks, not 3"),
         ({"init_lora_weights": "orthogonal", "rank_pattern": {"q_proj": 5}}, "init_lora_weights", "even ranks, not 5"),
         ({"rslora": "yes"}, "rslora", "neither true nor false"),
-        ({"rank_pattern": {"q_proj": 0}}, "rank_pattern", "no positive whole number"),
-        ({"rank_pattern": {"q_proj": True}}, "rank_pattern", "no positive whole number"),
-        ({"alpha_pattern": {"q_(proj": 4}}, "alpha_pattern", "is no name of a layer"),
-        ({"alpha_pattern": ["q_proj"]}, "alpha_pattern", "is no mapping"),
+        ({"rank_pattern": {"q_proj": 0}}, "rank_pattern", "not a positive whole number"),
+        ({"rank_pattern": {"q_proj": True}}, "rank_pattern", "not a positive whole number"),
+        ({"alpha_pattern": {"q_(proj": 4}}, "alpha_pattern", "is not the name of a layer"),
+        ({"alpha_pattern": ["q_proj"]}, "alpha_pattern", "is not a mapping"),
     ],
 )
 def test_what_is_refused_is_refused_by_name_and_with_a_reason(given: dict[str, Any], field: str, reason: str) -> None:
@@ -177,8 +177,8 @@ def test_a_regular_expression_names_the_layers_that_peft_adapts(
     ("expression", "problem"),
     [
         ("q_proj", r"'q_proj' matches no layer\. Fix: match whole names such as model\.layers\.0\.self_attn\.q_proj"),
-        (r".*self_attn", r"matches model\.layers\.0\.self_attn, which is no linear layer"),
-        (r".*(q_proj", r"is no regular expression \("),
+        (r".*self_attn", r"matches model\.layers\.0\.self_attn, which is not a linear layer"),
+        (r".*(q_proj", r"is not a regular expression \("),
     ],
 )
 def test_an_expression_that_names_no_linear_layers_is_refused(expression: str, problem: str) -> None:

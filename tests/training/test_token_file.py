@@ -165,7 +165,7 @@ def test_a_torn_file_is_refused_with_its_name_and_the_fix(tmp_path: Path, keep: 
     corpus_of(path, ["a b c"] * 50)
     whole = path.read_bytes()
     path.write_bytes(whole[: int(keep * len(whole))])
-    with pytest.raises(DataError, match=r"t\.arrow: is torn.*Fix: remove it"):
+    with pytest.raises(DataError, match=r"t\.arrow: is cut off.*Fix: remove it"):
         corpus_of(path, ["a b c"] * 50)
 
 
@@ -188,7 +188,7 @@ def test_another_file_is_refused(tmp_path: Path, name: str) -> None:
     table = foreign_files()[name]
     with pa.OSFile(str(tmp_path / "t.arrow"), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
         writer.write_table(table)
-    with pytest.raises(DataError, match=r"t\.arrow: is torn, or no file of token ids"):
+    with pytest.raises(DataError, match=r"t\.arrow: is cut off, or not a file of token ids"):
         open_corpus(tmp_path / "t.arrow")
 
 

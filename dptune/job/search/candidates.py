@@ -78,7 +78,7 @@ class SearchRun:
         weights: the frozen base model.
         before: (units,) losses of the base model where scores are noisy; None where they are public.
         scored: the records and units that scores are about, where they are noisy.
-        kinds: of the certificate; no candidate may release more than its kind.
+        kinds: kinds of the certificate; no candidate may release more than its kind.
     """
 
     prepared: PreparedRun
@@ -178,7 +178,9 @@ def _check_kept(shared: SearchRun, candidate: Drawn) -> None:
         return
     contents = read_acknowledged(folder.ledger)
     if contents.complete or (contents.releases and not begun):
-        raise LostError(shared.journal.path, f"lacks lines about {folder.path.name}, whose ledger has what they tell")
+        raise LostError(
+            shared.journal.path, f"lacks lines about {folder.path.name}, whose ledger holds what those lines say"
+        )
     if contents.releases and not folder.checkpoint.exists():
         raise LostError(folder.checkpoint, f"is missing, and {contents.releases} releases made it")
     shared.journal.begin(candidate.name)

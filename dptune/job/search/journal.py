@@ -70,7 +70,7 @@ class Journal:
         self.outcomes: dict[str, dict[str, Any]] = {}
         self._chain = GENESIS
         if other := not_a_file(self.path):
-            raise LostError(self.path, f"is {other}, and no file")
+            raise LostError(self.path, f"is {other}, not a file")
         if not self.path.exists():
             raise LostError(self.path, "is missing, which says what became of the candidates")
         content = self.path.read_bytes()

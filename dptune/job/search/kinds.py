@@ -44,7 +44,7 @@ class CandidateKind:
         weight: the chance of the kind.
         configuration: its settings; ranges at their lower ends.
         noise: options with which the registry builds its noise.
-        releases: of its training.
+        releases: releases of its training.
         plugins: code outside dptune that its candidates use.
     """
 

@@ -35,7 +35,7 @@ class Rehearsed:
     """What was tried on public records. Public.
 
     Attributes:
-        settings: those of the private run.
+        settings: the private run's settings.
         tried: each configuration, and its perplexity on held-out public records; infinite where it diverged.
     """
 
@@ -81,7 +81,7 @@ def rehearsed(
             return Rehearsed(settings_of(settings, known["chosen"]), tried)
         if RunFolder(out).ledger.exists():
             problem = f"{out} is a run whose settings were rehearsed for something else ({changed})"
-            raise ConfigError("out", problem, fix="take them back, or give another folder, which spends again")
+            raise ConfigError("out", problem, fix="restore them, or give another folder, which spends again")
     found = rehearse_space(source, base, settings, search, units, on_trial, unit)
     chosen = min(found.tried, key=lambda one: one[1])[0]
     shown = [[configuration, str(perplexity)] for configuration, perplexity in found.tried]

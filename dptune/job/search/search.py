@@ -305,7 +305,7 @@ def _book(prepared: PreparedRun, out: Path, register: Register, certificate: Sea
 
 def _check_plan(prepared: PreparedRun, asked: SearchSettings, plan: Plan, working: Path) -> None:
     """Raise ConfigError unless the plan was drawn for these records and settings: its price is about those alone."""
-    fix = "take them back, or give another folder, which spends again"
+    fix = "restore them, or give another folder, which spends again"
     if not plan.asked:
         problem = f"{working} holds a search whose plan does not say for which records and settings it was drawn"
         raise ConfigError("out", problem, fix="give another folder, which spends again")
@@ -325,7 +325,7 @@ def _check_same(prepared: PreparedRun, asked: SearchSettings, folder: RunFolder)
     begun = (working_folder(folder.path) / PLAN).exists() or _has_ended(folder)
     if known and begun and (changed := changes(known | {"kind": "search"}, now)):
         problem = f"{folder.path} was started with other settings ({changed})"
-        raise ConfigError("out", problem, fix="take them back, or give another folder, which spends again")
+        raise ConfigError("out", problem, fix="restore them, or give another folder, which spends again")
     return now
 
 

@@ -47,7 +47,7 @@ class ScoreSettings:
                 raise ConfigError("search.score", f"{given!r} is unknown", fix=fix)
             return cls(_BY_NAME[given])
         if not isinstance(given, Mapping):
-            raise ConfigError("search.score", f"{given!r} is no score", fix="use noisy or public")
+            raise ConfigError("search.score", f"{given!r} is not a score", fix="use noisy or public")
         _check_keys("search.score", given, _SCORE_KEYS)
         found = cls(**given)
         if found.on not in _ON:
@@ -73,7 +73,7 @@ class SearchSettings:
     """A search: K candidates from ``space``, of which the best by ``score`` is released.
 
     Attributes:
-        law: of K.
+        law: distribution of K, the number of candidates.
         bound: the bound by which the search is priced.
         together: candidates that share a process; changes speed only.
         keep_losers: whether the working folder stays, for its owner. It holds what the guarantee does not cover.
@@ -101,10 +101,12 @@ class SearchSettings:
             raise ConfigError("search.candidates", "is missing", fix="give how many to try on average, such as 10")
         for name in ("keep_losers", "again"):
             if not isinstance(read.get(name, False), bool):
-                raise ConfigError(f"search.{name}", f"{read[name]!r} is no boolean", fix="use true or false")
+                raise ConfigError(
+                    f"search.{name}", f"{read[name]!r} is neither true nor false", fix="use true or false"
+                )
         together = read.get("together", 4)
         if not isinstance(together, int) or isinstance(together, bool) or together < 1:
-            raise ConfigError("search.together", f"{together!r} is no whole number above 0", fix="use 4")
+            raise ConfigError("search.together", f"{together!r} is not a whole number above 0", fix="use 4")
         bound = read.get("bound", "hull")
         if bound not in BOUNDS:
             raise ConfigError("search.bound", f"{bound!r} is unknown", fix=f"use {' or '.join(BOUNDS)}")
@@ -143,7 +145,9 @@ def _read(path: Path) -> dict[str, Any]:
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError("search", f"{path} cannot be read ({first_line(error)})", fix="check the path") from None
     except YAMLError as error:
-        raise ConfigError("search", f"{path} is no YAML ({first_line(error)})", fix="write names and values") from None
+        raise ConfigError(
+            "search", f"{path} is not valid YAML ({first_line(error)})", fix="write names and values"
+        ) from None
     if not isinstance(found, Mapping):
         raise ConfigError("search", f"{path} holds no mapping", fix="write `space:` with settings and their values")
     return dict(found)
@@ -152,7 +156,9 @@ def _read(path: Path) -> dict[str, Any]:
 def _check_keys(where: str, given: Mapping[str, Any], known: tuple[str, ...]) -> None:
     for name in given:
         if name in ("time_limit", "max_time", "timeout"):
-            problem = "would end a search by the clock: the number of candidates that fit then tells how long they took"
+            problem = (
+                "would end a search by the clock: the number of candidates that fit then reveals how long they took"
+            )
             raise ConfigError(f"{where}.{name}", problem, fix="leave it out; `most` caps the number of candidates")
         if (
             name not in known
@@ -161,7 +167,7 @@ def _check_keys(where: str, given: Mapping[str, Any], known: tuple[str, ...]) ->
         ):
             raise ConfigError(f"{where}.{name}", "stands outside the space", fix="indent it under `space:`")
         if name not in known:
-            raise ConfigError(f"{where}.{name}", "is no setting", fix=f"use {', '.join(known)}")
+            raise ConfigError(f"{where}.{name}", "is not a setting", fix=f"use {', '.join(known)}")
 
 
 def _is_number(value: object) -> bool:

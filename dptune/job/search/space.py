@@ -115,7 +115,7 @@ class Space:
             any(isinstance(one, Range) for table in found.tables for one in table.domains.values()),
         )
         if len(kinds) == 1 and not ranges:
-            problem = "holds one point, so that there is nothing to choose"
+            problem = "holds one point, so there is nothing to choose"
             raise ConfigError("search.space", problem, fix="add values, or tune without a search")
         if len(kinds) > _MOST_KINDS:
             problem = f"holds {len(kinds)} combinations of values, and each has to be priced"
@@ -192,7 +192,7 @@ def _domain(name: str, value: Any) -> Domain:
     where = f"search.space.{name}"
     option = name.removeprefix(OPTION)
     if RENAMED.get(name, name) not in SEARCHED and (option == name or not option):
-        problem = "is no setting that a search may choose: it would decide what is read, or the adapter's shape"
+        problem = "is not a setting that a search may choose: it would decide what is read, or the adapter's shape"
         raise ConfigError(where, problem, fix=f"use {', '.join(SEARCHED)} or options.<name>")
     if option in _REFUSED:
         problem = "would read a file or another run, or is what the budget or the model decides"
@@ -201,7 +201,7 @@ def _domain(name: str, value: Any) -> Domain:
         return _range(name, where, value)
     values = tuple(value) if isinstance(value, list | tuple) else (value,)
     if not values or not all(isinstance(one, str | int | float) for one in values):
-        raise ConfigError(where, f"{value!r} is no list of values", fix="give texts, numbers or booleans")
+        raise ConfigError(where, f"{value!r} is not a list of values", fix="give texts, numbers or booleans")
     if any(isinstance(one, float) and not math.isfinite(one) for one in values):
         raise ConfigError(where, f"{value!r} holds a number that is not finite", fix="leave it out")
     if len({_meant(one) for one in values}) != len(values):
@@ -221,14 +221,14 @@ def _meant(value: str | float) -> str | float:
 def _range(name: str, where: str, value: Mapping[str, Any]) -> Range:
     law, bounds = next(iter(value.items())) if len(value) == 1 else ("", None)
     if law not in _LAWS or not isinstance(bounds, list | tuple) or len(bounds) != 2:
-        problem = f"{dict(value)!r} is no range"
+        problem = f"{dict(value)!r} is not a range"
         raise ConfigError(where, problem, fix="write {log_uniform: [0.001, 0.02]}, uniform, or a list of values")
     if name not in RANGED:
         problem = "may decide a candidate's releases, which are priced in advance, so it takes no range"
         raise ConfigError(where, problem, fix="give a list of values")
     low, high = bounds
     if not (_is_number(low) and _is_number(high) and 0 < low < high):
-        raise ConfigError(where, f"{list(bounds)} is no range of numbers above 0", fix="give [lower, upper]")
+        raise ConfigError(where, f"{list(bounds)} is not a range of numbers above 0", fix="give [lower, upper]")
     return Range(law, float(low), float(high))
 
 

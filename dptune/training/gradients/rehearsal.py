@@ -49,7 +49,10 @@ def rehearse(model: Any, pairs: Sequence[Block], *, checkpointing: bool = False)
         checkpointing is on.
     """
     if any(getattr(module, "gradient_checkpointing", False) for module in model.modules()):
-        problem = "has transformers' gradient checkpointing on, which works in training mode alone: runs are not in it"
+        problem = (
+            "has transformers' gradient checkpointing on, which works only in training mode, and runs are "
+            "not in that mode"
+        )
         fix = "call model.gradient_checkpointing_disable(), and set training.gradient_checkpointing"
         raise ConfigError("model", problem, fix=fix)
     ids, mask = _records(model)

@@ -49,7 +49,9 @@ def check_configuration(source: str, config: Any) -> None:
     if getattr(config, "is_encoder_decoder", False) and loaded not in architectures:
         raise ConfigError(_FIELD, f"{kind} is an encoder-decoder, whose encoder would be lost", fix=_FIX)
     if loaded is None and auto_class(config) is AutoModelForCausalLM:
-        raise ConfigError(_FIELD, f"{kind} is no causal language model: {config.model_type} has no such form", fix=_FIX)
+        raise ConfigError(
+            _FIELD, f"{kind} is not a causal language model: {config.model_type} has no such form", fix=_FIX
+        )
     decodes = getattr(config, "is_decoder", False) or getattr(config, "causal", False)
     if config.model_type in MODEL_FOR_MASKED_LM_MAPPING_NAMES and not decodes:
         problem = f"{kind} is an encoder: each of its positions sees the tokens after it"
@@ -67,9 +69,9 @@ def architectures_of(source: str, config: Any) -> tuple[str, ...]:
     """
     found, text = getattr(config, "architectures", None) or (), config.get_text_config()
     if not isinstance(text, PretrainedConfig):
-        problem = f"{source}/config.json: text_config is {text!r}, and no configuration of a model"
+        problem = f"{source}/config.json: text_config is {text!r}, not a configuration of a model"
     elif not isinstance(found, list | tuple) or not all(isinstance(name, str) for name in found):
-        problem = f"{source}/config.json: architectures is {found!r}, and no list of names"
+        problem = f"{source}/config.json: architectures is {found!r}, not a list of names"
     else:
         return tuple(found)
     raise ConfigError(_FIELD, problem, fix="give the config.json that save_pretrained wrote")
@@ -136,7 +138,7 @@ def check_causal(source: str, model: Any) -> None:
         with evaluation_mode(model):
             logits = model(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False).logits
     except Exception as error:  # whatever a model that is asked for less than it needs may raise
-        problem = f"{source!r} cannot read a text alone ({type(error).__name__}: {first_line(error)})"
+        problem = f"{source!r} cannot read a single text ({type(error).__name__}: {first_line(error)})"
         raise ConfigError(_FIELD, problem, fix=_FIX) from error
     if not bool(torch.isfinite(logits).all()):
         problem = f"{source!r} ({type(model).__name__}) computes no finite numbers of a short text in {logits.dtype}"

@@ -173,7 +173,8 @@ def check_headers(base: ModelSource, empty: Any, check: Callable[[Mapping[str, A
         return ()
     layers = getattr(empty.config.get_text_config(), "num_hidden_layers", "fewer")
     return (
-        f"{name_of(base.source)} holds {len(unused)} weights of layers that are not used, for its config.json asks for "
+        f"{name_of(base.source)} holds {len(unused)} weights of layers that are not used, because its config.json "
+        f"asks for "
         f"{layers} ({unused[0]}): unless they are to be left out, it is not the config.json of these weights",
     )
 

@@ -17,10 +17,10 @@ def check_pinned(source: str, revision: str | None) -> None:
     """Raises: ConfigError unless ``source`` is a local directory, or ``revision`` the commit of a hub id."""
     if Path(source).is_dir() or (revision and _COMMIT.fullmatch(revision)):
         return
-    known = f"its revision {revision!r} is no commit" if revision else "no revision is given"
+    known = f"its revision {revision!r} is not a commit" if revision else "no revision is given"
     raise ConfigError(
         "model.revision",
-        f"{source!r} is no local directory, and {known}",
+        f"{source!r} is not a local directory, and {known}",
         fix="pin the hub model to a 40-digit commit, or give the path of a checkpoint",
     )
 

@@ -24,7 +24,7 @@ class Pretraining:
         max_length: longest sequence, in tokens.
         epochs, batch_size, learning_rate: AdamW with warm-up and cosine decay.
         seed: seed of initialisation and data order; public.
-        dtype: of the saved weights; with "bfloat16" the forward passes on a GPU run in it too.
+        dtype: dtype of the saved weights; with "bfloat16" the forward passes on a GPU run in it too.
     """
 
     shape: Literal["gpt2", "roberta"] = "gpt2"

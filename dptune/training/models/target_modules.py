@@ -139,13 +139,13 @@ def _matched(layers: Mapping[str, torch.nn.Module], expression: str, *, check: b
         compiled = re.compile(expression)
     except re.error as error:
         raise ConfigError(
-            "lora.target_modules", f"{expression!r} is no regular expression ({error})", fix="mend it"
+            "lora.target_modules", f"{expression!r} is not a regular expression ({error})", fix="mend it"
         ) from None
     matched = [name for name in layers if compiled.fullmatch(name)]
     other = next((name for name in matched if not isinstance(layers[name], _LINEAR)), None)
     if check and (other is not None or not matched):
         problem = f"as a regular expression of whole names, {expression!r} matches "
-        problem += f"{other}, which is no linear layer" if other is not None else "no layer"
+        problem += f"{other}, which is not a linear layer" if other is not None else "no layer"
         example = next(name for name, module in layers.items() if isinstance(module, _LINEAR))
         fix = f"match whole names such as {example}, or give a list of names, or all-linear"
         raise ConfigError("lora.target_modules", problem, fix=fix)

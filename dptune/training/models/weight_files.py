@@ -176,7 +176,7 @@ def check_finite(source: str, model: Any, stored: dict[str, Stored] | None = Non
         one = _stored_as(name, stored or {})
         where = f"weight {name} in {one.file}" if one else f"weight {name} of {source!r}"
         if one and not quantised and weight.is_floating_point() and not one.dtype.startswith(_NUMBERS):
-            problem = f"{where} is stored as {one.dtype}, which is no type of real numbers"
+            problem = f"{where} is stored as {one.dtype}, which is not a type of real numbers"
             raise ConfigError(_FIELD, problem, fix="save the model again in float32 or bfloat16")
         if not all(_is_finite(part) for part in (weight, *states_of(weight))):
             problem = f"{where} holds a number that is not finite (NaN or infinity)"
@@ -212,7 +212,7 @@ def _files(folder: Path) -> list[Path]:
         named = set(read_json(index)["weight_map"].values())
         return [folder / name for name in sorted(named)]
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        problem = f"{index} is no index of shards ({type(error).__name__}: {first_line(error)})"
+        problem = f"{index} is not an index of shards ({type(error).__name__}: {first_line(error)})"
         raise ConfigError(_FIELD, problem, fix=_AGAIN) from None
 
 
@@ -245,7 +245,7 @@ def read_tensors(path: Path, *, fix: str = "restore a copy of it") -> dict[str, 
     """
     try:
         if other := not_a_file(path):
-            raise OSError(f"is {other}, and no file")
+            raise OSError(f"is {other}, not a file")
         return load_file(path)
     except (OSError, SafetensorError, ValueError) as error:
         problem = "is missing" if not path.exists() else f"was cut off or edited ({first_line(error)})"

@@ -127,7 +127,7 @@ def _encode_record(record: Record, tokenizer: Any, loss_on: LossOn | None) -> Co
     loss_on = loss_on or own
     if loss_on not in ("all", own):
         fix = f"use all, or {own}"
-        problem = f"{loss_on!r} is nothing that row {record.row} of {record.file} has"
+        problem = f"{loss_on!r} does not exist in row {record.row} of {record.file}"
         raise ConfigError("training.loss_on", problem, fix=fix)
     if isinstance(content, Chat):
         return _chat(record, content, tokenizer, every=loss_on == "all")

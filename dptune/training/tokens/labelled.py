@@ -71,6 +71,6 @@ def _content(record: Record, numbers: dict[str, int], labels: Sequence[str]) -> 
         raise DataError("has no label", fix="name the column of labels", file=record.file, row=record.row)
     if content.label not in numbers:
         fix = "give records with these labels only, or name all labels; -1, as in GLUE's test parts, is a hidden one"
-        problem = f"has a label that is none of {', '.join(labels)}"
+        problem = f"has a label that is not one of {', '.join(labels)}"
         raise DataError(problem, fix=fix, file=record.file, row=record.row)
     return content

@@ -173,7 +173,7 @@ def open_corpus(path: Path) -> Corpus:
             raise KeyError("schema")
         batches = list(_read_batches(reader))
     except (OSError, pa.ArrowException, KeyError, TypeError, ValueError) as error:
-        problem = f"is torn, or no file of token ids ({type(error).__name__})"
+        problem = f"is cut off, or not a file of token ids ({type(error).__name__})"
         raise DataError(problem, fix="remove it; the next run makes it again", file=path) from None
     cut = sum(pc.sum(batch.column("cut")).as_py() or 0 for batch in batches)
     tokens = Tokens(rows=MappedRows(batches), padding=padding, width=width, truncated=cut)
