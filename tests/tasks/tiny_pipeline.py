@@ -188,9 +188,9 @@ def prepare_environment(monkeypatch: pytest.MonkeyPatch, directory: Path) -> Non
 
 def quick_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let cells write no picture of their curves: drawing takes longer than training a tiny model."""
-    from tasks.experiment import finetune
+    from tasks.experiment import cell_training
 
-    monkeypatch.setattr(finetune, "draw_curves", lambda _, path: path.write_bytes(b"picture"))
+    monkeypatch.setattr(cell_training, "draw_curves", lambda _, path: path.write_bytes(b"picture"))
 
 
 def mode(path: Path) -> int:
