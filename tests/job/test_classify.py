@@ -102,11 +102,12 @@ def test_a_table_becomes_a_classifier_that_loads_and_verifies(kind: str, tmp_pat
         assert shown in done.stdout
     contents = check_deliverable(out / "adapter")
     assert contents.complete
-    last = done.stdout.strip().splitlines()[-2:]
-    given = shlex.split(last[0].partition("dptune ")[2]) + shlex.split(last[1].partition("With ")[2])[:4]
-    attacked = CliRunner().invoke(app, [*given, "--trials", "500", "--json"])
-    assert attacked.exit_code == 0, attacked.output
-    assert json.loads(attacked.stdout)["epsilon_certified"] == pytest.approx(contents.epsilons.certified, rel=1e-4)
+    if kind == "causal":  # both kinds print the same two commands, and an attack takes longer than all the rest
+        last = done.stdout.strip().splitlines()[-2:]
+        given = shlex.split(last[0].partition("dptune ")[2]) + shlex.split(last[1].partition("With ")[2])[:4]
+        attacked = CliRunner().invoke(app, [*given, "--trials", "500", "--json"])
+        assert attacked.exit_code == 0, attacked.output
+        assert json.loads(attacked.stdout)["epsilon_certified"] == pytest.approx(contents.epsilons.certified, rel=1e-4)
     assert contents.epsilons.certified <= 8
     card = (out / "adapter" / "README.md").read_text()
     assert "## Accuracy" in card

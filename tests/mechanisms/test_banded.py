@@ -102,9 +102,9 @@ def test_the_law_of_the_noise_is_the_announced_one() -> None:
 
 
 def test_coordinates_share_no_noise_within_a_row_or_across_blocks() -> None:
-    """4,000 runs of two rows: 28 + 64 correlations of 8 coordinates, each below 6 sigma: a false alarm in 5 million."""
-    entropy, found = OsEntropy(), []
-    for _ in range(4000):
+    """1,500 runs of two rows: 28 + 64 correlations of 8 coordinates, each below 6 sigma: a false alarm in 5 million."""
+    entropy, found, runs = OsEntropy(), [], 1500
+    for _ in range(runs):
         mechanism = banded(2, clipper="per_pair")
         two = [mechanism.privatise([], zeros(), mechanism.knobs(), EXPECTED, entropy, list, row) for row in range(2)]
         found.append([torch.cat(released.blocks).double().numpy() for released in two])
@@ -112,7 +112,7 @@ def test_coordinates_share_no_noise_within_a_row_or_across_blocks() -> None:
     second = second - first * (second * first).sum() / (first * first).sum()  # what the recursion takes back
     size = first.shape[1]
     together = np.corrcoef(np.hstack([first, second]).T)
-    assert np.abs(together - np.eye(2 * size)).max() < 6 / 4000**0.5
+    assert np.abs(together - np.eye(2 * size)).max() < 6 / runs**0.5
 
 
 def test_releases_lie_on_a_grid_that_is_public() -> None:
