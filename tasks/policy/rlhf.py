@@ -92,6 +92,8 @@ class RlhfCell:
         shared = {name: value for name, value in differing(self.settings).items() if name not in swept}
         files = [*sorted(PUBLIC_MODEL.glob("*.*")), PUBLIC_NARRATIVES, SPLITS / "train.parquet"]
         files += [SPLITS / "attack.parquet"]
+        if self.epsilon is not None and self.epsilon != float(f"{self.epsilon:g}"):
+            shared["epsilon"] = self.epsilon  # the label shows six digits
         named = json.dumps(shared | {"version": VERSION}, sort_keys=True)
         content = named + "".join(sha256(path) for path in files)
         return RLHF / f"{self.label}-{hmac.digest(_salt(), content.encode(), 'sha256').hex()[:8]}"

@@ -23,9 +23,10 @@ from dptune.core.declarations import part_of
 from dptune.core.digits import at_most
 from dptune.core.errors import DataError
 from dptune.core.files import jsonable, locked, private_directory, read_json, sha256, write_json
+from dptune.core.update_rule import UpdateRule
 from dptune.privacy.run_folder import RunFolder
 from dptune.privacy.set_aside import set_aside, spending_of
-from tasks.identity import differing
+from tasks.identity import differing, versions_of
 from tasks.paths import DATA, PUBLIC_MODEL, PUBLIC_NARRATIVES
 from tasks.settings.library_section import as_json
 from tasks.settings.tenants import Tenants, settings_of
@@ -104,7 +105,7 @@ def _is_finished(directory: Path, settings: Tenants) -> bool:
 
 
 def _inputs() -> dict[str, Any]:
-    """Inputs besides the settings that decide the results: version, base model and shape of adapters, as JSON types.
+    """Inputs besides the settings that decide the results: versions, base model and shape of adapters, as JSON types.
 
     Raises: DataError if the public model is missing.
     """
@@ -115,7 +116,9 @@ def _inputs() -> dict[str, Any]:
             "is missing", fix="run `python -m tasks.corpus.pretrain --always`, which makes it", file=PUBLIC_MODEL
         )
     model = [*sorted(path for path in PUBLIC_MODEL.iterdir() if path.is_file()), PUBLIC_NARRATIVES]
-    return {
+    used = versions_of("rldp", {}, UpdateRule()) | versions_of("rldp", {"controller": "constant"}, UpdateRule())
+    raised = {part: version for part, version in used.items() if version != 1}
+    return ({"parts": raised} if raised else {}) | {
         "version": VERSION,
         "model": [sha256(path) for path in model],
         "lora": differing(load_settings().lora),
@@ -157,7 +160,6 @@ def _make_setting(settings: Tenants, device: str) -> tuple[Setting, list[Tenant]
     """Load the public model, and deal a synthetic cohort to tenants: those to train on first, then new ones."""
     import torch
 
-    from dptune.core.update_rule import UpdateRule
     from dptune.policy.tenants.runs import Setting, tenants_of
     from dptune.records.diabetes.narratives import write_narratives
     from dptune.records.diabetes.sources import acquire_synthetic

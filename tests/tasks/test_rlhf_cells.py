@@ -67,6 +67,12 @@ def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+def test_budgets_that_differ_beyond_the_digits_of_a_label_have_folders_of_their_own(data: Path) -> None:
+    found = cells(replace(small(), epsilons=(3.0, 3.0000001)))
+    assert len({cell.label for cell in found}) == 1
+    assert len({cell.directory for cell in found}) == len(found) == 2
+
+
 def test_a_cell_leaves_ledger_results_and_an_adapter_and_is_run_once(data: Path) -> None:
     (cell,) = cells(settings_of(SMALL))
     results = run_cell(cell)

@@ -7,6 +7,7 @@ import math
 import re
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from dptune.core.lora import Lora
 from dptune.mechanisms.agents.linear_agent import FEATURES, PARAMETERS, initial_parameters
 from dptune.mechanisms.agents.policy_file import SavedPolicy
 from dptune.mechanisms.registry import build
+from dptune.mechanisms.rldp import Rldp
 from dptune.policy import learner
 from dptune.policy.aggregate import noisy_means
 from dptune.policy.method import Dppg
@@ -393,6 +395,17 @@ def test_the_task_writes_what_it_found_and_does_nothing_twice(tmp_path: Path, mo
     assert not ledger.exists(), "other code starts again"
     kept = tmp_path / "tenants.set-aside-1" / "ledger.jsonl"
     assert read_ledger(kept).header.run_id == run_id, "what the first run released stays priced"
+
+
+def test_a_raised_version_of_a_part_that_tenants_train_with_starts_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tenants_task, "PUBLIC_MODEL", tmp_path)
+    monkeypatch.setattr(tenants_task, "sha256", lambda path: path.name)
+    monkeypatch.setattr("tasks.settings.params.load_settings", lambda: SimpleNamespace(lora=Lora()))
+    assert "parts" not in tenants_task._inputs(), "at version 1 nothing is written"
+    monkeypatch.setattr(Rldp, "VERSION", 2)
+    assert tenants_task._inputs()["parts"] == {"controller rldp": 2}
 
 
 def test_the_summary_compares_run_by_run() -> None:
