@@ -161,7 +161,7 @@ class Register:
             _refuse(self.earlier(records))
 
     def warnings(self, records: str, besides: str = "", *, again: bool) -> list[str]:
-        """What to tell who starts a search of records that paid before; nothing where ``check`` refuses it."""
+        """Warnings for starting a search on records that already spent budget; none where ``check`` refuses it."""
         earlier = self.earlier(records, [besides])
         if not (again or all(one.what == "cell" for one in earlier)):
             return []
@@ -180,7 +180,7 @@ class Register:
         return [path for real, path in reversed(found.items()) if real != self.path.resolve()]
 
     def elsewhere(self, records: str, *places: Path) -> list[str]:
-        """What to tell who adds to this register, where others know these records too, or it lost lines of its own.
+        """Warnings for adding to this register where others know these records too, or it lost lines of its own.
 
         Args:
             places: where another register may lie, besides ``others``.

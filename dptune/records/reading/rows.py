@@ -147,7 +147,7 @@ def read_text(path: Path) -> str:
         raise DataError(problem, fix="save the file as UTF-8", file=path, row=row) from None
 
 
-# Rows of which no text can be made are refused.
+# Rejects rows that have no usable text.
 
 
 def checked(source: RecordSource, found: Rows) -> Rows:
