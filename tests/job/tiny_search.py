@@ -3,46 +3,27 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+import known_prices  # noqa: F401 (replaces the pricing of searches)
 import pytest
 from tiny_tuning import QUICK, checkpoint, rows
 
 from dptune.job.base import open_base
 from dptune.job.prepare import PreparedRun, prepare
 from dptune.job.run import Tuned
-from dptune.job.search import kinds as kinds_module
 from dptune.job.search import search as search_module
 from dptune.job.search.journal import Journal
 from dptune.job.search.plan import Plan
 from dptune.job.search.search import search, working_folder
 from dptune.job.search.settings import SearchSettings
 from dptune.job.settings import TuneSettings
-from dptune.mechanisms import planning as planning_module
-from dptune.privacy.accounting.loss_profile import Profile
-from dptune.privacy.selection import selection_epsilon
 from dptune.privacy.selection_law import SelectionLaw
 from dptune.privacy.spent_budgets.register import Register
 from dptune.records.reading.source import RecordSource
 
 SPACE = {"learning_rate": {"log_uniform": [0.001, 0.05]}}
-
-
-_PRICES: dict[tuple[object, ...], float] = {}
-
-
-def price(profile: Profile, *rest: Any) -> float:
-    """``selection_epsilon``, worked out once for equal arguments: most searches here have the same budget and noise."""
-    key = (sha256(profile.remove.tobytes() + profile.add.tobytes()).digest(), *rest)
-    if key not in _PRICES:
-        _PRICES[key] = selection_epsilon(profile, *rest)
-    return _PRICES[key]
-
-
-for _module in (kinds_module, planning_module):
-    _module.selection_epsilon = price  # type: ignore[attr-defined]
 
 
 def outcomes(out: Path) -> dict[str, dict[str, Any]]:

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import known_prices  # noqa: F401 (replaces the pricing of searches)
 import pyarrow as pa
 import pytest
 from tiny_pipeline import mode, params, read_json, write_params

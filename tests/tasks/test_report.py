@@ -297,6 +297,7 @@ def test_totals_are_stated_for_each_unit_and_never_mixed(tmp_path: Path) -> None
     assert "cannot be compared or added" in words
 
 
+@pytest.mark.usefixtures("quick_pictures")
 def test_beside_an_infinite_total_stands_that_of_the_cells_with_a_certified_epsilon(tmp_path: Path) -> None:
     write_report([result(), result(seed=1), result("nonprivate", "inf")], tmp_path, "tiny")
     words = " ".join(page(tmp_path).words.split())
@@ -307,6 +308,7 @@ def test_beside_an_infinite_total_stands_that_of_the_cells_with_a_certified_epsi
     assert "someone who has only these adapters" not in page(tmp_path).words
 
 
+@pytest.mark.usefixtures("quick_pictures")
 @pytest.mark.parametrize(
     ("refutable", "said"), [(3.8849, "0.12 (3.88)"), (0.0, "0.12 (cannot refute)"), (None, "0.12")]
 )
@@ -327,6 +329,7 @@ def test_what_an_attack_could_have_refuted_stands_beside_what_it_shows(
     assert shown.count("shown (could refute)") == 4
 
 
+@pytest.mark.usefixtures("quick_pictures")
 def test_the_attack_on_a_run_without_noise_says_how_good_it_is(tmp_path: Path) -> None:
     from tests.browser.samples import audit
 
@@ -338,6 +341,7 @@ def test_the_attack_on_a_run_without_noise_says_how_good_it_is(tmp_path: Path) -
     assert "trained without noise, planted" not in " ".join(page(tmp_path / "without").words.split())
 
 
+@pytest.mark.usefixtures("quick_pictures")
 @pytest.mark.parametrize(("refutable", "said"), [(6.2345, "2.2 (5.9; 6.23)"), (5.9, "2.2 (5.9; cannot refute)")])
 def test_a_steps_audit_says_what_it_could_have_refuted(tmp_path: Path, refutable: float, said: str) -> None:
     from tests.browser.samples import audit
