@@ -14,7 +14,7 @@ from benchmarks.shapes import LORA, Setting
 from dptune.mechanisms.registry import build
 from dptune.privacy.entropy import OsEntropy
 from dptune.training.gradients.parameter_groups import lora_pairs
-from dptune.training.gradients.together import shared_copy, train_together
+from dptune.training.gradients.shared_pass import shared_copy, train_together
 from dptune.training.loop import train
 from dptune.training.models.model import attach_lora
 from dptune.training.privacy_units import PrivacyUnits

@@ -26,9 +26,9 @@ from scipy.stats import spearmanr
 from dptune.core.errors import DivergedError
 from dptune.core.files import write_json
 from dptune.core.units import RECORD
-from dptune.job.base import Base, open_base
+from dptune.job.base_model import Base, open_base
 from dptune.job.card import HELD_OUT
-from dptune.job.prepare import PreparedRun, calibrated_schedule, prepare_sides
+from dptune.job.preparation import PreparedRun, calibrated_schedule, prepare_sides
 from dptune.job.run import Tuned, figures_of, run
 from dptune.job.search.kinds import settings_of
 from dptune.job.search.rehearsal import rehearse_space
@@ -42,7 +42,7 @@ from dptune.records.parquet_file import read_records
 from dptune.records.reading.read import Sides
 from dptune.records.reading.source import RecordSource
 from tasks.paths import DATA
-from tasks.search.asked import model_of, tune_settings
+from tasks.search.request import model_of, tune_settings
 from tasks.search.run import about_records, public_source, read_sides
 from tasks.settings.params import Settings, load_settings
 

@@ -23,7 +23,7 @@ from dptune.prediction.mixture import law
 from dptune.prediction.predictor import PrivatePredictor, next_log_probabilities, weights_of
 from dptune.prediction.protocols import FixedMixture
 from dptune.privacy.entropy import OsEntropy
-from dptune.training.gradients.stacked import PUBLIC, StackedAdapters
+from dptune.training.gradients.stacked_adapters import PUBLIC, StackedAdapters
 from dptune.training.models.model import attach_lora
 
 LORA = Lora(rank=4, alpha=32, dropout=0.0)

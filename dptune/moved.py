@@ -18,15 +18,15 @@ _MODULES = {
     ("dptune", "dptune.core"): "bounds digits errors files plugins progress streams units step_settings update_rule",
     ("dptune", "dptune.mechanisms"): "noise_search",
     ("dptune.training", "dptune.core"): "lora",
-    ("dptune.training", "dptune.training.models"): "causal classifier head model quantized target_modules verbalizer "
-    "weight_files pinned pretrain public_model plain",
-    ("dptune.training", "dptune.training.tokens"): "chat_template encoding labelled token_file",
-    ("dptune.training", "dptune.training.gradients"): "per_sample stacked together rehearsal",
+    ("dptune.training", "dptune.training.models"): "causal classifier head model target_modules verbalizer "
+    "weight_files pretrain public_model",
+    ("dptune.training", "dptune.training.tokens"): "chat_template encoding token_file",
+    ("dptune.training", "dptune.training.gradients"): "per_sample",
     ("dptune.mechanisms", "dptune.mechanisms.agents"): "rl sac linear_agent policy_file idle_agent",
     ("dptune.privacy", "dptune.privacy.accounting"): "composed_losses sampled_gaussian loss_profile laplace_mixtures "
     "mixture_bounds mixture_figures strategy parts",
     ("dptune.audit", "dptune.audit.text"): "likelihood membership extraction prompts",
-    ("dptune.records", "dptune.records.diabetes"): "narratives package schema sources synthetic table",
+    ("dptune.records", "dptune.records.diabetes"): "narratives package schema sources table",
 }
 #: Modules with another name.
 _RENAMED = {
@@ -37,6 +37,30 @@ _RENAMED = {
     "dptune.privacy.published": "dptune.privacy.accounting.published_accountants",
     "dptune.privacy.spent": "dptune.privacy.spent_budgets.register",
     "dptune.records.records": "dptune.records.parquet_file",
+    "dptune.training.groups": "dptune.training.unit_groups",
+    "dptune.training.quantized": "dptune.training.models.quantization",
+    "dptune.training.pinned": "dptune.training.models.model_names",
+    "dptune.training.plain": "dptune.training.models.plain_training",
+    "dptune.training.stacked": "dptune.training.gradients.stacked_adapters",
+    "dptune.training.together": "dptune.training.gradients.shared_pass",
+    "dptune.training.rehearsal": "dptune.training.gradients.gradient_check",
+    "dptune.training.labelled": "dptune.training.tokens.labelled_texts",
+    "dptune.job.finished": "dptune.job.finished_adapter",
+    "dptune.job.places": "dptune.job.path_checks",
+    "dptune.job.verifying": "dptune.job.verification",
+    "dptune.job.loading": "dptune.job.adapter_loading",
+    "dptune.job.labels": "dptune.job.label_checks",
+    "dptune.job.prepare": "dptune.job.preparation",
+    "dptune.job.base": "dptune.job.base_model",
+    "dptune.audit.crafted": "dptune.audit.crafted_canaries",
+    "dptune.audit.draw": "dptune.audit.draw_test",
+    "dptune.audit.rows": "dptune.audit.correlated_noise",
+    "dptune.audit.sampling": "dptune.audit.sample_rate",
+    "dptune.audit.scores": "dptune.audit.step_scores",
+    "dptune.audit.bounds": "dptune.audit.epsilon_bounds",
+    "dptune.prediction.scoring": "dptune.prediction.perplexity",
+    "dptune.prediction.published": "dptune.prediction.published_radius",
+    "dptune.records.synthetic": "dptune.records.diabetes.synthetic_cohort",
 }
 _NEW = _RENAMED | {f"{old}.{name}": f"{new}.{name}" for (old, new), names in _MODULES.items() for name in names.split()}
 

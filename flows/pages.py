@@ -13,7 +13,7 @@ from prefect.artifacts import create_markdown_artifact
 from prefect.runtime import flow_run
 
 from dptune.core.digits import at_least, at_most
-from tasks.charts.groups import Result, over_seeds, perplexity_metric, untuned
+from tasks.charts.seed_groups import Result, over_seeds, perplexity_metric, untuned
 from tasks.experiment.cell_list import read_results
 from tasks.metrics import title_of
 from tasks.mlflow import tracking
@@ -22,7 +22,7 @@ from tasks.paths import AUDITS, DATA, EXPERIMENT, REPORT, RUNS
 from tasks.report.answer import answer_lines, further_lines, rankings
 from tasks.report.experiment import PAGE, read_audits
 from tasks.report.numbers import could_refute, digits4, spread_text
-from tasks.report.table import Audit, ResultRow, table
+from tasks.report.results_table import Audit, ResultRow, table
 from tasks.settings.params import Settings
 from tasks.settings.search import Search
 

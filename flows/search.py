@@ -19,7 +19,7 @@ from prefect.cache_policies import NO_CACHE
 
 from flows.child import child
 from flows.command import CellError, FlowError, begin_flow, flow_error, run_flow
-from flows.data import check_overrides, make_data
+from flows.data_stages import check_overrides, make_data
 from flows.experiment import available_devices, environment_with, error_of, own_threads, run_process
 from flows.pages import progress_page, search_name, show_file
 from flows.runners import THREADS, SharedFolder, free_place, open_runner, shared_folder
@@ -29,9 +29,9 @@ from tasks.paths import REPORT
 from tasks.profile import read_profile
 from tasks.report.page import write_index
 from tasks.report.search import PAGE, failure_of, unranked, write_page
-from tasks.search.asked import check_search, digest_of, folder_of
 from tasks.search.preflight import refuse_paid, remember_shown, shown
 from tasks.search.publish import publish
+from tasks.search.request import check_search, digest_of, folder_of
 from tasks.settings.experiment import Experiment
 from tasks.settings.params import Settings, load_settings
 from tasks.settings.search import Search

@@ -9,7 +9,7 @@ from prefect import get_run_logger, task
 
 from flows.audit import audit
 from flows.command import begin_flow
-from flows.data import ALL_STAGES, check_overrides, make_data
+from flows.data_stages import ALL_STAGES, check_overrides, make_data
 from flows.experiment import experiment
 from flows.pages import progress_page, show_results
 from flows.runners import folder_of

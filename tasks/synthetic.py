@@ -21,12 +21,12 @@ from dptune.cli.console import show_progress
 from dptune.core.errors import ConfigError, DataError
 from dptune.core.files import locked, private_directory, write_text
 from dptune.job.card import has_guarantee, why_not
-from dptune.job.finished import FinishedAdapter, open_adapter
-from dptune.job.places import card_beside
+from dptune.job.finished_adapter import FinishedAdapter, open_adapter
+from dptune.job.path_checks import card_beside
 from dptune.privacy.ledger_file import read_ledger
 from dptune.privacy.run_folder import RunFolder
 from dptune.records.parquet_file import form_at, read_about
-from dptune.training.models.pinned import name_of
+from dptune.training.models.model_names import name_of
 from tasks.experiment.cells import Cell, is_finished, model_digest
 from tasks.experiment.result import CellResult
 from tasks.experiment.weights import adapter_digest

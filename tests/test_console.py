@@ -18,9 +18,9 @@ from dptune.cli.ledgers import _show_search
 from dptune.cli.step_audit import _show_audit
 from dptune.cli.tune_result import attack_of
 from dptune.core.errors import ConfigError
-from dptune.job import verifying
+from dptune.job import verification
 from dptune.job.search.search import certificate_of
-from dptune.job.verifying import CardError, consistent_certificate
+from dptune.job.verification import CardError, consistent_certificate
 from dptune.prediction import deployment
 from dptune.privacy.certificate import SearchCertificate
 from dptune.privacy.release import Release
@@ -123,6 +123,6 @@ def test_a_search_that_costs_more_than_its_budget_is_refused_by_figures_that_dif
     asked: Any = SimpleNamespace(law=known.law, bound=known.bound, space=SimpleNamespace(to_json=lambda: known.space))
     with pytest.raises(ConfigError, match=r"the search would cost 2\.001 of 2\b"):
         certificate_of(prepared, asked, kinds, known.score, "abc", "0" * 64)
-    monkeypatch.setattr(verifying, "read_certificate", lambda file: known)
+    monkeypatch.setattr(verification, "read_certificate", lambda file: known)
     with pytest.raises(CardError, match=r"costs 2\.00001, and was to keep within 2\b"):
         consistent_certificate(Path("certificate.jsonl"))

@@ -21,7 +21,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dptune.job.prepare import units_of_side
+from dptune.job.preparation import units_of_side
 from dptune.prediction.ensemble import partition
 from dptune.privacy.entropy import OsEntropy
 from dptune.records import catalogue, published_files
@@ -30,8 +30,8 @@ from dptune.records.parquet_file import encode_content
 from dptune.records.reading.read import read, read_sides
 from dptune.records.reading.record import Record
 from dptune.records.reading.source import Fractions, RecordSource
-from dptune.training.groups import Turn
 from dptune.training.privacy_units import PrivacyUnits
+from dptune.training.unit_groups import Turn
 
 RUN, BANDS, SHARDS = "a" * 32, 5, 4
 Row = dict[str, Any]

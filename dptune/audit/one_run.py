@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from dptune.audit.bounds import gaussian_epsilon, one_run_epsilon, one_run_mu
+from dptune.audit.epsilon_bounds import gaussian_epsilon, one_run_epsilon, one_run_mu
 from dptune.core.errors import DataError
 
 #: Shares of the coins that the attacker tries to guess. Fixed in advance; the bound accounts for trying them all.

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from dptune.audit.bounds import coins_refute, gaussian_epsilon, one_run_mu
+from dptune.audit.epsilon_bounds import coins_refute, gaussian_epsilon, one_run_mu
 from dptune.audit.one_run import GUESSED_SHARES, check_coins, guess
 from dptune.audit.verdict import DELTAS, Certificate
 from dptune.core.digits import at_least, at_most

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dptune.audit.bounds import epsilon_from_errors, mu_from_errors
+from dptune.audit.epsilon_bounds import epsilon_from_errors, mu_from_errors
 from dptune.privacy.release import Release
 
 

@@ -12,10 +12,10 @@ from typing import Annotated
 import typer
 
 from dptune import __version__
-from dptune.cli.catalogue import mechanisms
 from dptune.cli.console import Group, reports_errors
 from dptune.cli.ensembles import generate, serve
 from dptune.cli.ledgers import set_aside, spent, verify
+from dptune.cli.mechanisms import mechanisms
 from dptune.cli.pricing import account, calibrate, search
 from dptune.cli.sampling import sample
 from dptune.cli.scoring import score

@@ -47,7 +47,7 @@ def verify(
     certified. Status 2: the ledger or folder is refused.
     """
     from dptune.cli.figures import of_certificate, of_ledger, of_winner
-    from dptune.job.verifying import CARD, check_deliverable, consistent_certificate, deliverable_within
+    from dptune.job.verification import CARD, check_deliverable, consistent_certificate, deliverable_within
     from dptune.privacy.certificate import FILE, read_certificate
     from dptune.privacy.ledger_file import read_ledger
     from dptune.privacy.run_folder import RunFolder
@@ -107,7 +107,7 @@ def _say(contents: LedgerContents, card: Path | None, *, searched: bool) -> None
     """Print what was compared, and what the figures are about."""
     from dptune.job.card import has_guarantee
     from dptune.job.named_base import NO_DIGEST, read_base
-    from dptune.job.verifying import beside, compared, linked
+    from dptune.job.verification import beside, compared, linked
     from dptune.prediction.protocols import PROTOCOLS
 
     if card is not None:

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from dptune.cli.catalogue import completions
 from dptune.cli.console import notice
+from dptune.cli.mechanisms import completions
 from dptune.core.errors import ConfigError
 from dptune.core.overrides import assignments
 

@@ -7,8 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
-from dptune.cli.catalogue import check_mechanism
 from dptune.cli.console import show
+from dptune.cli.mechanisms import check_mechanism
 from dptune.cli.options import (
     Accounting,
     AsJson,

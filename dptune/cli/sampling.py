@@ -56,8 +56,8 @@ def sample(
 ) -> None:
     """Write a synthetic corpus with a tuned adapter; this is post-processing and costs no further privacy."""
     from dptune.job.card import has_guarantee
-    from dptune.job.finished import open_adapter
-    from dptune.job.places import card_beside, check_data, check_model, check_new_file
+    from dptune.job.finished_adapter import open_adapter
+    from dptune.job.path_checks import card_beside, check_data, check_model, check_new_file
     from dptune.records.reading.source import RecordSource
 
     try:

@@ -75,8 +75,8 @@ def score(
     as_json: AsJson = False,
 ) -> None:
     """Score an adapter on records: its outputs against references, its perplexity, or a classifier's accuracy."""
-    from dptune.job.places import check_data, check_model
-    from dptune.job.verifying import adapter_within, is_classifier
+    from dptune.job.path_checks import check_data, check_model
+    from dptune.job.verification import adapter_within, is_classifier
 
     adapter = adapter_within(adapter)
     classifies = is_classifier(adapter, label)
@@ -135,7 +135,7 @@ def score(
 
 def _check_mauve(model: str | None, revision: str | None) -> None:
     """Raises: ConfigError for a folder that is no checkpoint, a hub's name without its commit, or a commit alone."""
-    from dptune.job.places import check_model
+    from dptune.job.path_checks import check_model
 
     if revision is not None and (model is None or Path(model).expanduser().is_dir()):
         problem = "is given without --mauve-model" if model is None else "is given, and --mauve-model is a folder"

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dptune.cli.catalogue import check_mechanism
 from dptune.cli.console import notice, show, show_progress
+from dptune.cli.mechanisms import check_mechanism
 from dptune.cli.options import AsJson, Delta, Mechanism, Options, read_options
 from dptune.core.errors import ConfigError
 
@@ -62,7 +62,7 @@ def audit(
     if mechanism == NAME:
         _audit_policy_gradient(chosen, trials, confidence, false_alarms, steps, sample_rate, delta, as_json)
         return
-    from dptune.audit.rows import audit_rows
+    from dptune.audit.correlated_noise import audit_rows
     from dptune.audit.step import audit_step
     from dptune.cli import figures
     from dptune.core.plugins import naming_plugins

@@ -29,7 +29,7 @@ from dptune.core.declarations import declared
 from dptune.job.settings import TuneSettings
 
 if TYPE_CHECKING:
-    from dptune.job.base import Base
+    from dptune.job.base_model import Base
     from dptune.job.suggest import Suggestion
 
 
@@ -84,7 +84,7 @@ def _suggest(
     trials: bool,
     as_json: bool,
 ) -> None:
-    from dptune.job.places import check_data, check_model
+    from dptune.job.path_checks import check_data, check_model
     from dptune.records.reading.source import RecordSource
 
     chosen = TuneSettings.of(**settings)
@@ -94,8 +94,8 @@ def _suggest(
     if source is not None:
         check_data(source)
     set_up_logs()
-    from dptune.job.base import open_base
-    from dptune.job.prepare import check_mechanism
+    from dptune.job.base_model import open_base
+    from dptune.job.preparation import check_mechanism
     from dptune.job.suggest import suggest as found
 
     base = open_base(model, chosen, revision)

@@ -30,7 +30,7 @@ from dptune.records.reading.formats import ENDINGS, Format
 from dptune.records.reading.source import RecordsAre, RecordSource
 
 if TYPE_CHECKING:
-    from dptune.job.prepare import PreparedRun
+    from dptune.job.preparation import PreparedRun
     from dptune.job.run import Tuned
 
 _INTERRUPTED = 130
@@ -144,15 +144,15 @@ def _tune(
     dry: bool,
     as_json: bool,
 ) -> None:
-    from dptune.job.places import check_data, check_folder, check_model
+    from dptune.job.path_checks import check_data, check_folder, check_model
 
     settings = TuneSettings.of(**given)
     check_model(model, revision)
     check_folder(out)
     check_data(described)
     set_up_logs()
-    from dptune.job.base import open_base
-    from dptune.job.prepare import check_mechanism, prepare, with_labels
+    from dptune.job.base_model import open_base
+    from dptune.job.preparation import check_mechanism, prepare, with_labels
     from dptune.job.run import paid_before, run
     from dptune.privacy.spent_budgets.register import Register
 

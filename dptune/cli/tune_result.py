@@ -11,7 +11,7 @@ from dptune.core.metric import CHANGES
 from dptune.privacy.run_folder import RunFolder
 
 if TYPE_CHECKING:
-    from dptune.job.prepare import PreparedRun
+    from dptune.job.preparation import PreparedRun
     from dptune.job.run import Tuned
     from dptune.privacy.ledger_file import LedgerContents
 

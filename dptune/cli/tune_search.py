@@ -13,7 +13,7 @@ from dptune.cli.tune_messages import by_option, check_command, set_up_logs
 from dptune.core.errors import ConfigError
 
 if TYPE_CHECKING:
-    from dptune.job.base import Base
+    from dptune.job.base_model import Base
     from dptune.job.search.settings import SearchSettings
     from dptune.job.settings import TuneSettings
     from dptune.privacy.certificate import SearchCertificate
@@ -47,7 +47,7 @@ def tune_by_search(
     as_json: bool,
 ) -> None:
     """Run a search, or with ``dry`` say what it would promise. Raises: DptuneError as ``search``."""
-    from dptune.job.places import check_data, check_folder, check_model
+    from dptune.job.path_checks import check_data, check_folder, check_model
     from dptune.job.settings import TuneSettings
 
     settings = TuneSettings.of(**given)
@@ -56,8 +56,8 @@ def tune_by_search(
     check_data(described)
     set_up_logs()
     from dptune.cli.figures import of_certificate
-    from dptune.job.base import open_base
-    from dptune.job.prepare import with_labels
+    from dptune.job.base_model import open_base
+    from dptune.job.preparation import with_labels
     from dptune.job.search.search import id_of, planned_certificate, prepare_search, search
     from dptune.privacy.spent_budgets.register import Register
 
@@ -103,7 +103,7 @@ def _tune_rehearsed(
     """Rehearse on public records, and train the chosen settings once on the private ones."""
     from dptune.cli.figures import of_ledger
     from dptune.cli.tune_result import figures_of, what_counts, where_figures_stay, with_glosses
-    from dptune.job.prepare import prepare
+    from dptune.job.preparation import prepare
     from dptune.job.run import paid_before, run_here, working_in
     from dptune.job.search.rehearsal import rehearsed
 

@@ -16,8 +16,8 @@ from typing import Annotated, Any, get_origin
 
 import typer
 
-from dptune.cli.catalogue import completions
 from dptune.cli.console import notice
+from dptune.cli.mechanisms import completions
 from dptune.cli.options import read_options
 from dptune.cli.tune_messages import by_option, flag
 from dptune.core.declarations import Declared, declared, differing

@@ -27,7 +27,7 @@ from dptune.core.files import (
 )
 from dptune.job.card import TAG, card_text, has_guarantee
 from dptune.job.named_base import BASE, NamedBase
-from dptune.job.verifying import CARD, CONFIG, section_of
+from dptune.job.verification import CARD, CONFIG, section_of
 from dptune.job.weights import partial_of, written_adapter
 from dptune.privacy.run_folder import RunFolder
 

@@ -10,7 +10,7 @@ from functools import partial
 
 import torch
 
-from dptune.job.base import Base
+from dptune.job.base_model import Base
 from dptune.job.defaults import TuneSchedule
 
 _LOGIT_COPIES = 4  # float32 copies: logits, their logarithms, the gradient of each

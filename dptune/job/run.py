@@ -23,11 +23,11 @@ from dptune.core.files import forget_times, jsonable, locked, private_directory,
 from dptune.core.progress import Meter
 from dptune.job.card import HELD_OUT, PUBLIC, said_words
 from dptune.job.deliverable import deliver, write_card, write_weights
-from dptune.job.places import check_folder
-from dptune.job.prepare import PreparedRun
+from dptune.job.path_checks import check_folder
+from dptune.job.preparation import PreparedRun
 from dptune.job.run_spec import job_spec
 from dptune.job.settings import FREE, as_written_now, rows_of
-from dptune.job.verifying import CARD, check_deliverable
+from dptune.job.verification import CARD, check_deliverable
 from dptune.job.weights import partial_of
 from dptune.mechanisms.planning import as_charged, planned
 from dptune.privacy.accountants import Epsilons
@@ -50,7 +50,7 @@ from dptune.privacy.spent_budgets.register import Register, said
 from dptune.training.checkpoints import restarts
 from dptune.training.data import Tokens
 from dptune.training.evaluation import perplexity
-from dptune.training.gradients.rehearsal import first_evaluation
+from dptune.training.gradients.gradient_check import first_evaluation
 from dptune.training.loop import train
 from dptune.training.losses import is_classifier
 from dptune.training.models.model import DIVERGED

@@ -14,9 +14,9 @@ import torch
 from dptune.core.errors import ConfigError
 from dptune.core.files import fsync_directory, replacing, sha256, write_text
 from dptune.generation.decoding import Continuation, Decoding, check_lengths, continuations, open_ids, seeded
-from dptune.job.finished import FinishedAdapter, open_adapter
-from dptune.job.loading import check_base, check_vocabulary, load_adapter
-from dptune.job.places import card_beside, check_model, check_new_file
+from dptune.job.adapter_loading import check_base, check_vocabulary, load_adapter
+from dptune.job.finished_adapter import FinishedAdapter, open_adapter
+from dptune.job.path_checks import card_beside, check_model, check_new_file
 from dptune.job.synthetic_card import synthetic_card
 from dptune.records.reading.read import read
 from dptune.records.reading.record import Text
@@ -30,7 +30,7 @@ from dptune.training.models.model import (
     load_tokenizer,
     without_weights,
 )
-from dptune.training.models.pinned import name_of
+from dptune.training.models.model_names import name_of
 from dptune.training.tokens.bos_token import beginning_of
 
 _log = logging.getLogger(__name__)

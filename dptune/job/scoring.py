@@ -16,10 +16,10 @@ from dptune.core.files import read_json, write_text
 from dptune.generation.decoding import Decoding, decode
 from dptune.generation.mauve import Judge, check_number
 from dptune.generation.metrics import check_names, score
-from dptune.job.labels import check_labels
-from dptune.job.loading import check_base, check_vocabulary, load_adapter
-from dptune.job.prepare import DEFAULT_LABEL
-from dptune.job.verifying import LABELS, RECORDS, WORDS, adapter_within, check_files, is_classifier
+from dptune.job.adapter_loading import check_base, check_vocabulary, load_adapter
+from dptune.job.label_checks import check_labels
+from dptune.job.preparation import DEFAULT_LABEL
+from dptune.job.verification import LABELS, RECORDS, WORDS, adapter_within, check_files, is_classifier
 from dptune.records.reading.fields import WAYS
 from dptune.records.reading.read import Records, read_and_say
 from dptune.records.reading.record import Chat, PromptTarget, Text
@@ -40,7 +40,7 @@ from dptune.training.models.model import (
 from dptune.training.models.verbalizer import cut_at_beginning, load_verbalizer, load_verbalizer_config
 from dptune.training.scores import score_classifier
 from dptune.training.tokens.encoding import tokens_of
-from dptune.training.tokens.labelled import labelled_tokens
+from dptune.training.tokens.labelled_texts import labelled_tokens
 
 _log = logging.getLogger(__name__)
 

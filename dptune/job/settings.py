@@ -16,7 +16,7 @@ from dptune.core.errors import ConfigError
 from dptune.core.lora import Dropout, Lora
 from dptune.core.step_settings import BatchSize, LossOn, ScheduleSettings, Width
 from dptune.core.update_rule import Average
-from dptune.job.labels import HIDDEN, HIDDEN_NAMED, RENAME_HIDDEN
+from dptune.job.label_checks import HIDDEN, HIDDEN_NAMED, RENAME_HIDDEN
 from dptune.records.reading.spelling import spelled
 
 _log = logging.getLogger(__name__)

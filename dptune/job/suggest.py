@@ -20,9 +20,9 @@ from numpy.typing import NDArray
 
 from dptune.core.errors import ConfigError, DivergedError
 from dptune.core.progress import Meter
-from dptune.job.base import Base
+from dptune.job.base_model import Base
 from dptune.job.defaults import TuneSchedule, max_length_of
-from dptune.job.prepare import calibrated_schedule, tokens_of_side, units_of_side
+from dptune.job.preparation import calibrated_schedule, tokens_of_side, units_of_side
 from dptune.job.run_spec import job_spec, training_plan
 from dptune.job.settings import TuneSettings
 from dptune.mechanisms.descriptions import describe_options
@@ -34,11 +34,11 @@ from dptune.records.reading.read import read_sides
 from dptune.records.reading.source import Fractions, RecordSource
 from dptune.training.data import Tokens
 from dptune.training.evaluation import perplexity
+from dptune.training.gradients.gradient_check import first_evaluation, rehearse
 from dptune.training.gradients.micro_batches import micro_batches
 from dptune.training.gradients.parameter_groups import lora_pairs
 from dptune.training.gradients.per_sample import per_sample_gradients
-from dptune.training.gradients.rehearsal import first_evaluation, rehearse
-from dptune.training.gradients.together import shared_copy
+from dptune.training.gradients.shared_pass import shared_copy
 from dptune.training.loop import train
 from dptune.training.models.model import attach_lora
 from dptune.training.privacy_units import PrivacyUnits

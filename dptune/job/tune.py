@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from dptune.job.base import open_base
-from dptune.job.places import check_data, check_folder
-from dptune.job.prepare import PreparedRun, prepare, with_labels
+from dptune.job.base_model import open_base
+from dptune.job.path_checks import check_data, check_folder
+from dptune.job.preparation import PreparedRun, prepare, with_labels
 from dptune.job.run import Tuned, paid_before, run, run_here, working_in
 from dptune.job.search.rehearsal import rehearsed
 from dptune.job.search.search import prepare_search

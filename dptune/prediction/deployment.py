@@ -32,7 +32,7 @@ from dptune.privacy.run_folder import RunFolder
 from dptune.privacy.run_header import RunHeader
 from dptune.privacy.set_aside import Spending, earlier_runs, fresh_start, spending_of
 from dptune.training.data import open_ids
-from dptune.training.gradients.stacked import PUBLIC, StackedAdapters
+from dptune.training.gradients.stacked_adapters import PUBLIC, StackedAdapters
 from dptune.training.models.causal import plain_tokens
 from dptune.training.models.model import ModelSource, load_base, load_tokenizer
 from dptune.training.tokens.chat_template import render_chat

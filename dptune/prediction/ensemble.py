@@ -26,9 +26,9 @@ from dptune.core.lora import Lora
 from dptune.core.units import RECORD, check_unit
 from dptune.prediction.shard_tuning import ShardTuning
 from dptune.training.data import Tokens
+from dptune.training.gradients.gradient_check import rehearse
 from dptune.training.gradients.parameter_groups import lora_pairs
-from dptune.training.gradients.rehearsal import rehearse
-from dptune.training.gradients.stacked import StackedAdapters
+from dptune.training.gradients.stacked_adapters import StackedAdapters
 from dptune.training.models.model import (
     ModelSource,
     attach_lora,
@@ -38,7 +38,7 @@ from dptune.training.models.model import (
     train_adapters,
     trainable_state,
 )
-from dptune.training.models.plain import fit
+from dptune.training.models.plain_training import fit
 from dptune.training.models.weight_files import read_tensors
 
 _MANIFEST = "ensemble.json"

@@ -23,7 +23,7 @@ from dptune.privacy.accountants import smallest_epsilon
 from dptune.privacy.budget_gate import BudgetError
 from dptune.privacy.entropy import Entropy, uniform
 from dptune.privacy.ledger import Ledger
-from dptune.training.gradients.stacked import PUBLIC, StackedAdapters
+from dptune.training.gradients.stacked_adapters import PUBLIC, StackedAdapters
 from dptune.training.models.causal import most_positions
 
 

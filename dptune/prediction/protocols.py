@@ -17,7 +17,7 @@ from dptune.core.errors import ConfigError
 from dptune.core.units import check_unit
 from dptune.mechanisms.options import make_part, option_names
 from dptune.prediction.mixture import Slots
-from dptune.prediction.published import one_model_epsilon, published_beta
+from dptune.prediction.published_radius import one_model_epsilon, published_beta
 from dptune.privacy.accountants import Epsilons, epsilons
 from dptune.privacy.accounting.renyi_filter import budget_at
 from dptune.privacy.release import Composition, Release

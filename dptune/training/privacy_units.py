@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from dptune.core.errors import ConfigError
 from dptune.core.units import RECORD, check_unit
 from dptune.privacy.entropy import Entropy, poisson_sample, uniform
-from dptune.training.groups import Turn, hash_keys
+from dptune.training.unit_groups import Turn, hash_keys
 
 #: Key of an auditor's first slot. Units have none down there: theirs are of 63 bits, and planted records' just below 0.
 _SLOTS = -(2**63)

@@ -39,12 +39,12 @@ from dptune.privacy.set_aside import fresh_start
 from dptune.training.checkpoints import Progress, save_checkpoint
 from dptune.training.evaluation import mean_loss
 from dptune.training.gradients.parameter_groups import Block, PairModules
-from dptune.training.groups import Turn
 from dptune.training.models.model import assert_trained
 from dptune.training.optimizers import apply_average, average_weights, moments, tell_noise
 from dptune.training.privacy_units import PrivacyUnits, split_batch
 from dptune.training.ranks import Order, Ranks
 from dptune.training.spec import RunSpec, TrainingPlan, mark_used
+from dptune.training.unit_groups import Turn
 
 _PUBLIC_RECORDS = 32  # number of public records on which a controller's public loss is computed
 

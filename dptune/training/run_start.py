@@ -26,9 +26,9 @@ from dptune.privacy.run_header import composition_of
 from dptune.privacy.set_aside import fresh_start
 from dptune.training.checkpoints import CheckpointError, Progress, load_checkpoint
 from dptune.training.data import Tokens
+from dptune.training.gradients.gradient_check import check_width, rehearse
 from dptune.training.gradients.micro_batches import public_widths
 from dptune.training.gradients.parameter_groups import Block, trained_blocks
-from dptune.training.gradients.rehearsal import check_width, rehearse
 from dptune.training.models.causal import most_positions
 from dptune.training.models.head import HeadModules
 from dptune.training.models.model import freeze_down, frozen_fingerprint, trainable_state, uses_dropout

@@ -18,10 +18,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from dptune.audit.draw import audit_draw
+from dptune.audit.draw_test import audit_draw
 from dptune.audit.one_run import one_run
 from dptune.audit.refutation import refutation, run_certificate
-from dptune.audit.sampling import audited_sample_rate
+from dptune.audit.sample_rate import audited_sample_rate
 from dptune.audit.step import audit_step
 from dptune.audit.text.extraction import before_secret, chance, compare, exposures, recites, sample_endings
 from dptune.audit.text.likelihood import Passage, ending_losses, passage_ids, passage_of
@@ -40,14 +40,14 @@ from dptune.records.parquet_file import Records, decode_content, read_records
 from dptune.records.public_texts import public_texts
 from dptune.records.reading.record import Record
 from dptune.training.gradients.parameter_groups import trained_blocks
-from dptune.training.groups import Turn
 from dptune.training.scores import label_probabilities
-from dptune.training.tokens.labelled import labelled_tokens
+from dptune.training.tokens.labelled_texts import labelled_tokens
+from dptune.training.unit_groups import Turn
 from tasks.audit.registry import comparisons, parts, violations
 from tasks.audit.shadows import shadow_scores
 from tasks.audit.target import Target, load_target
-from tasks.experiment.crafted import crafted_file, read_crafted
-from tasks.experiment.prepare import corpus_of, plan_of, units_of
+from tasks.experiment.crafted_canaries import crafted_file, read_crafted
+from tasks.experiment.preparation import corpus_of, plan_of, units_of
 from tasks.identity import code_digest, differing
 from tasks.paths import AUDITS, EVAL, SPLITS, TRAIN, planted_secrets
 from tasks.settings.audit import Audit

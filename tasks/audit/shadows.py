@@ -24,7 +24,7 @@ from dptune.training.privacy_units import PrivacyUnits
 from dptune.training.spec import RunSpec, header_of
 from dptune.training.tokens.encoding import stored_tokens
 from tasks.audit.target import Target
-from tasks.experiment.prepare import plan_of
+from tasks.experiment.preparation import plan_of
 from tasks.paths import SPLITS
 
 

@@ -20,7 +20,7 @@ from dptune.records.parquet_file import form_at, read_about
 from dptune.training.models.weight_files import read_tensors
 from tasks.experiment.base_model import open_model
 from tasks.experiment.cells import Cell, digests, plugin_digest
-from tasks.experiment.prepare import job_of
+from tasks.experiment.preparation import job_of
 from tasks.experiment.result import CellResult
 from tasks.experiment.weights import adapter_digest
 from tasks.paths import MANIFEST, TRAIN, planted_secrets

@@ -13,8 +13,8 @@ from dptune.core.digits import at_least, at_most
 from tasks.audit.registry import bounds, parts
 from tasks.charts.canvas import BAD, BAR, SHADE, Figure, Panel, faded, marks, titled, values
 from tasks.charts.curves import dashed
-from tasks.charts.groups import CERTIFIED, PUBLISHED, Result, budget_of
 from tasks.charts.looks import GREY, INK, Look
+from tasks.charts.seed_groups import CERTIFIED, PUBLISHED, Result, budget_of
 
 Audit = dict[str, Any]
 _LARGEST_SHOWN = 1.25  # infinity is drawn at this multiple of the largest finite epsilon

@@ -9,8 +9,8 @@ from typing import Any
 import altair as alt
 
 from tasks.charts.canvas import Figure, Panel, titled, values
-from tasks.charts.groups import EPSILONS, Result
 from tasks.charts.looks import Look
+from tasks.charts.seed_groups import EPSILONS, Result
 
 _HEAT = {"radius_": "clip radius", "weight_": "relative noise weight"}
 _MOST_CELLS = 2000  # in a heat map: a page holds them all

@@ -10,8 +10,8 @@ from typing import Any
 import altair as alt
 
 from tasks.charts.canvas import Figure, Panel, blank, faded, marks, save, titled, values
-from tasks.charts.groups import CERTIFIED, EPSILONS, NO_BUDGET, PUBLISHED, Result, budget_of
 from tasks.charts.looks import Look, looks
+from tasks.charts.seed_groups import CERTIFIED, EPSILONS, NO_BUDGET, PUBLISHED, Result, budget_of
 from tasks.metrics import shown_in
 
 _DASHES = ([1, 0], [6, 3], [2, 2], [8, 3, 2, 3], [10, 4], [4, 4], [1, 3])

@@ -11,8 +11,8 @@ import altair as alt
 
 from dptune.core.units import RECORD
 from tasks.charts.canvas import PAPER, Figure, Panel, faded, marks, titled, values
-from tasks.charts.groups import CERTIFIED
 from tasks.charts.looks import GREY, INK, SHAPES, Look, looks
+from tasks.charts.seed_groups import CERTIFIED
 
 Row = dict[str, Any]
 METRIC = "perplexity_pooled"

@@ -16,7 +16,8 @@ import altair as alt
 
 from dptune.core.digits import at_most
 from tasks.charts.canvas import SHADE, Figure, Panel, faded, marks, titled, values
-from tasks.charts.groups import (
+from tasks.charts.looks import GREY, INK, Look
+from tasks.charts.seed_groups import (
     CERTIFIED,
     EPSILONS,
     Result,
@@ -27,7 +28,6 @@ from tasks.charts.groups import (
     perplexity_metric,
     untuned,
 )
-from tasks.charts.looks import GREY, INK, Look
 from tasks.metrics import title_of
 
 _COLUMN = 0.6  # share of the room between two epsilons that a column of points takes

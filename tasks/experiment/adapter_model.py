@@ -24,7 +24,7 @@ from dptune.job.deliverable import write_card
 from dptune.job.named_base import BASE, NamedBase
 from dptune.job.settings import rows_of
 from dptune.privacy.run_folder import RunFolder
-from dptune.training.models.pinned import name_of
+from dptune.training.models.model_names import name_of
 from dptune.training.models.weight_files import digest_of_weights
 from tasks.experiment.cells import Cell, model_digest
 from tasks.experiment.result import CellResult

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from dptune.audit.crafted import CraftedCanaries
+from dptune.audit.crafted_canaries import CraftedCanaries
 from dptune.core.errors import DivergedError, DptuneError
 from dptune.core.files import write_json
 from dptune.core.progress import Meter
@@ -18,8 +18,8 @@ from dptune.privacy.ledger import Ledger
 from dptune.privacy.ledger_file import LedgerContents
 from dptune.privacy.run_folder import RunFolder
 from dptune.training.checkpoints import restarts
-from dptune.training.gradients.rehearsal import first_evaluation
-from dptune.training.gradients.together import train_together
+from dptune.training.gradients.gradient_check import first_evaluation
+from dptune.training.gradients.shared_pass import train_together
 from dptune.training.loop import train
 from dptune.training.models.model import DIVERGED
 from dptune.training.ranks import Ranks
@@ -30,11 +30,11 @@ from tasks.experiment.cell_errors import (
     keep_divergence,
 )
 from tasks.experiment.cells import Cell
-from tasks.experiment.crafted import crafted_canaries, write_crafted
-from tasks.experiment.prepare import PreparedCell, SharedInputs, prepare
+from tasks.experiment.crafted_canaries import crafted_canaries, write_crafted
+from tasks.experiment.preparation import PreparedCell, SharedInputs, prepare
 from tasks.experiment.quality import MEASURES, first, label_scores, spread, text_scores
 from tasks.experiment.results import History, child_run, result_of
-from tasks.experiment.spent import register_cell
+from tasks.experiment.spent_budgets import register_cell
 from tasks.experiment.weights import adapter_digest, write_adapter, write_policy
 from tasks.metrics import measured
 from tasks.mlflow.tracking import ChildRun

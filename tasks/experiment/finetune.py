@@ -34,9 +34,9 @@ from tasks.experiment.cell_errors import (
 )
 from tasks.experiment.cell_training import _fail, _finish, _start_cell, _train_all, _train_alone, _TrainingCell
 from tasks.experiment.cells import Cell, is_finished
-from tasks.experiment.prepare import prepare, shared_inputs
+from tasks.experiment.preparation import prepare, shared_inputs
 from tasks.experiment.results import publish
-from tasks.experiment.spent import note_records
+from tasks.experiment.spent_budgets import note_records
 from tasks.split_records import records_digest
 from tasks.stage import run_command
 

@@ -22,7 +22,7 @@ from dptune.training.data import Tokens
 from dptune.training.evaluation import perplexity
 from dptune.training.losses import is_classifier
 from dptune.training.scores import score_classifier
-from tasks.experiment.prepare import PreparedCell
+from tasks.experiment.preparation import PreparedCell
 from tasks.metrics import HELD_OUT_SCORES
 from tasks.paths import EVAL
 from tasks.settings.task import Task

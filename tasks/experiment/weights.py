@@ -10,7 +10,7 @@ from dptune.job.weights import written_adapter
 from dptune.mechanisms.agents.rl import LearnedControl
 from dptune.privacy.ledger_file import LedgerContents
 from dptune.privacy.run_folder import RunFolder
-from tasks.experiment.prepare import PreparedCell
+from tasks.experiment.preparation import PreparedCell
 
 
 def write_adapter(model: Any, directory: Path) -> None:

@@ -34,8 +34,8 @@ from dptune.privacy.spent_budgets.register import Register
 from dptune.records.canaries import ALPHABET, SECRET_LENGTH, suffix
 from dptune.records.parquet_file import Records, read_records
 from dptune.records.splits import keys_of
-from dptune.training.groups import hash_keys, turns_of
-from tasks.experiment.spent import plan_booking, run_id_of
+from dptune.training.unit_groups import hash_keys, turns_of
+from tasks.experiment.spent_budgets import plan_booking, run_id_of
 from tasks.identity import differing
 from tasks.paths import DATA, PUBLIC_MODEL, PUBLIC_NARRATIVES, SPENT, SPLITS
 from tasks.settings.rlhf import Rlhf, settings_of

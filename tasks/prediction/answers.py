@@ -12,13 +12,13 @@ from peft import PeftModel
 
 from dptune.core.files import jsonable, private_directory, read_json, write_json
 from dptune.core.units import MADE_OF_OTHERS
+from dptune.prediction.perplexity import score_model, summed_up
 from dptune.prediction.protocols import priced_answers
-from dptune.prediction.scoring import score_model, summed_up
 from dptune.privacy.run_folder import RunFolder
 from dptune.records.parquet_file import read_about
 from dptune.training.data import Tokens
 from dptune.training.models.model import load_base
-from tasks.charts.groups import EPSILONS
+from tasks.charts.seed_groups import EPSILONS
 from tasks.experiment.cell_list import listed_cells, read_results
 from tasks.mlflow.tracking import ChildRun, timed
 from tasks.paths import ANSWERS, EVAL, EXPERIMENT, RUNS

@@ -17,7 +17,8 @@ from typing import Any
 from scipy.stats import ttest_ind_from_stats
 
 from dptune.core.digits import at_most
-from tasks.charts.groups import (
+from tasks.charts.looks import looks
+from tasks.charts.seed_groups import (
     EPSILONS,
     SAME_EPSILON,
     Result,
@@ -27,7 +28,6 @@ from tasks.charts.groups import (
     perplexity_metric,
     untuned,
 )
-from tasks.charts.looks import looks
 from tasks.experiment.cell_list import PLAIN
 from tasks.metrics import shown_in, title_of
 from tasks.report.numbers import digits4

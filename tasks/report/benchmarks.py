@@ -22,10 +22,10 @@ from dptune.core.files import read_json, write_text
 from dptune.core.units import RECORD
 from dptune.mechanisms.planning import Schedule, calibrated, planned
 from dptune.mechanisms.registry import build
-from tasks.charts.groups import SeedGroup, over_seeds, perplexity_metric
+from tasks.charts.seed_groups import SeedGroup, over_seeds, perplexity_metric
 from tasks.paths import ANSWERS, REPORT, REPORTS, RUNS
-from tasks.report.finished import FinishedStudy, read_studies
-from tasks.report.scores import ScoreTable, score_table
+from tasks.report.finished_runs import FinishedStudy, read_studies
+from tasks.report.scores_table import ScoreTable, score_table
 from tasks.stage import run_command
 
 CLAIMED = Path(__file__).with_name("claimed.yaml")

@@ -10,7 +10,7 @@ from typing import Any
 from dptune.privacy.accounting.mixture_figures import has_limit, limit_epsilon
 from dptune.privacy.ledger_file import read_ledger
 from tasks.audit.registry import bounds
-from tasks.charts.groups import SeedGroup
+from tasks.charts.seed_groups import SeedGroup
 
 
 @dataclass(frozen=True)

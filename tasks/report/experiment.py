@@ -20,8 +20,8 @@ from tasks.charts.audits import Audit, ledger_versus_audit, rocs
 from tasks.charts.canvas import Figure, save
 from tasks.charts.controllers import controller, moves_knobs
 from tasks.charts.curves import curves, spent
-from tasks.charts.groups import EPSILONS, Result, over_seeds, perplexity_metric, untuned
 from tasks.charts.looks import Look, looks
+from tasks.charts.seed_groups import EPSILONS, Result, over_seeds, perplexity_metric, untuned
 from tasks.charts.utility import utility
 from tasks.experiment.cell_list import listed_cells, read_results
 from tasks.experiment.guarantee import shared_guarantees
@@ -32,9 +32,9 @@ from tasks.paths import AUDITS, DATA, EXPERIMENT, REPORT, RUNS
 from tasks.report.answer import answer_lines, best_cell, caveats, further_lines, headline, rankings
 from tasks.report.claims import claims, limit_of
 from tasks.report.page import write, write_index
-from tasks.report.scores import score_table, scores_of
+from tasks.report.results_table import table
+from tasks.report.scores_table import score_table, scores_of
 from tasks.report.steps_needed import STEPS_FILE, publish_steps, steps_needed, steps_over_seeds, with_steps
-from tasks.report.table import table
 from tasks.settings.params import load_settings
 from tasks.stage import run_stage
 from tasks.workspace import keep_pages

@@ -14,7 +14,7 @@ from dptune.privacy.run_folder import RunFolder
 from dptune.privacy.set_aside import runs_within
 from dptune.privacy.spent_budgets.register import Register
 from tasks.paths import EVAL, PUBLIC_MODEL, PUBLIC_VALIDATION, SPENT
-from tasks.search.asked import folder_of, model_of
+from tasks.search.request import folder_of, model_of
 from tasks.settings.params import Settings
 from tasks.split_records import ATTACK_SIDE, TRAIN_SIDE, split_digest
 

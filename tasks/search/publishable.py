@@ -16,7 +16,7 @@ from typing import Any
 from dptune.core.errors import ConfigError
 from dptune.core.files import read_json
 from dptune.job.card import HELD_OUT, PUBLIC
-from dptune.job.prepare import PreparedRun
+from dptune.job.preparation import PreparedRun
 from dptune.job.run import Tuned, figures_of
 from dptune.job.search.space import Space
 from dptune.privacy.accountants import smallest_epsilon
@@ -28,7 +28,7 @@ from dptune.privacy.release import Composition, Release
 from dptune.privacy.run_folder import RunFolder
 from dptune.privacy.selection import renyi_selection_epsilon, selection_epsilon
 from dptune.privacy.selection_law import SelectionLaw
-from tasks.search.asked import model_of
+from tasks.search.request import model_of
 from tasks.settings.params import Settings
 
 #: Ways to count, by their key: a run that nothing was chosen from; this search; the same by the older and by the

@@ -23,9 +23,9 @@ from dptune.core.digits import at_most
 from dptune.core.errors import ConfigError, DataError, DptuneError
 from dptune.core.files import PRIVATE_FILE, forget_times, locked, private_directory, read_json, write_json
 from dptune.core.units import RECORD
-from dptune.job.base import open_base
+from dptune.job.base_model import open_base
 from dptune.job.card import PUBLIC
-from dptune.job.prepare import PreparedRun, prepare_sides
+from dptune.job.preparation import PreparedRun, prepare_sides
 from dptune.job.run import Tuned, paid_before, working_in
 from dptune.job.run import run_here as run_once
 from dptune.job.search.kinds import settings_of
@@ -42,11 +42,11 @@ from dptune.records.reading.read import Sides
 from dptune.records.reading.record import Chat, Content, PromptTarget, Text
 from dptune.records.reading.source import RecordSource
 from tasks.paths import EVAL, FAILURES, PUBLIC_VALIDATION, SEARCH, SPENT
-from tasks.search.asked import check_search, digest_of, folder_of, in_the_file, model_of, tune_settings
 from tasks.search.outcome import check_ended, forget_losers, unless_diverged
 from tasks.search.preflight import refuse_paid
 from tasks.search.publishable import told_of, told_of_nothing
 from tasks.search.ranking import check_held_out, rank_privately
+from tasks.search.request import check_search, digest_of, folder_of, in_the_file, model_of, tune_settings
 from tasks.search.twin import UNIT, twin_name, twin_source
 from tasks.settings.params import Settings, load_settings
 from tasks.split_records import ATTACK_SIDE, TRAIN_SIDE, split_records

@@ -8,7 +8,7 @@ from annotated_types import Ge, Le
 from pydantic import Field, field_validator, model_validator
 
 from dptune.core.bounds import Count, CountOrZero, Few
-from dptune.job.labels import HIDDEN, HIDDEN_NAMED, RENAME_HIDDEN
+from dptune.job.label_checks import HIDDEN, HIDDEN_NAMED, RENAME_HIDDEN
 from dptune.records.reading.spelling import spelled
 from tasks.settings.strict import StrictModel, Title, distinct
 

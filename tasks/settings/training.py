@@ -19,7 +19,7 @@ REQUIRED = (
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingSettings(ScheduleSettings):
-    """The schedule that all cells share; ``tasks.experiment.prepare.plan_of`` makes a run's plan of it.
+    """The schedule that all cells share; ``tasks.experiment.preparation.plan_of`` makes a run's plan of it.
 
     A mechanism's entry may name its own learning rate and update rule.
 

@@ -12,7 +12,7 @@ from scipy.integrate import quad
 from scipy.special import ndtri
 from scipy.stats import binomtest, norm
 
-from dptune.audit.bounds import (
+from dptune.audit.epsilon_bounds import (
     epsilon_from_errors,
     gaussian_epsilon,
     mu_from_errors,

@@ -15,10 +15,10 @@ import tiny_models as tiny
 import torch
 from scipy.signal import lfilter
 
-from dptune.audit.crafted import CraftedCanaries, _Crafted, _Decoder
+from dptune.audit.crafted_canaries import CraftedCanaries, _Crafted, _Decoder
 from dptune.audit.one_run import OneRun, one_run
 from dptune.audit.refutation import refutation, run_certificate
-from dptune.audit.sampling import SampleRate, Unseen, audited_sample_rate
+from dptune.audit.sample_rate import SampleRate, Unseen, audited_sample_rate
 from dptune.core.errors import ConfigError
 from dptune.mechanisms.mechanism import Mechanism
 from dptune.mechanisms.planning import Schedule, calibrated, planned

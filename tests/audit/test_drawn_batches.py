@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy.stats import kstest
 
-from dptune.audit import draw as module
-from dptune.audit.draw import DrawAudit, audit_draw
+from dptune.audit import draw_test as module
+from dptune.audit.draw_test import DrawAudit, audit_draw
 from dptune.privacy.entropy import Entropy, FixedSeed, uniform
-from dptune.training.groups import Turn
 from dptune.training.privacy_units import PrivacyUnits
+from dptune.training.unit_groups import Turn
 
 DRAW = PrivacyUnits.draw
 COUNT, RATE, ALARM = 600, 0.1, 0.001 / 30

@@ -14,7 +14,7 @@ from scipy.special import expit, ndtr
 from scipy.stats import binom
 
 from dptune.audit import one_run as module
-from dptune.audit.bounds import gaussian_epsilon
+from dptune.audit.epsilon_bounds import gaussian_epsilon
 from dptune.audit.one_run import OneRun, one_run
 from dptune.core.errors import DataError
 

@@ -15,7 +15,7 @@ from scipy.special import expit
 from scipy.stats import binom
 
 from dptune.audit import refutation as module
-from dptune.audit.bounds import coins_refute, gaussian_epsilon, one_run_epsilon
+from dptune.audit.epsilon_bounds import coins_refute, gaussian_epsilon, one_run_epsilon
 from dptune.audit.refutation import Refutation, refutation, run_certificate
 from dptune.audit.verdict import DELTAS, Certificate
 from dptune.core.errors import DataError

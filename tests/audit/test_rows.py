@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from dptune.audit import rows
-from dptune.audit.bounds import best_cuts
-from dptune.audit.rows import ROW_SCENES, audit_rows, fault_of_deal
+from dptune.audit import correlated_noise
+from dptune.audit.correlated_noise import ROW_SCENES, audit_rows, fault_of_deal
+from dptune.audit.epsilon_bounds import best_cuts
 from dptune.audit.scene import StepAudit
 from dptune.audit.verdict import certificate, judged
 from dptune.core.errors import ConfigError
@@ -21,8 +21,8 @@ from dptune.mechanisms.registry import build
 from dptune.privacy.accounting.strategy import column_norm
 from dptune.privacy.entropy import FixedSeed
 from dptune.privacy.release import Release
-from dptune.training.groups import Turn
 from dptune.training.privacy_units import PrivacyUnits
+from dptune.training.unit_groups import Turn
 
 pytestmark = pytest.mark.long
 
@@ -171,7 +171,7 @@ def test_thresholds_are_chosen_on_trials_that_are_not_counted(monkeypatch: pytes
         sizes.update((len(inside), len(outside)))
         return best_cuts(inside, outside, *rest)
 
-    monkeypatch.setattr(rows, "best_cuts", noted)
+    monkeypatch.setattr(correlated_noise, "best_cuts", noted)
     found = audited(banded())
     assert sizes == {TRIALS // 10}  # half of the fifth of the trials that choose
     assert found.mu_errors[1::2] == (TRIALS - TRIALS // 5,) * 2

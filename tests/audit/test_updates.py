@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from dptune.audit.bounds import best_cuts
+from dptune.audit.epsilon_bounds import best_cuts
 from dptune.audit.updates import _INTERFACE, _TRAINING, SCENES, _first, _later, _Runs, audit_updates
 from dptune.core.errors import ConfigError
 from dptune.policy.aggregate import noisy_means

@@ -19,7 +19,7 @@ _ENTRY = re.compile(r"^::: (\S+)\n((?:    .*\n)*)", re.M)
 _MEMBERS = re.compile(r"members: \[(.*)\]")
 #: Names on the pages of the Python API that have no example yet. Add one to a docstring and take its name out of here.
 WITHOUT = {
-    "dptune.audit.crafted.CraftedCanaries",
+    "dptune.audit.crafted_canaries.CraftedCanaries",
     "dptune.audit.refutation.Refutation",
     "dptune.audit.refutation.refutation",
     "dptune.audit.refutation.run_certificate",
@@ -53,14 +53,14 @@ WITHOUT = {
     "dptune.training.spec.RunSpec",
     "dptune.training.spec.TrainingPlan",
     "dptune.training.spec.header_of",
-    "dptune.job.finished.FinishedAdapter",
-    "dptune.job.finished.open_adapter",
+    "dptune.job.finished_adapter.FinishedAdapter",
+    "dptune.job.finished_adapter.open_adapter",
     "dptune.job.run.Tuned",
     "dptune.job.sampling.Sampled",
     "dptune.job.sampling.sample",
     "dptune.job.suggest.Suggestion",
     "dptune.job.suggest.suggest",
-    "dptune.job.verifying.check_deliverable",
+    "dptune.job.verification.check_deliverable",
 }
 
 

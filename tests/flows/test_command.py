@@ -33,7 +33,7 @@ from flows.search import search
 from flows.server import cancel_run
 from flows.study import study
 from tasks.experiment.cell_list import standing
-from tasks.experiment.prepare import prepare, shared_inputs
+from tasks.experiment.preparation import prepare, shared_inputs
 
 pytestmark = pytest.mark.system
 

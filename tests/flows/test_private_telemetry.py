@@ -48,7 +48,7 @@ from tasks.audit.target import load_target
 from tasks.experiment import cell_training
 from tasks.experiment.cells import Cell
 from tasks.experiment.finetune import run_cell, run_cells
-from tasks.experiment.prepare import corpus_of
+from tasks.experiment.preparation import corpus_of
 from tasks.mlflow import tracking
 from tasks.mlflow.tracking import NO_TIME
 from tasks.paths import AUDITS, EVAL, EXPERIMENT, PREDICTION, REPORT, RUNS, SPLITS

@@ -28,7 +28,7 @@ from flows.experiment import CellError, experiment, fine_tune
 from flows.runners import SharedFolder, free_place, open_runner, shared_folder
 from tasks.paths import SEARCH
 from tasks.search import run as run_module
-from tasks.search.asked import digest_of
+from tasks.search.request import digest_of
 from tasks.search.run import main as run_main
 from tasks.settings.experiment import Experiment
 from tasks.settings.params import load_settings
@@ -169,8 +169,8 @@ def test_an_error_of_a_cell_reaches_the_flow_whole() -> None:
 
 def test_a_worker_that_does_not_see_the_folder_says_so(tmp_path: Path) -> None:
     from flows.experiment import DispatchContext
+    from tasks.experiment.cell_groups import CellGroup
     from tasks.experiment.cells import Cell
-    from tasks.experiment.groups import CellGroup
 
     context = DispatchContext(
         Experiment.model_construct(), "run", SharedFolder(tmp_path / "nowhere"), {}, groups=1, terminal=False

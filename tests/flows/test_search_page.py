@@ -14,7 +14,7 @@ from dptune.privacy.run_folder import RunFolder
 from dptune.privacy.set_aside import FOLDER
 from flows import search as module
 from flows.command import FlowError
-from tasks.search.asked import folder_of
+from tasks.search.request import folder_of
 from tasks.settings.params import Settings, load_settings
 
 

@@ -13,7 +13,7 @@ from tiny_pipeline import BUDGET, ROOT, read_json, static, write_params
 
 from dptune.core.files import write_text
 from flows.command import FlowError
-from flows.data import ALL_STAGES, DATA_STAGES
+from flows.data_stages import ALL_STAGES, DATA_STAGES
 from flows.deployments import audit_form, experiment_form, study_form
 from flows.form import changes, file_values
 from flows.runners import folder_of

@@ -50,14 +50,14 @@ from dptune.training.data import Tokens, encode
 from dptune.training.evaluation import mean_loss
 from dptune.training.gradients.parameter_groups import lora_pairs
 from dptune.training.gradients.per_sample import PairGradients
-from dptune.training.groups import Turn
 from dptune.training.loop import train
 from dptune.training.models.model import attach_lora
 from dptune.training.privacy_units import PrivacyUnits
 from dptune.training.run import StepReport
 from dptune.training.spec import RunSpec, TrainingPlan, header_of
 from dptune.training.tokens.encoding import encode_records
-from dptune.training.tokens.labelled import encode_labelled
+from dptune.training.tokens.labelled_texts import encode_labelled
+from dptune.training.unit_groups import Turn
 
 Figures = dict[str, float]
 _SIZES, _BATCH, _STEPS = (3, 1, 4), 16.0, 12

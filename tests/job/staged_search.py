@@ -22,7 +22,7 @@ from dptune.privacy.ledger import Ledger
 from dptune.privacy.selection_law import SelectionLaw
 from dptune.privacy.spent_budgets.register import Register
 from dptune.training import loop, run_start
-from dptune.training.gradients import together
+from dptune.training.gradients import shared_pass as together
 from dptune.training.run import Run
 
 

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from dptune.job.base import _digest_of_folder
+from dptune.job.base_model import _digest_of_folder
 
 _MIB = 2**20
 

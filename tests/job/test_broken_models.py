@@ -23,7 +23,7 @@ import dptune
 from dptune.cli import app
 from dptune.cli.tune_messages import by_option
 from dptune.core.errors import ConfigError
-from dptune.job.base import open_base
+from dptune.job.base_model import open_base
 from dptune.job.search.search import working_folder
 from dptune.job.settings import TuneSettings
 from dptune.privacy.spent_budgets.register import Register

@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dptune.core.files import write_text
-from dptune.job import verifying
+from dptune.job import verification
 from dptune.job.card import END, HELD_OUT, PUBLIC, START, card_text, privacy_section, score_text
-from dptune.job.verifying import CARD, CONFIG, WEIGHTS, CardError, check_deliverable, section_of
+from dptune.job.verification import CARD, CONFIG, WEIGHTS, CardError, check_deliverable, section_of
 from dptune.privacy.certificate import SearchCertificate
 from dptune.privacy.ledger import Ledger
 from dptune.privacy.ledger_file import LedgerContents, read_ledger
@@ -102,7 +102,7 @@ def test_what_scored_a_search_has_its_noise_rounded_up_and_that_of_earlier_versi
         "20 units (held_out), each clipped to 2 nats, noise 3.001 times that over their number"
     )
     contents, _ = section()
-    rows = verifying._rows_of_earlier(contents, certificate)
+    rows = verification._rows_of_earlier(contents, certificate)
     assert rows["score"] == (
         "| score | 20 units (held_out), each clipped to 2 nats, noise 3 times that over their number |"
     )

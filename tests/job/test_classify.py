@@ -23,19 +23,19 @@ import dptune
 from dptune.cli import app
 from dptune.core.errors import ConfigError, DataError
 from dptune.job import run_spec
-from dptune.job.base import open_base
+from dptune.job.base_model import open_base
 from dptune.job.card import HELD_OUT, PUBLIC
 from dptune.job.defaults import schedule_of
-from dptune.job.prepare import prepare, with_labels
+from dptune.job.preparation import prepare, with_labels
 from dptune.job.settings import TuneSettings
 from dptune.job.suggest import suggest
-from dptune.job.verifying import CardError, check_deliverable
+from dptune.job.verification import CardError, check_deliverable
 from dptune.records.reading.read import read
 from dptune.records.reading.record import Labelled, Record
 from dptune.records.reading.source import RecordSource
 from dptune.training.data import plain_ids
 from dptune.training.models.model import ModelSource, attach_lora, load_tokenizer
-from dptune.training.tokens.labelled import labelled_tokens
+from dptune.training.tokens.labelled_texts import labelled_tokens
 
 ARGUMENTS = ["--task", "classify", "--text", "sentence", "--epsilon", "8", "--expected-batch-size", "16", "--rank", "2"]
 

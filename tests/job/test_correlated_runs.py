@@ -13,8 +13,8 @@ from typer.testing import CliRunner, Result
 from dptune.cli import app
 from dptune.core.errors import ConfigError
 from dptune.job import run
-from dptune.job.base import open_base
-from dptune.job.prepare import PreparedRun, prepare
+from dptune.job.base_model import open_base
+from dptune.job.preparation import PreparedRun, prepare
 from dptune.job.settings import TuneSettings
 from dptune.records.reading.source import RecordSource
 

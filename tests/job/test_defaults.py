@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from tiny_tuning import checkpoint
 
 from dptune.core.errors import ConfigError
-from dptune.job.base import open_base
+from dptune.job.base_model import open_base
 from dptune.job.defaults import default_batch, default_delta, schedule_of
-from dptune.job.prepare import calibrated_schedule
+from dptune.job.preparation import calibrated_schedule
 from dptune.job.settings import TuneSettings
 
 

@@ -29,7 +29,7 @@ from dptune.job.run import Tuned
 from dptune.job.search import candidates as candidates_module
 from dptune.job.search.plan import Plan
 from dptune.job.search.space import Space
-from dptune.job.verifying import check_deliverable
+from dptune.job.verification import check_deliverable
 from dptune.job.weights import partial_of
 from dptune.privacy.run_folder import RunFolder
 from dptune.privacy.selection_law import SelectionLaw

@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 from dptune import tune
 from dptune.cli import app
 from dptune.core.lora import Lora
-from dptune.job.base import open_base
+from dptune.job.base_model import open_base
 from dptune.job.search import search as search_module
 from dptune.job.settings import TuneSettings
 from dptune.job.suggest import suggest
@@ -30,9 +30,9 @@ from dptune.privacy.ledger_file import read_ledger
 from dptune.privacy.run_folder import RunFolder
 from dptune.records.reading.source import RecordSource
 from dptune.training import run_start
-from dptune.training.groups import Turn
 from dptune.training.privacy_units import PrivacyUnits
 from dptune.training.spec import RunSpec
+from dptune.training.unit_groups import Turn
 
 Row = dict[str, Any]
 RUN, BANDS = "a" * 32, 2

@@ -20,14 +20,14 @@ from typer.testing import CliRunner
 
 from dptune import tune
 from dptune.cli import app
-from dptune.job import run, verifying
+from dptune.job import run, verification
 from dptune.job.card import END, SENTENCE, START
 from dptune.job.run import Tuned
 from dptune.job.search.candidates import SearchRun, prepared_candidate
 from dptune.job.search.journal import Journal
 from dptune.job.search.plan import Plan
 from dptune.job.search.search import certificate_of, plan_of_search
-from dptune.job.verifying import CARD, CardError, check_deliverable, consistent_certificate, section_of
+from dptune.job.verification import CARD, CardError, check_deliverable, consistent_certificate, section_of
 from dptune.privacy.certificate import SearchCertificate
 from dptune.privacy.entropy import OsEntropy
 from dptune.privacy.ledger import Ledger
@@ -36,8 +36,8 @@ from dptune.privacy.release import DEALT_BY_RANK, Release
 from dptune.privacy.run_header import RunHeader
 from dptune.privacy.spent_budgets.register import Register
 from dptune.training import run_start
-from dptune.training.groups import Turn
 from dptune.training.privacy_units import PrivacyUnits
+from dptune.training.unit_groups import Turn
 
 BANDS, STOPS = 3, 4
 
@@ -161,7 +161,7 @@ def test_ranks_excuse_no_claim_of_a_card_beside_another_leak(tmp_path: Path, mon
     contents = tuned(tmp_path).ledger
     for leaks in ((), ("a fixed noise seed",)):
         other = replace(contents, header=replace(contents.header, accounting="published", leaks=leaks))
-        monkeypatch.setattr(verifying, "read_ledger", lambda path, other=other: other)
+        monkeypatch.setattr(verification, "read_ledger", lambda path, other=other: other)
         text = (folder / CARD).read_text()
         head, tail = text[: text.index(START)], text[text.index(END) + len(END) :]
         (folder / CARD).write_text(f"{head}{section_of(folder)[0]}{tail}\n{SENTENCE}\n")

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from tiny_tuning import QUICK, checkpoint
 
-from dptune.job.base import open_base
-from dptune.job.prepare import prepare_sides
+from dptune.job.base_model import open_base
+from dptune.job.preparation import prepare_sides
 from dptune.job.settings import TuneSettings
 from dptune.records.reading.read import Sides, read
 from dptune.records.reading.record import Chat, Content, Labelled, PromptTarget, Record, Text, fingerprint

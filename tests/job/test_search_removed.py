@@ -20,7 +20,7 @@ from dptune.job.search import candidates as candidates_module
 from dptune.job.search import search as search_module
 from dptune.job.search.journal import FILE, Journal, LostError
 from dptune.job.search.search import working_folder
-from dptune.job.verifying import CardError
+from dptune.job.verification import CardError
 from dptune.privacy.set_aside import spending_of
 from dptune.privacy.spent_budgets.register import Register
 

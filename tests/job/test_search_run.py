@@ -18,9 +18,9 @@ from typer.testing import CliRunner
 from dptune.cli import app
 from dptune.core.errors import ConfigError, DivergedError, DptuneError
 from dptune.core.files import NO_TIME
-from dptune.job.base import open_base
-from dptune.job.finished import open_adapter
-from dptune.job.prepare import PreparedRun, prepare
+from dptune.job.base_model import open_base
+from dptune.job.finished_adapter import open_adapter
+from dptune.job.preparation import PreparedRun, prepare
 from dptune.job.sampling import Sampled
 from dptune.job.search import candidates as candidates_module
 from dptune.job.search import search as search_module
@@ -31,7 +31,7 @@ from dptune.job.search.score import ONE, best_of, clipped_sum, draw_noise, noisy
 from dptune.job.search.search import NoWinnerError, search, working_folder
 from dptune.job.search.settings import SearchSettings
 from dptune.job.settings import TuneSettings
-from dptune.job.verifying import CardError, check_deliverable
+from dptune.job.verification import CardError, check_deliverable
 from dptune.privacy.certificate import FILE, ScoreTerms, commitment_of, exceeds, read_certificate
 from dptune.privacy.entropy import FixedSeed
 from dptune.privacy.ledger_file import LedgerError, read_ledger

@@ -21,13 +21,13 @@ from typer.testing import CliRunner
 
 from dptune.cli import app
 from dptune.core.errors import ConfigError, DivergedError
-from dptune.job import verifying
+from dptune.job import verification
 from dptune.job.card import END, START, privacy_section
-from dptune.job.finished import open_adapter
+from dptune.job.finished_adapter import open_adapter
 from dptune.job.run import Tuned
 from dptune.job.search.search import NoWinnerError
 from dptune.job.synthetic_card import synthetic_card
-from dptune.job.verifying import CardError, check_deliverable, section_of
+from dptune.job.verification import CardError, check_deliverable, section_of
 from dptune.privacy.certificate import FILE, SCORE_LEDGER, ScoreTerms
 from dptune.privacy.ledger import Ledger
 from dptune.privacy.ledger_file import LedgerError, encode, read_ledger, seal
@@ -143,9 +143,9 @@ def test_a_winner_made_by_code_that_the_certificate_does_not_name_is_refused(
 ) -> None:
     contents = read_ledger(copy / "ledger.jsonl")
     other = replace(contents, header=replace(contents.header, plugins=("mine",)))
-    monkeypatch.setattr(verifying, "read_ledger", lambda path: other)
+    monkeypatch.setattr(verification, "read_ledger", lambda path: other)
     with pytest.raises(CardError, match="belongs to another search"):
-        verifying.certificate_of(copy)
+        verification.certificate_of(copy)
 
 
 def resealed(path: Path, lines: list[Line]) -> str:

@@ -231,8 +231,8 @@ def test_a_killed_run_goes_on_as_the_same_entry(tmp_path: Path, caplog: pytest.L
     def stop(report: StepReport) -> None:
         raise KeyboardInterrupt
 
-    from dptune.job.base import open_base
-    from dptune.job.prepare import prepare
+    from dptune.job.base_model import open_base
+    from dptune.job.preparation import prepare
     from dptune.job.settings import TuneSettings
     from dptune.records.reading.source import RecordSource
 

@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 from dptune.cli import app
 from dptune.core.errors import ConfigError, DivergedError
 from dptune.job import suggest as module
-from dptune.job.base import open_base
+from dptune.job.base_model import open_base
 from dptune.job.search.settings import SearchSettings
 from dptune.job.settings import TuneSettings
 from dptune.job.suggest import FACTORS, length_for, read_public, suggest, unit_norms

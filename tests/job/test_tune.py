@@ -28,11 +28,11 @@ from dptune.cli import app
 from dptune.cli.tune_result import no_gain
 from dptune.core.errors import ConfigError, DptuneError
 from dptune.job import run
-from dptune.job.base import open_base
+from dptune.job.base_model import open_base
 from dptune.job.card import END, HELD_OUT, PUBLIC, START
-from dptune.job.prepare import PreparedRun, prepare
+from dptune.job.preparation import PreparedRun, prepare
 from dptune.job.settings import TuneSettings
-from dptune.job.verifying import CardError, check_deliverable, section_of
+from dptune.job.verification import CardError, check_deliverable, section_of
 from dptune.privacy.ledger_file import read_ledger
 from dptune.records.reading.source import RecordSource
 from dptune.training.models.model import trainable_state

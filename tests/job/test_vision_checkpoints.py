@@ -17,7 +17,7 @@ from tiny_vision import KINDS, vision_checkpoint
 import dptune
 from dptune.core.errors import ConfigError
 from dptune.core.lora import Lora
-from dptune.job.loading import load_adapter
+from dptune.job.adapter_loading import load_adapter
 from dptune.training.gradients.parameter_groups import lora_pairs
 from dptune.training.models.model import ModelSource, attach_lora, load_base, load_config, without_weights
 from dptune.training.models.target_modules import linear_layers
@@ -104,7 +104,7 @@ def test_a_layer_of_a_tower_alone_is_refused_with_those_of_the_text_model(tmp_pa
 
 def test_how_much_is_adapted_is_said(tmp_path: Path) -> None:
     """Three of four layers of Qwen3.5 have attention of another kind, with other names."""
-    from dptune.job.base import open_base
+    from dptune.job.base_model import open_base
     from dptune.job.settings import TuneSettings
 
     folder = vision_checkpoint("qwen3_5", tmp_path)

@@ -10,8 +10,8 @@ import known_prices  # noqa: F401 (replaces the pricing of searches)
 import pytest
 from tiny_tuning import QUICK, checkpoint, rows
 
-from dptune.job.base import open_base
-from dptune.job.prepare import PreparedRun, prepare
+from dptune.job.base_model import open_base
+from dptune.job.preparation import PreparedRun, prepare
 from dptune.job.run import Tuned
 from dptune.job.search import search as search_module
 from dptune.job.search.journal import Journal

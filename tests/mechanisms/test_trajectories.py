@@ -16,7 +16,7 @@ import transcribed_radii as moving
 import transcriptions as fixed
 from trajectories import BATCH, SIZES, Case, differences
 
-from dptune.cli.catalogue import summaries
+from dptune.cli.mechanisms import summaries
 
 #: Sums are of float64, in another order; released gradients are equal to the last bit of their float32.
 TOLERANCE = 1e-11

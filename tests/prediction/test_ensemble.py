@@ -32,9 +32,9 @@ from dptune.prediction.ensemble import (
 from dptune.prediction.predictor import next_log_probabilities
 from dptune.prediction.shard_tuning import ShardTuning
 from dptune.training.data import tokenize
-from dptune.training.gradients.stacked import PUBLIC, StackedAdapters
+from dptune.training.gradients.stacked_adapters import PUBLIC, StackedAdapters
 from dptune.training.models.model import ModelSource, attach_lora, load_base, load_tokenizer, save_adapter
-from dptune.training.models.plain import one_cycle
+from dptune.training.models.plain_training import one_cycle
 
 RECORDS = st.lists(st.tuples(st.text(min_size=1, max_size=5), st.integers(0, 9)), min_size=1, max_size=40)
 

@@ -36,7 +36,7 @@ from dptune.privacy.budget_gate import BudgetError
 from dptune.privacy.entropy import FixedSeed, OsEntropy
 from dptune.privacy.ledger import Ledger
 from dptune.privacy.ledger_file import LedgerError, read_ledger
-from dptune.training.gradients.stacked import PUBLIC
+from dptune.training.gradients.stacked_adapters import PUBLIC
 from dptune.training.models.model import load_base
 
 TOKENS = int(PROTOCOL["tokens"])

@@ -15,11 +15,11 @@ from tiny_models import CPU
 from dptune.prediction.ensemble import load_adapters, read_manifest
 from dptune.prediction.mixture import law
 from dptune.prediction.mollify import renyi_weights
+from dptune.prediction.perplexity import RecordScore, score_model, score_records, summed_up
 from dptune.prediction.predictor import next_log_probabilities, weights_of
 from dptune.prediction.protocols import FixedMixture, Published
-from dptune.prediction.scoring import RecordScore, score_model, score_records, summed_up
 from dptune.training.data import tokenize, with_context
-from dptune.training.gradients.stacked import PUBLIC
+from dptune.training.gradients.stacked_adapters import PUBLIC
 from dptune.training.models.model import load_base, load_tokenizer
 
 

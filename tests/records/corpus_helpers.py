@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 from dptune.records.diabetes.narratives import verbalise
-from dptune.records.diabetes.synthetic import generate_cohort, synthetic_ids_mapping
+from dptune.records.diabetes.synthetic_cohort import generate_cohort, synthetic_ids_mapping
 from dptune.records.diabetes.table import Table, read_ids_mapping
 from dptune.records.parquet_file import Records, write_records
 

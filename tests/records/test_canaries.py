@@ -15,7 +15,7 @@ from dptune.core.files import sha256
 from dptune.records import canaries
 from dptune.records.canaries import Secrets, inject, read_secrets, suffix
 from dptune.records.diabetes.narratives import OPENING
-from dptune.records.diabetes.synthetic import generate_cohort
+from dptune.records.diabetes.synthetic_cohort import generate_cohort
 from dptune.records.parquet_file import Records, decode_content, read_records, write_records
 from dptune.records.public_texts import public_texts
 from dptune.records.reading.record import Chat, PromptTarget

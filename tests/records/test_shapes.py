@@ -19,7 +19,7 @@ import pytest
 from pydantic import ValidationError
 
 from dptune.core.errors import ConfigError, DataError
-from dptune.job.labels import check_labels
+from dptune.job.label_checks import check_labels
 from dptune.job.settings import TuneSettings
 from dptune.records.parquet_file import decode_content, encode_content
 from dptune.records.reading.read import read, read_sides

@@ -12,7 +12,7 @@ from corpus_helpers import write_source
 
 from dptune.core.errors import ConfigError
 from dptune.records.diabetes.schema import COLUMNS, DRUGS
-from dptune.records.diabetes.synthetic import Kind, generate_cohort, synthetic_ids_mapping
+from dptune.records.diabetes.synthetic_cohort import Kind, generate_cohort, synthetic_ids_mapping
 from dptune.records.diabetes.table import read_ids_mapping, read_table
 
 KINDS: tuple[Kind, ...] = ("private", "public")

@@ -43,8 +43,8 @@ from dptune.records.canaries import read_secrets
 from dptune.records.parquet_file import read_records
 from dptune.training.data import Tokens
 from dptune.training.evaluation import perplexity
-from dptune.training.groups import Turn
 from dptune.training.privacy_units import PrivacyUnits
+from dptune.training.unit_groups import Turn
 from tasks.audit import attacks as audit_task
 from tasks.audit import registry
 from tasks.audit.attacks import audit_cell, audit_file, audit_key
@@ -55,7 +55,7 @@ from tasks.experiment import cell_training
 from tasks.experiment.cell_list import write_list
 from tasks.experiment.cell_run import main_names
 from tasks.experiment.cells import Cell
-from tasks.experiment.crafted import KeptCanaries, crafted_file
+from tasks.experiment.crafted_canaries import KeptCanaries, crafted_file
 from tasks.experiment.finetune import run_cell
 from tasks.paths import EVAL, EXPERIMENT, MANIFEST, PUBLIC_MODEL, REPORT, SECRETS, SPLITS, TRAIN, planted_secrets
 from tasks.report.experiment import report, write_report

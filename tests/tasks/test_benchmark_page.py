@@ -15,7 +15,7 @@ from dptune.core.errors import ConfigError
 from dptune.core.files import write_json
 from dptune.privacy.run_folder import RunFolder
 from tasks.report.benchmarks import CLAIMED, answers_by_study, benchmark_of, page
-from tasks.report.finished import FinishedStudy, read_studies
+from tasks.report.finished_runs import FinishedStudy, read_studies
 
 
 def result(mechanism: str, budget: float | None, bleu: float, seed: int = 0, **more: Any) -> dict[str, Any]:

@@ -28,7 +28,7 @@ from tasks.corpus.canaries import plant
 from tasks.corpus.split import split
 from tasks.experiment import cell_training
 from tasks.experiment.finetune import run_cell, run_cells
-from tasks.experiment.spent import paid_so_far
+from tasks.experiment.spent_budgets import paid_so_far
 from tasks.paths import SPENT, TRAIN
 from tasks.search.preflight import refuse_paid
 from tasks.search.run import read_sides

@@ -15,9 +15,9 @@ from test_report import moved, private, result
 from tasks.charts.canvas import Figure, Panel, for_page, program, save, values
 from tasks.charts.controllers import controller
 from tasks.charts.curves import curves, spent
-from tasks.charts.groups import EPSILONS
 from tasks.charts.looks import looks
 from tasks.charts.prediction import METRIC, prediction, protocol_looks
+from tasks.charts.seed_groups import EPSILONS
 from tasks.charts.utility import utility
 
 LEAKY: dict[str, Any] = {"budget_epsilon": 2.0, "epsilon_published": 2.0, "leaks": ["raw norms"]}

@@ -13,7 +13,7 @@ from dptune.mechanisms.registry import build
 from dptune.privacy.accounting.mixture_figures import limit_epsilon
 from dptune.privacy.ledger import Ledger
 from dptune.privacy.run_header import RunHeader
-from tasks.charts.groups import over_seeds
+from tasks.charts.seed_groups import over_seeds
 from tasks.report.claims import claims, limit_of
 from tasks.report.experiment import write_report
 

@@ -31,7 +31,7 @@ from dptune.training.data import Tokens
 from dptune.training.evaluation import perplexity
 from dptune.training.models.model import ModelSource, load_base, load_tokenizer
 from tasks.experiment import cell_training, finetune, quality
-from tasks.experiment import prepare as job
+from tasks.experiment import preparation as job
 from tasks.experiment.cell_training import check_converged
 from tasks.experiment.cells import Cell, digests
 from tasks.experiment.finetune import main, run_cell

@@ -13,19 +13,19 @@ import torch
 from tiny_pipeline import BUDGET, STEPS, cells
 
 from dptune.core.errors import ConfigError, DivergedError, DptuneError
-from dptune.job import base as base_model
+from dptune.job import base_model
 from dptune.privacy.entropy import OsEntropy
 from dptune.privacy.ledger_file import read_ledger
 from dptune.privacy.set_aside import set_aside
 from dptune.records.parquet_file import read_records, write_records
 from dptune.training import loop
-from dptune.training.gradients import together
+from dptune.training.gradients import shared_pass
 from dptune.training.run import Run
 from tasks.experiment import cell_training, finetune
+from tasks.experiment.cell_groups import CellGroup, group_cells
 from tasks.experiment.cells import Cell, is_finished
 from tasks.experiment.finetune import CellsError, run_cells
-from tasks.experiment.groups import CellGroup, group_cells
-from tasks.experiment.prepare import prepare, shared_inputs
+from tasks.experiment.preparation import prepare, shared_inputs
 from tasks.paths import TOKENS, TRAIN
 from tasks.settings.experiment import Model
 from tasks.settings.params import load_settings
@@ -152,7 +152,7 @@ def test_a_full_gpu_is_a_sentence_and_cells_go_on(place: str, pipeline: Path, mo
 
     with monkeypatch.context() as patch:
         if place == "pass":
-            patch.setattr(together._Pass, "_compute", full)
+            patch.setattr(shared_pass._Pass, "_compute", full)
         else:
             patch.setattr(finetune, place, full)
         with pytest.raises(DptuneError) as caught:
@@ -184,7 +184,7 @@ def test_a_pass_that_fails_once_ends_no_cell_and_one_that_fails_again_does(
 
     real = loop.per_sample_gradients
     with monkeypatch.context() as patch:
-        patch.setattr(together._Pass, "_compute", broken)
+        patch.setattr(shared_pass._Pass, "_compute", broken)
         patch.setattr(loop, "per_sample_gradients", failing(99))
         with pytest.raises(RuntimeError, match="a kernel failed"):
             run_cells(group, "cpu")

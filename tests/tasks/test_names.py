@@ -324,7 +324,7 @@ def test_the_grid_prints_folders_states_and_costs_and_runs_nothing(
 def test_the_number_of_units_is_that_of_the_run(pipeline: Path, change: dict[str, Any], units: int | None) -> None:
     import torch
 
-    from tasks.experiment.prepare import shared_inputs, units_of
+    from tasks.experiment.preparation import shared_inputs, units_of
 
     cell = static(change)
     found = len(units_of(cell, shared_inputs(cell, torch.device("cpu")).train)[0])

@@ -18,7 +18,7 @@ from dptune.mechanisms.registry import MECHANISMS, build, of_model
 from tasks.experiment import cells as cells_module
 from tasks.experiment.cells import Cell, grid
 from tasks.experiment.finetune import run_cells
-from tasks.experiment.prepare import plan_of
+from tasks.experiment.preparation import plan_of
 from tasks.report.experiment import write_report
 from tasks.report.steps_needed import STEPS_FILE
 from tasks.settings.params import load_settings

@@ -46,7 +46,7 @@ from tasks.corpus.acquire import acquire
 from tasks.corpus.verbalize import verbalize
 from tasks.experiment.cells import Cell
 from tasks.experiment.finetune import run_cell
-from tasks.experiment.prepare import prepare, shared_inputs
+from tasks.experiment.preparation import prepare, shared_inputs
 from tasks.paths import NARRATIVES
 from tasks.settings.params import load_settings
 

@@ -19,14 +19,14 @@ from dptune.privacy.ledger_file import read_ledger
 from dptune.privacy.run_folder import RunFolder
 from dptune.records.parquet_file import read_about, read_records, write_records
 from dptune.training.data import tokenize
-from dptune.training.groups import Turn
 from dptune.training.models.model import ModelSource, load_tokenizer
 from dptune.training.privacy_units import PrivacyUnits
 from dptune.training.tokens import token_file
 from dptune.training.tokens.token_file import MappedRows
+from dptune.training.unit_groups import Turn
 from tasks.experiment.cells import Cell
 from tasks.experiment.finetune import run_cells
-from tasks.experiment.prepare import PreparedCell, _token_file, prepare, shared_inputs
+from tasks.experiment.preparation import PreparedCell, _token_file, prepare, shared_inputs
 from tasks.paths import EVAL, PUBLIC_VALIDATION, TOKENS, TRAIN
 
 

@@ -16,7 +16,7 @@ from tiny_pipeline import read_json
 
 from dptune.core.errors import DataError
 from tasks.charts.canvas import blank, save
-from tasks.charts.groups import over_seeds
+from tasks.charts.seed_groups import over_seeds
 from tasks.experiment.cell_list import read_results
 from tasks.experiment.guarantee import GUARANTEE
 from tasks.experiment.result import CellResult

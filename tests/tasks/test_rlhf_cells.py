@@ -31,7 +31,7 @@ from dptune.records.splits import write_splits
 from dptune.training.models.model import ModelSource, load_base
 from dptune.training.models.pretrain import pretrain
 from dptune.training.models.public_model import Pretraining
-from tasks.experiment.spent import run_id_of
+from tasks.experiment.spent_budgets import run_id_of
 from tasks.paths import NARRATIVES, PUBLIC_MODEL, PUBLIC_NARRATIVES, SPENT, SPLITS
 from tasks.policy import rlhf
 from tasks.policy.prompt_canaries import secret_of

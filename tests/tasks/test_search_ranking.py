@@ -17,7 +17,7 @@ from dptune.core.digits import at_most
 from dptune.core.errors import ConfigError, DivergedError
 from dptune.core.files import private_directory, write_json, write_text
 from dptune.job.search import rehearsal as rehearsal_module
-from dptune.job.verifying import CARD
+from dptune.job.verification import CARD
 from dptune.privacy.ledger_file import read_ledger
 from dptune.privacy.run_folder import RunFolder
 from dptune.privacy.set_aside import FOLDER, runs_within, said_within
@@ -28,11 +28,11 @@ from tasks.paths import REPORT, SPENT
 from tasks.report.search import PAGE, RANKING, ranking_text, unranked, write_page
 from tasks.search import ranking as module
 from tasks.search import run as run_module
-from tasks.search.asked import check_search, folder_of
 from tasks.search.outcome import FILE as OUTCOME
 from tasks.search.preflight import remember_shown, shown
 from tasks.search.publish import figures_of
 from tasks.search.ranking import rank_correlation
+from tasks.search.request import check_search, folder_of
 from tasks.search.run import TRAIN_SIDE, read_sides, search_records
 from tasks.settings.params import Settings, load_settings
 

@@ -24,8 +24,8 @@ from tasks.paths import DATA, EVAL, FAILURES
 from tasks.report.search import answer, countings
 from tasks.search import publishable as prices_module
 from tasks.search import run as records_module
-from tasks.search.asked import in_the_file, tune_settings
 from tasks.search.publishable import _of_winner, choice_prices, score_of
+from tasks.search.request import in_the_file, tune_settings
 from tasks.search.run import ATTACK_SIDE, TRAIN_SIDE, SearchError, _silent, public_source, read_sides
 from tasks.settings.params import Settings, load_settings
 

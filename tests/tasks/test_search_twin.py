@@ -14,14 +14,14 @@ from tiny_pipeline import read_json, write_params
 from dptune.core.errors import ConfigError
 from dptune.job.search import rehearsal as rehearsal_module
 from dptune.privacy.run_folder import RunFolder
-from dptune.records.diabetes.synthetic import generate_cohort
+from dptune.records.diabetes.synthetic_cohort import generate_cohort
 from dptune.records.parquet_file import read_records, write_records
 from tasks.corpus.split import split
 from tasks.corpus.validation import write_public_narratives
 from tasks.paths import EVAL, PUBLIC_VALIDATION, REPORT
 from tasks.profile import read_profile
 from tasks.report.search import PAGE, write_page
-from tasks.search.asked import check_search
+from tasks.search.request import check_search
 from tasks.search.run import ATTACK_SIDE, TRAIN_SIDE, search_records
 from tasks.search.twin import UNIT, twin_source
 from tasks.settings.params import Settings, load_settings

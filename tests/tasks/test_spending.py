@@ -21,7 +21,7 @@ from dptune.training import run as running
 from dptune.training.checkpoints import CheckpointError
 from tasks.experiment import cell_training
 from tasks.experiment.cells import Cell
-from tasks.experiment.crafted import crafted_canaries, crafted_file
+from tasks.experiment.crafted_canaries import crafted_canaries, crafted_file
 from tasks.experiment.finetune import run_cell
 from tasks.mlflow import tracking
 from tasks.paths import EXPERIMENT, RUNS

@@ -19,8 +19,8 @@ from tiny_models import records, trainable
 
 from dptune.core.errors import ConfigError
 from dptune.core.lora import Lora
+from dptune.training.gradients.gradient_check import rehearse
 from dptune.training.gradients.parameter_groups import lora_pairs
-from dptune.training.gradients.rehearsal import rehearse
 from dptune.training.models.causal import check_causal, check_configuration
 from dptune.training.models.model import attach_lora
 

@@ -20,7 +20,7 @@ from dptune.training.gradients import gradient_checkpointing as checkpointing
 from dptune.training.gradients.gradient_checkpointing import checkpointed, layers_of
 from dptune.training.gradients.parameter_groups import lora_pairs
 from dptune.training.gradients.per_sample import PairGradients, per_sample_gradients
-from dptune.training.gradients.together import train_together
+from dptune.training.gradients.shared_pass import train_together
 from dptune.training.loop import local_update
 from dptune.training.models.model import Lora, attach_lora
 

@@ -22,9 +22,9 @@ from dptune.mechanisms.gradient_interfaces import Gradients
 from dptune.mechanisms.registry import MECHANISMS, build
 from dptune.privacy.entropy import OsEntropy
 from dptune.training.data import Tokens
+from dptune.training.gradients.gradient_check import rehearse
 from dptune.training.gradients.parameter_groups import lora_pairs, trained_blocks
 from dptune.training.gradients.per_sample import PairGradients, per_sample_gradients
-from dptune.training.gradients.rehearsal import rehearse
 from dptune.training.loop import train
 from dptune.training.losses import model_losses
 from dptune.training.models.classifier import empty_classifier, head_names, load_classifier, load_classifier_config

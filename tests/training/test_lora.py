@@ -19,9 +19,9 @@ from dptune.core.errors import ConfigError
 from dptune.core.lora import Lora
 from dptune.mechanisms.registry import build
 from dptune.privacy.entropy import FixedSeed, OsEntropy
+from dptune.training.gradients.gradient_check import rehearse
 from dptune.training.gradients.parameter_groups import lora_pairs
-from dptune.training.gradients.rehearsal import rehearse
-from dptune.training.gradients.together import shared_copy, train_together
+from dptune.training.gradients.shared_pass import shared_copy, train_together
 from dptune.training.loop import train
 from dptune.training.models.model import ModelSource, attach_lora, frozen_fingerprint, load_base, save_adapter
 from dptune.training.models.target_modules import lora_targets

@@ -17,10 +17,10 @@ from tiny_models import CPU, FAMILIES, records, trainable, weights, with_prompts
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 
 from dptune.core.errors import ConfigError
+from dptune.training.gradients.gradient_check import rehearse
 from dptune.training.gradients.parameter_groups import lora_pairs
-from dptune.training.gradients.rehearsal import rehearse
-from dptune.training.gradients.together import shared_copy
-from dptune.training.models import quantized
+from dptune.training.gradients.shared_pass import shared_copy
+from dptune.training.models import quantization
 from dptune.training.models.model import (
     Lora,
     ModelSource,
@@ -30,7 +30,7 @@ from dptune.training.models.model import (
     load_config,
     save_adapter,
 )
-from dptune.training.models.quantized import in_4bit, keep_layout, method_of
+from dptune.training.models.quantization import in_4bit, keep_layout, method_of
 
 pytest.importorskip("bitsandbytes", reason="weights in 4 bits need pip install 'dptune[quantized]'")
 
@@ -173,7 +173,7 @@ def test_other_methods_are_refused_by_name(tmp_path: Path, stored: dict[str, Any
 
 
 def test_without_the_library_it_is_refused_before_weights_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(quantized, "find_spec", lambda name: None)
+    monkeypatch.setattr(quantization, "find_spec", lambda name: None)
     with pytest.raises(
         ConfigError, match=r"load_in_4bit: .* is not installed\. Fix: pip install 'dptune\[quantized\]'"
     ):

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from tiny_models import adapted, close, each_record, make_header, make_plan, records, release_lines, weights
 from tiny_ranks import results, together
 
-from dptune.audit.crafted import CraftedCanaries
+from dptune.audit.crafted_canaries import CraftedCanaries
 from dptune.core.errors import ConfigError
 from dptune.mechanisms.mechanism import Mechanism
 from dptune.mechanisms.registry import build

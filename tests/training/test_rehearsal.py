@@ -32,11 +32,11 @@ from dptune.core.errors import ConfigError
 from dptune.core.lora import Lora
 from dptune.mechanisms.registry import build
 from dptune.privacy.entropy import FixedSeed, OsEntropy
-from dptune.training.gradients import rehearsal
+from dptune.training.gradients import gradient_check
+from dptune.training.gradients.gradient_check import check_width, first_evaluation, rehearse
 from dptune.training.gradients.parameter_groups import lora_pairs
 from dptune.training.gradients.per_sample import Layout, Taps, by_row
-from dptune.training.gradients.rehearsal import check_width, first_evaluation, rehearse
-from dptune.training.gradients.together import shared_copy, train_together
+from dptune.training.gradients.shared_pass import shared_copy, train_together
 from dptune.training.loop import train
 from dptune.training.models.causal import evaluation_mode, most_positions
 from dptune.training.models.model import attach_lora
@@ -209,9 +209,9 @@ def test_a_layer_that_only_rounds_is_taken_by_its_gradients_in_float64(tmp_path:
     model = _rounded(1e6)
     pairs = lora_pairs(model)
     before = {name: (one, one.clone(), one.data_ptr()) for name, one in model.named_parameters()}
-    close = rehearsal._DOUBTFUL[torch.float32][1]
-    with evaluation_mode(model), rehearsal._random_up_factors(pairs):
-        off, _ = rehearsal._distances(model, pairs, *rehearsal._records(model), False)
+    close = gradient_check._DOUBTFUL[torch.float32][1]
+    with evaluation_mode(model), gradient_check._random_up_factors(pairs):
+        off, _ = gradient_check._distances(model, pairs, *gradient_check._records(model), False)
     assert max(off) > close
     rehearse(model, pairs)
     for name, parameter in model.named_parameters():
@@ -230,7 +230,7 @@ def test_without_float64_a_layer_that_only_rounds_much_is_refused(monkeypatch: p
     def refuse(_model: Any) -> Any:
         raise MemoryError
 
-    monkeypatch.setattr(rehearsal, "in_float64", refuse)
+    monkeypatch.setattr(gradient_check, "in_float64", refuse)
     little, much = _rounded(1e4), _rounded(1e6)
     rehearse(little, lora_pairs(little))
     with pytest.raises(ConfigError, match="gives a record another gradient"):
@@ -283,11 +283,11 @@ def test_rows_that_are_mixed_are_refused_in_half_precision_too(memory: bool, mon
         raise MemoryError
 
     if not memory:
-        monkeypatch.setattr(rehearsal, "in_float64", refuse)
+        monkeypatch.setattr(gradient_check, "in_float64", refuse)
     model = _mixing(lambda states: states + 0.5 * (len(states) > 1) * states.roll(1, 0)).to(torch.bfloat16)
     pairs = lora_pairs(model)
-    with evaluation_mode(model), rehearsal._random_up_factors(pairs):
-        off, _ = rehearsal._distances(model, pairs, *rehearsal._records(model), False)
+    with evaluation_mode(model), gradient_check._random_up_factors(pairs):
+        off, _ = gradient_check._distances(model, pairs, *gradient_check._records(model), False)
     assert 0.3 < max(off) < 0.9
     with pytest.raises(ConfigError, match="gives a record another gradient"):
         rehearse(model, pairs)
@@ -306,7 +306,7 @@ def test_all_of_a_model_is_float64_for_a_while_and_its_own_tensors_come_back(fai
     }
     assert any("inv_freq" in name for name in tensors)
     before = {name: (one.dtype, one.data_ptr(), one.detach().clone()) for name, one in tensors.items()}
-    with pytest.raises(FullError) if fails else nullcontext(), rehearsal.in_float64(model):
+    with pytest.raises(FullError) if fails else nullcontext(), gradient_check.in_float64(model):
         within = [one.dtype for one in (*model.parameters(), *model.buffers()) if one.is_floating_point()]
         if fails:
             raise FullError
@@ -323,7 +323,7 @@ def test_weights_in_4_bits_are_not_taken_for_float64() -> None:
     model.config.quantization_config = {"quant_method": "bitsandbytes", "load_in_4bit": True}
     before = [one.dtype for one in model.parameters()]
     with pytest.raises(ConfigError, match=r"^model\.load_in_4bit"):
-        rehearsal.in_float64(model).__enter__()
+        gradient_check.in_float64(model).__enter__()
     assert [one.dtype for one in model.parameters()] == before
 
 
@@ -332,8 +332,8 @@ def test_nothing_is_rounded_to_float32_in_float64(family: str) -> None:
     """Norms, softmax and rotations of these are made in float32 by their own code."""
     model = attach_lora(tiny(family), Lora(4, 8, 0.0, "all-linear"), 0)
     pairs = lora_pairs(model)
-    with evaluation_mode(model), rehearsal._random_up_factors(pairs), rehearsal.in_float64(model):
-        off, _ = rehearsal._distances(model, pairs, *rehearsal._records(model), False)
+    with evaluation_mode(model), gradient_check._random_up_factors(pairs), gradient_check.in_float64(model):
+        off, _ = gradient_check._distances(model, pairs, *gradient_check._records(model), False)
     assert max(off) < 1e-12
 
 

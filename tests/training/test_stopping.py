@@ -22,7 +22,7 @@ from dptune.privacy.ledger import Ledger
 from dptune.privacy.ledger_file import read_ledger
 from dptune.privacy.run_folder import RunFolder
 from dptune.training.gradients.parameter_groups import lora_pairs
-from dptune.training.gradients.together import shared_copy, train_together
+from dptune.training.gradients.shared_pass import shared_copy, train_together
 from dptune.training.loop import train
 from dptune.training.models.model import attach_lora
 from dptune.training.run import StepReport

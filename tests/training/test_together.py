@@ -20,9 +20,9 @@ from dptune.privacy.budget_gate import BudgetError
 from dptune.privacy.entropy import FixedSeed, OsEntropy
 from dptune.privacy.ledger_file import LedgerError, read_ledger
 from dptune.training.data import Tokens
-from dptune.training.gradients import together
+from dptune.training.gradients import shared_pass
 from dptune.training.gradients.parameter_groups import lora_pairs
-from dptune.training.gradients.together import rehearse_pass, shared_copy, train_together
+from dptune.training.gradients.shared_pass import rehearse_pass, shared_copy, train_together
 from dptune.training.loop import train
 from dptune.training.models.model import attach_lora
 from dptune.training.privacy_units import PrivacyUnits
@@ -233,7 +233,7 @@ def test_a_runs_own_failure_is_told_before_the_others_go_on_and_a_passs_never(
 
     monkeypatch.setattr(Run, "begin", begun)
     if place == "pass":
-        monkeypatch.setattr(together, "model_losses", failing)
+        monkeypatch.setattr(shared_pass, "model_losses", failing)
     errors = side_by_side(base, runs)
     assert [type(error) for error in told] == ([BrokeError] if place == "own" else [])
     assert isinstance(errors[0], BrokeError)
@@ -275,7 +275,7 @@ def test_a_rehearsed_pass_reads_no_record_and_moves_nothing(
     group, shapes = cells(tokens, ["static", "ffa"], learning_rate=1e-3), []
     expected = [alone(cell, base, tokens, tmp_path / f"alone{cell.seed}") for cell in group]
     runs = [opened(cell, base, tokens, tmp_path / str(cell.seed)) for cell in group]
-    before, losses = [weights(cell.model) for cell in group], together.model_losses
+    before, losses = [weights(cell.model) for cell in group], shared_pass.model_losses
 
     def seen(model: Any, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         shapes.append(ids.shape)
@@ -283,7 +283,7 @@ def test_a_rehearsed_pass_reads_no_record_and_moves_nothing(
             assert (ids == tokens.padding).all()
         return losses(model, ids, mask)
 
-    monkeypatch.setattr(together, "model_losses", seen)
+    monkeypatch.setattr(shared_pass, "model_losses", seen)
     rehearse_pass(base, runs)
     assert [run.ledger.releases for run in runs] == [0, 0]
     for cell, start in zip(group, before, strict=True):
@@ -362,14 +362,14 @@ def test_an_error_in_the_shared_pass_never_leaves_a_run_with_half_its_batch(
     base, tokens = FAMILIES["gpt2"](), records()
     group = cells(tokens, ["static", "static"], sample_rate=1.0)  # 8 and 8 units, 3 a micro-batch: the third holds both
     runs = [opened(cell, base, tokens, tmp_path / str(cell.seed)) for cell in group]
-    real, calls = together.model_losses, iter(range(100))
+    real, calls = shared_pass.model_losses, iter(range(100))
 
     def failing(*arguments: Any) -> torch.Tensor:
         if next(calls) == 2:
             raise MemoryError
         return real(*arguments)
 
-    monkeypatch.setattr(together, "model_losses", failing)
+    monkeypatch.setattr(shared_pass, "model_losses", failing)
     before = [weights(run.spec.model) for run in runs]
     errors = side_by_side(base, runs)
     assert [type(error) for error in errors] == [MemoryError, RuntimeError]
@@ -385,10 +385,10 @@ def test_neighbours_in_a_pass_do_not_change_one_bit() -> None:
     for others in ([[1, 2], [3]], [[], [5, 6, 7]], [[4], []], [[], []]):
         group = [Cell("static", seed, each_record(tokens), plan) for seed in (1, 2)]
         runs = [fake_run(cell, base, tokens) for cell in group]
-        stacks, layout = together._stack_pairs(runs), together.Layout.of(runs[0].pairs)
+        stacks, layout = shared_pass._stack_pairs(runs), shared_pass.Layout.of(runs[0].pairs)
         batches = [[np.array([0]), *(np.array([one]) for one in others[0])], [np.array([one]) for one in others[1]]]
-        steps = {n: together.Step(runs[n].spec.mechanism.knobs(), batch) for n, batch in enumerate(batches)}
-        shared = together._Pass(base, runs, stacks, layout, steps)
+        steps = {n: shared_pass.Step(runs[n].spec.mechanism.knobs(), batch) for n, batch in enumerate(batches)}
+        shared = shared_pass._Pass(base, runs, stacks, layout, steps)
         (first, *_) = shared.gradients(0)
         found.append(first.matrix()[0])
     assert all(torch.equal(one, found[0]) for one in found)
@@ -434,9 +434,9 @@ def test_runs_of_other_adapters_entropy_or_kind_are_refused_too(tmp_path: Path) 
 
     def refused(match: str, **changes: Any) -> None:
         with pytest.raises(ConfigError, match=match):
-            together._check(base, [first, replace(second, **changes)])
+            shared_pass._check(base, [first, replace(second, **changes)])
 
-    together._check(base, [first, second])
+    shared_pass._check(base, [first, second])
     refused("other adapters", pairs=[replace(pair, scaling=9.0) for pair in second.pairs])
     refused("other adapters", pairs=[replace(pair, dropout=0.5) for pair in second.pairs])
     refused("other adapters", pairs=second.pairs[:1])
@@ -444,7 +444,7 @@ def test_runs_of_other_adapters_entropy_or_kind_are_refused_too(tmp_path: Path) 
     local = build("dp_lora_fed", {"noise_multiplier": 1.0, "pairs": len(second.pairs)})
     refused("trains locally", spec=replace(second.spec, mechanism=local))
     with pytest.raises(ConfigError, match="output layer"):
-        together._check(base, [replace(first, pairs=[replace(first.pairs[0], name="base_model.model.lm_head")])])
+        shared_pass._check(base, [replace(first, pairs=[replace(first.pairs[0], name="base_model.model.lm_head")])])
     for run in (first, second):
         run.ledger.close()
         assert run.ledger.releases == 0
@@ -457,7 +457,7 @@ def test_a_failed_runs_ledger_is_closed_and_the_base_is_in_evaluation_mode(
     group = cells(tokens, ["static", "static"])
     runs = [opened(cell, base, tokens, tmp_path / str(cell.seed)) for cell in group]
     modes: list[bool] = []
-    real = together.model_losses
+    real = shared_pass.model_losses
 
     def failing(model: Any, *arguments: Any) -> torch.Tensor:
         modes.append(any(module.training for module in model.modules()))
@@ -465,7 +465,7 @@ def test_a_failed_runs_ledger_is_closed_and_the_base_is_in_evaluation_mode(
             raise MemoryError
         return real(model, *arguments)
 
-    monkeypatch.setattr(together, "model_losses", failing)
+    monkeypatch.setattr(shared_pass, "model_losses", failing)
     assert all(train_together(base, runs))
     assert not any(modes)
     for run in runs:

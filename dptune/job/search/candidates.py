@@ -34,7 +34,7 @@ from dptune.core.files import (
     sha256,
 )
 from dptune.job.deliverable import write_weights
-from dptune.job.prepare import PreparedRun, trained_schedule
+from dptune.job.preparation import PreparedRun, trained_schedule
 from dptune.job.run import spec_of
 from dptune.job.search.journal import Journal, LostError
 from dptune.job.search.kinds import build_mechanism, candidate_schedule, settings_of
@@ -54,7 +54,7 @@ from dptune.privacy.set_aside import read_acknowledged
 from dptune.training.checkpoints import CheckpointError
 from dptune.training.data import Tokens
 from dptune.training.evaluation import mean_loss
-from dptune.training.gradients.together import rehearse_pass, shared_copy, train_together
+from dptune.training.gradients.shared_pass import rehearse_pass, shared_copy, train_together
 from dptune.training.loop import train
 from dptune.training.privacy_units import PrivacyUnits
 from dptune.training.run import Run

@@ -13,9 +13,9 @@ import torch
 
 from dptune.core.digits import at_most
 from dptune.core.errors import ConfigError
-from dptune.job.base import Base
+from dptune.job.base_model import Base
 from dptune.job.defaults import TuneSchedule, schedule_of
-from dptune.job.prepare import check_mechanism, check_public
+from dptune.job.preparation import check_mechanism, check_public
 from dptune.job.search.settings import SearchSettings
 from dptune.job.search.space import OPTION, Configuration
 from dptune.job.settings import RENAMED, TuneSettings

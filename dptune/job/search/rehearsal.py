@@ -17,10 +17,10 @@ from typing import Any
 
 from dptune.core.errors import ConfigError, DivergedError
 from dptune.core.files import read_json, write_json
-from dptune.job.base import Base
-from dptune.job.prepare import calibrate_mechanism, trained_schedule
-from dptune.job.search.asked import changes
+from dptune.job.base_model import Base
+from dptune.job.preparation import calibrate_mechanism, trained_schedule
 from dptune.job.search.kinds import candidate_schedule, check_kinds, settings_of
+from dptune.job.search.request import changes
 from dptune.job.search.settings import SearchSettings
 from dptune.job.search.space import Configuration
 from dptune.job.settings import FREE, TuneSettings

@@ -27,12 +27,11 @@ from peft import PeftModel
 from dptune.core.digits import at_most
 from dptune.core.errors import ConfigError, DptuneError
 from dptune.core.files import forget_times, fsync_directory, locked, private_directory, sha256, write_json, write_text
-from dptune.job.base import Base
+from dptune.job.base_model import Base
 from dptune.job.deliverable import deliver
-from dptune.job.places import check_folder
-from dptune.job.prepare import PreparedRun, prepare
+from dptune.job.path_checks import check_folder
+from dptune.job.preparation import PreparedRun, prepare
 from dptune.job.run import Tuned, figures_of, result_of, spec_of, tuned_of
-from dptune.job.search.asked import asked_of, changes
 from dptune.job.search.candidates import (
     CANDIDATES,
     SearchRun,
@@ -47,10 +46,11 @@ from dptune.job.search.journal import FIX, Journal, LostError
 from dptune.job.search.kinds import CandidateKind, price_kinds, score_terms
 from dptune.job.search.plan import FILE as PLAN
 from dptune.job.search.plan import Drawn, Plan
+from dptune.job.search.request import asked_of, changes
 from dptune.job.search.score import best_of
 from dptune.job.search.settings import SearchSettings
 from dptune.job.settings import TuneSettings
-from dptune.job.verifying import WEIGHTS, check_deliverable
+from dptune.job.verification import WEIGHTS, check_deliverable
 from dptune.job.weights import partial_of
 from dptune.privacy.certificate import (
     FILE,
@@ -69,7 +69,7 @@ from dptune.privacy.run_folder import RunFolder
 from dptune.privacy.spent_budgets.booking import write_booking
 from dptune.privacy.spent_budgets.register import Register
 from dptune.records.reading.source import RecordSource
-from dptune.training.gradients.together import shared_copy
+from dptune.training.gradients.shared_pass import shared_copy
 from dptune.training.run_start import rehearse_run
 
 _log = logging.getLogger(__name__)

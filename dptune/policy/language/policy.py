@@ -13,7 +13,7 @@ from dptune.core.errors import ConfigError
 from dptune.core.lora import Lora
 from dptune.policy.language.prompts import Prompts
 from dptune.training.gradients.parameter_groups import lora_pairs
-from dptune.training.gradients.stacked import StackedAdapters
+from dptune.training.gradients.stacked_adapters import StackedAdapters
 from dptune.training.models.model import attach_lora
 
 

@@ -16,7 +16,7 @@ from dptune.core.errors import DataError
 from dptune.core.files import replacing, sha256, write_json
 from dptune.core.progress import Meter
 from dptune.records.diabetes.package import IDS_NAME, TABLE_NAME, copy_pair
-from dptune.records.diabetes.synthetic import Kind, generate_cohort, synthetic_ids_mapping
+from dptune.records.diabetes.synthetic_cohort import Kind, generate_cohort, synthetic_ids_mapping
 from dptune.records.diabetes.table import read_table
 from dptune.records.dvc_cache import in_cache
 

@@ -22,7 +22,7 @@ from transformers import (
 from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES
 
 from dptune.core.errors import ConfigError, first_line
-from dptune.training.models.quantized import is_trainable, method_of
+from dptune.training.models.quantization import is_trainable, method_of
 
 _FIELD = "model.source"
 _FIX = "give a causal language model, such as GPT-2, Llama or Mistral"

@@ -21,7 +21,7 @@ from dptune.training.evaluation import perplexity
 from dptune.training.losses import attention_mask
 from dptune.training.models.causal import evaluation_mode
 from dptune.training.models.model import fuse_activations
-from dptune.training.models.plain import fit
+from dptune.training.models.plain_training import fit
 from dptune.training.models.public_model import Pretraining
 
 END_OF_TEXT = "<|endoftext|>"

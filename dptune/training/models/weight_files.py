@@ -24,8 +24,8 @@ from transformers.utils import logging as transformers_logging
 
 from dptune.core.errors import ConfigError, first_line
 from dptune.core.files import POINTER, DamagedFileError, not_a_file, read_json, sha256_once, why_unreadable
-from dptune.training.models.pinned import ADAPTER
-from dptune.training.models.quantized import method_of, states_of
+from dptune.training.models.model_names import ADAPTER
+from dptune.training.models.quantization import method_of, states_of
 
 _FIELD = "model.source"
 _CONFIG, _WHOLE, _INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"

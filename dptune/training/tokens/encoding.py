@@ -24,7 +24,7 @@ from dptune.records.reading.record import Chat, Labelled, PromptTarget, Record, 
 from dptune.records.reading.report import TokenCounts
 from dptune.training.data import Tokens, tokenize, with_context
 from dptune.training.tokens.chat_template import TurnError, Turns, dated_template, render_chat, with_content
-from dptune.training.tokens.labelled import encode_labelled
+from dptune.training.tokens.labelled_texts import encode_labelled
 from dptune.training.tokens.token_file import token_batch
 
 _MARKED = re.compile(r"\{%-?\s*generation\s*-?%\}")

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tasks.charts.groups import SAME_EPSILON, SeedGroup
+from tasks.charts.seed_groups import SAME_EPSILON, SeedGroup
 from tasks.experiment.guarantee import GUARANTEE
 from tasks.report.answer import Ranking
 from tasks.report.claims import refutable_epsilon, shown_epsilon

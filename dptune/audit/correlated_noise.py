@@ -19,17 +19,17 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.linalg import toeplitz
 
-from dptune.audit.bounds import Cuts, best_cuts, errors
 from dptune.audit.contract import check_released
+from dptune.audit.epsilon_bounds import Cuts, best_cuts, errors
 from dptune.audit.scene import StepAudit, StepScene
-from dptune.audit.scores import Fit
 from dptune.audit.step import SCENES, _check, _seen, _Stage, _subsampled
+from dptune.audit.step_scores import Fit
 from dptune.core.errors import ConfigError
 from dptune.core.plugins import naming_plugins
 from dptune.core.progress import Meter
 from dptune.mechanisms.mechanism import Mechanism
 from dptune.privacy.entropy import Entropy
-from dptune.training.groups import Turn
+from dptune.training.unit_groups import Turn
 
 #: Scenes of such an audit: radii do not move, so there is less to try than with one step of any mechanism.
 ROW_SCENES = (SCENES[0], SCENES[2])

@@ -27,7 +27,7 @@ def rate_at_most(events: float, trials: int, confidence: float) -> float:
     """One-sided Clopper-Pearson upper bound on a probability, from ``events`` in ``trials`` (or an expected number).
 
     Example:
-        >>> from dptune.audit.bounds import rate_at_most
+        >>> from dptune.audit.epsilon_bounds import rate_at_most
         >>> round(rate_at_most(events=0, trials=1000, confidence=0.95), 5)
         0.00299
     """
@@ -47,7 +47,7 @@ def epsilon_from_errors(
     Valid for every mechanism. The bound is at most about log(trials), so a larger one needs more trials.
 
     Example:
-        >>> from dptune.audit.bounds import epsilon_from_errors
+        >>> from dptune.audit.epsilon_bounds import epsilon_from_errors
         >>> round(epsilon_from_errors(5, 1000, 5, 1000, delta=1e-5, confidence=0.95), 3)
         4.443
     """
@@ -65,7 +65,7 @@ def mu_from_errors(
     A mu-GDP mechanism obeys Phi^-1(1 - FPR) - Phi^-1(FNR) <= mu (Dong, Roth and Su 2022).
 
     Example:
-        >>> from dptune.audit.bounds import mu_from_errors
+        >>> from dptune.audit.epsilon_bounds import mu_from_errors
         >>> round(mu_from_errors(300, 1000, 300, 1000, confidence=0.95), 3)
         0.883
     """
@@ -96,7 +96,7 @@ def one_run_epsilon(canaries: int, guesses: int, correct: int, delta: float, con
     """Lower bound on epsilon at ``delta`` from one run with coin-flipped canaries; 2305.08846, corollary 5.4.
 
     Example:
-        >>> from dptune.audit.bounds import one_run_epsilon
+        >>> from dptune.audit.epsilon_bounds import one_run_epsilon
         >>> round(one_run_epsilon(canaries=1000, guesses=100, correct=95, delta=1e-5, confidence=0.95), 3)
         2.165
     """
@@ -113,7 +113,7 @@ def one_run_mu(canaries: int, guesses: int, correct: int, confidence: float) -> 
     is Gaussian, and an estimate for all others. ``one_run_epsilon`` needs no such premise.
 
     Example:
-        >>> from dptune.audit.bounds import one_run_mu
+        >>> from dptune.audit.epsilon_bounds import one_run_mu
         >>> round(one_run_mu(canaries=1000, guesses=100, correct=95, confidence=0.95), 3)
         0.787
     """
@@ -131,7 +131,7 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
     """Epsilon at ``delta`` of a mu-GDP mechanism (Dong, Roth and Su 2022, corollary 2.13).
 
     Example:
-        >>> from dptune.audit.bounds import gaussian_epsilon
+        >>> from dptune.audit.epsilon_bounds import gaussian_epsilon
         >>> round(gaussian_epsilon(mu=1.0, delta=1e-5), 4)
         4.3772
     """

@@ -17,11 +17,11 @@ from transformers.pytorch_utils import Conv1D
 from dptune.core.errors import ConfigError, first_line
 from dptune.core.lora import Lora
 from dptune.job.named_base import NamedBase
-from dptune.job.places import check_model
+from dptune.job.path_checks import check_model
 from dptune.job.settings import JobSettings
 from dptune.training.gradients.gradient_checkpointing import layers_of
 from dptune.training.gradients.parameter_groups import PairModules, trained_blocks
-from dptune.training.gradients.together import shared_copy
+from dptune.training.gradients.shared_pass import shared_copy
 from dptune.training.losses import is_classifier
 from dptune.training.models.causal import (
     auto_class,
@@ -49,8 +49,8 @@ from dptune.training.models.model import (
     load_tokenizer,
     without_weights,
 )
-from dptune.training.models.pinned import name_of
-from dptune.training.models.quantized import BYTES_EACH, METHOD, keep_layout, method_of
+from dptune.training.models.model_names import name_of
+from dptune.training.models.quantization import BYTES_EACH, METHOD, keep_layout, method_of
 from dptune.training.models.target_modules import linear_layers, said_share
 from dptune.training.models.verbalizer import cut_at_beginning, load_verbalizer, load_verbalizer_config
 from dptune.training.models.weight_files import check_finite, digest_of_weights

@@ -11,7 +11,7 @@ from typing import Any
 from dptune.core.errors import ConfigError
 from dptune.core.files import read_json
 from dptune.privacy.run_folder import RunFolder
-from tasks.charts.groups import Result
+from tasks.charts.seed_groups import Result
 from tasks.settings.training import RULE
 
 #: Settings of a cell that one experiment may vary.

@@ -26,7 +26,7 @@ from dptune.prediction.mollify import renyi_weights
 from dptune.prediction.predictor import weights_of
 from dptune.prediction.protocols import FixedMixture, Protocol, Published
 from dptune.training.data import Tokens, plain_ids
-from dptune.training.gradients.stacked import PUBLIC, StackedAdapters
+from dptune.training.gradients.stacked_adapters import PUBLIC, StackedAdapters
 
 Rows = Sequence[NDArray[np.int32]]
 _NEVER = 1e-6  # probability below which a size of the sample is left out: it hardly changes a perplexity

@@ -20,7 +20,7 @@ from dptune.training.gradients.parameter_groups import Block, PairModules
 from dptune.training.gradients.per_sample import per_sample_gradients
 from dptune.training.losses import CONTEXT, COUNTED, attention_mask, is_classifier, label_logits, model_losses
 from dptune.training.models.causal import evaluation_mode, plain_tokens
-from dptune.training.models.quantized import method_of
+from dptune.training.models.quantization import method_of
 
 _log = logging.getLogger(__name__)
 #: Tokens of the records, fewer than any shape would confuse with the number of records.

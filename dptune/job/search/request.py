@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from dptune.job.prepare import PreparedRun
+from dptune.job.preparation import PreparedRun
 from dptune.job.search.settings import SearchSettings
 from dptune.job.settings import FREE, as_written_now
 

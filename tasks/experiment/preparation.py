@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from dptune.core.errors import ConfigError
-from dptune.job.base import Base
+from dptune.job.base_model import Base
 from dptune.job.run_spec import job_header, job_spec, mechanism_of, training_plan
 from dptune.job.settings import JobSettings
 from dptune.mechanisms.agents.idle_agent import idle_agent
@@ -25,7 +25,7 @@ from dptune.privacy.entropy import Entropy
 from dptune.records.parquet_file import form_at, read_about, read_batches
 from dptune.training.data import Tokens
 from dptune.training.gradients.parameter_groups import trained_blocks
-from dptune.training.gradients.together import shared_copy
+from dptune.training.gradients.shared_pass import shared_copy
 from dptune.training.privacy_units import PrivacyUnits
 from dptune.training.spec import RunSpec, TrainingPlan
 from dptune.training.tokens.encoding import encode_stored, encode_stored_labels

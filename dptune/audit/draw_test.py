@@ -2,7 +2,7 @@
 
 An attack on one run learns little about its draw, and would not notice batches of a fixed size. The draw itself is
 cheap: it is repeated, with new coins, until the test would notice a single unit that never enters. This test does not
-check what the training loop does with a batch; gradients planted in the run (``dptune.audit.crafted``) do.
+check what the training loop does with a batch; gradients planted in the run (``dptune.audit.crafted_canaries``) do.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from scipy.stats import binom, chi2
 
 from dptune.core.digits import at_most
 from dptune.privacy.entropy import Entropy, uniform
-from dptune.training.groups import Turn
 from dptune.training.privacy_units import PrivacyUnits
+from dptune.training.unit_groups import Turn
 
 _FEWEST_DRAWS = 100
 _MOST_ENTRIES = 2_000_000  # largest number of units in all batches together, about five seconds of one core

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from dptune.audit.crafted import CraftedCanaries
+from dptune.audit.crafted_canaries import CraftedCanaries
 from dptune.core.errors import DataError
 from dptune.core.files import private_directory, read_json, write_json
 from dptune.privacy.run_folder import RunFolder

@@ -12,12 +12,12 @@ import numpy as np
 
 from dptune.core.errors import ConfigError
 from dptune.core.units import MADE_OF_OTHERS, RECORD
-from dptune.job.base import Base
+from dptune.job.base_model import Base
 from dptune.job.defaults import TuneSchedule, max_length_of, schedule_of
-from dptune.job.labels import check_labels
+from dptune.job.label_checks import check_labels
 from dptune.job.run_spec import job_header, mechanism_of, training_plan
 from dptune.job.settings import TuneSettings
-from dptune.job.verifying import LABELS, RECORDS, WORDS
+from dptune.job.verification import LABELS, RECORDS, WORDS
 from dptune.mechanisms.agents.idle_agent import idle_agent
 from dptune.mechanisms.descriptions import describe_options
 from dptune.mechanisms.mechanism import Mechanism
@@ -38,7 +38,7 @@ from dptune.training.run_start import check_masks
 from dptune.training.spec import TrainingPlan
 from dptune.training.tokens.chat_template import check_template
 from dptune.training.tokens.encoding import tokens_of
-from dptune.training.tokens.labelled import BESIDE_TEXT, labelled_tokens
+from dptune.training.tokens.labelled_texts import BESIDE_TEXT, labelled_tokens
 
 #: Runs with fewer units are warned that noise hides nearly everything in their records.
 _FEW_UNITS = 100

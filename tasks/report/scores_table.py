@@ -8,7 +8,7 @@ from statistics import fmean, stdev
 from typing import Any
 
 from dptune.core.metric import Metric
-from tasks.charts.groups import Result, SeedGroup
+from tasks.charts.seed_groups import Result, SeedGroup
 from tasks.metrics import shown_in
 
 _CONSTANT = "eval_largest_class"

@@ -1,0 +1,46 @@
+"""The house: files are short, named by nouns, and one name means one thing."""
+
+from __future__ import annotations
+
+import ast
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+FILES = [file for part in ("dptune", "tasks", "flows") for file in sorted((ROOT / part).rglob("*.py"))]
+#: Words that need the code in mind to be understood.
+FRAGMENTS = {"told", "telling", "met", "before", "after", "standing", "beginning", "opening", "asked", "listed"}
+FRAGMENTS |= {"finished", "drawn", "verifying", "loading", "places", "plain", "together", "shown"}
+#: Names of one thing that has a file in several rooms: its section of params.yaml, its task, flow, page, chart, command.
+ONE_THING = {
+    *("__init__", "__main__", "audit", "benchmarks", "booking", "canaries", "ensembles", "evaluation", "experiment"),
+    *("learner", "noise_search", "options", "policy", "prediction", "pretrain", "prompts", "publish", "request"),
+    *("rlhf", "run", "sampling", "schedule", "score", "scoring", "search", "settings", "suggest", "synthetic"),
+    *("tenants", "training", "tune", "weights", "crafted_canaries", "preparation", "base_model", "mechanisms", "data"),
+    *("spent_budgets", "page", "registry", "rows", "records", "scores", "answers", "losses", "files"),
+}
+
+
+def test_no_file_is_long() -> None:
+    long = {str(file.relative_to(ROOT)): lines for file in FILES if (lines := len(file.read_text().splitlines())) > 400}
+    assert long == {}, "split these files: nobody reads so much at once"
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(ROOT)))
+def test_a_file_has_a_noun_for_a_name_and_says_what_it_is(file: Path) -> None:
+    assert file.stem not in FRAGMENTS
+    text = file.read_text(encoding="utf-8")
+    if text.strip():
+        first = (ast.get_docstring(ast.parse(text)) or "").split(" ")[0]
+        assert first[:1].isalpha() or first[:1] in "`'\"", "begin the docstring with the thing that the file is about"
+
+
+def test_one_name_means_one_thing() -> None:
+    named = defaultdict(list)
+    for file in FILES:
+        named[file.stem].append(str(file.relative_to(ROOT)))
+    several = {name: places for name, places in named.items() if len(places) > 1 and name not in ONE_THING}
+    assert several == {}, "give files of different things different names"
+    assert {name for name in ONE_THING if len(named[name]) < 2} == set(), "take these out of ONE_THING"
