@@ -37,6 +37,7 @@ _RENAMED = {
     "dptune.privacy.published": "dptune.privacy.accounting.published_accountants",
     "dptune.privacy.spent": "dptune.privacy.spent_budgets.register",
     "dptune.records.records": "dptune.records.parquet_file",
+    "dptune.generation.metrics": "dptune.generation.text_metrics",
     "dptune.training.groups": "dptune.training.unit_groups",
     "dptune.training.quantized": "dptune.training.models.quantization",
     "dptune.training.pinned": "dptune.training.models.model_names",

@@ -13,13 +13,13 @@ FILES = [file for part in ("dptune", "tasks", "flows") for file in sorted((ROOT 
 #: Words that need the code in mind to be understood.
 FRAGMENTS = {"told", "telling", "met", "before", "after", "standing", "beginning", "opening", "asked", "listed"}
 FRAGMENTS |= {"finished", "drawn", "verifying", "loading", "places", "plain", "together", "shown"}
-#: Names of one thing that has a file in several rooms: its section of params.yaml, its task, flow, page, chart, command.
+#: Names of one thing that has a file in several rooms: its section of params.yaml, task, flow, page, chart, command.
 ONE_THING = {
     *("__init__", "__main__", "audit", "benchmarks", "booking", "canaries", "ensembles", "evaluation", "experiment"),
-    *("learner", "noise_search", "options", "policy", "prediction", "pretrain", "prompts", "publish", "request"),
+    *("learner", "options", "policy", "prediction", "pretrain", "prompts", "publish", "request"),
     *("rlhf", "run", "sampling", "schedule", "score", "scoring", "search", "settings", "suggest", "synthetic"),
     *("tenants", "training", "tune", "weights", "crafted_canaries", "preparation", "base_model", "mechanisms", "data"),
-    *("spent_budgets", "page", "registry", "rows", "records", "scores", "answers", "losses", "files"),
+    *("page", "registry", "scores", "answers"),
 }
 
 

@@ -15,7 +15,7 @@ from dptune.core.errors import ConfigError, DataError
 from dptune.core.files import read_json, write_text
 from dptune.generation.decoding import Decoding, decode
 from dptune.generation.mauve import Judge, check_number
-from dptune.generation.metrics import check_names, score
+from dptune.generation.text_metrics import check_names, score
 from dptune.job.adapter_loading import check_base, check_vocabulary, load_adapter
 from dptune.job.label_checks import check_labels
 from dptune.job.preparation import DEFAULT_LABEL

@@ -1,7 +1,4 @@
-"""Attacks one finished cell: its adapter, its private step, and its sampling.
-
-Nothing of the cell is changed; the only file that is written is the audit itself, data/audits/<run>/audit.json.
-"""
+"""Attacks on one finished cell: its adapter, step and sampling. They write only data/audits/<run>/audit.json."""
 
 from __future__ import annotations
 

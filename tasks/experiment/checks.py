@@ -69,7 +69,7 @@ def check_models(settings: Settings) -> None:
 
 def _check_metrics(task: Task) -> None:
     """Raise ConfigError for a metric that is unknown, whose library or Java is not installed, or that needs a model."""
-    from dptune.generation.metrics import MAUVE, check_names
+    from dptune.generation.text_metrics import MAUVE, check_names
 
     if not task.inputs:
         return

@@ -15,7 +15,7 @@ from typing import Any
 from dptune.core.errors import DataError
 from dptune.core.files import write_text
 from dptune.generation.decoding import Decoding, decode
-from dptune.generation.metrics import score
+from dptune.generation.text_metrics import score
 from dptune.records.parquet_file import decode_content, form_at, read_records
 from dptune.records.reading.record import PromptTarget
 from dptune.training.data import Tokens

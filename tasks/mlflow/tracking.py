@@ -24,8 +24,8 @@ import requests
 import yaml
 
 from dptune.core.files import locked, private_directory, write_text
-from tasks.mlflow.digits import legible
 from tasks.mlflow.entities import MODEL, InputData, log_inputs, log_model
+from tasks.mlflow.rounding import legible
 from tasks.mlflow.unsent import Unsent
 from tasks.paths import DATA, TRAIN
 

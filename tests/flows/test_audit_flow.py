@@ -17,7 +17,7 @@ from flows.command import FlowError
 from tasks.audit.attacks import audit_file
 from tasks.experiment.finetune import run_cell
 from tasks.mlflow import tracking
-from tasks.mlflow.digits import legible
+from tasks.mlflow.rounding import legible
 from tasks.paths import EXPERIMENT
 
 pytestmark = pytest.mark.system

@@ -20,7 +20,7 @@ from flows.command import FlowError
 from flows.prediction import prediction
 from tasks.experiment.finetune import run_cell
 from tasks.mlflow import tracking
-from tasks.mlflow.digits import legible
+from tasks.mlflow.rounding import legible
 from tasks.paths import ANSWERS, ENSEMBLES, EXPERIMENT, PREDICTION, SPENT
 from tasks.report.prediction import METRIC
 from tasks.stage import run_stage

@@ -32,7 +32,7 @@ from flows.deployments import search_form
 from flows.form import changes
 from flows.search import DATA_STAGES, search
 from tasks.mlflow import tracking
-from tasks.mlflow.digits import legible
+from tasks.mlflow.rounding import legible
 from tasks.mlflow.tracking import NO_TIME
 from tasks.paths import PUBLIC_MODEL, REPORT, SEARCH
 from tasks.search import preflight

@@ -13,7 +13,7 @@ from test_metrics import OUTPUTS, REFERENCES
 
 from dptune.core.errors import ConfigError
 from dptune.generation import captions
-from dptune.generation.metrics import check_names, score
+from dptune.generation.text_metrics import check_names, score
 
 NAMES = ("meteor", "rouge_l_ptb", "cider_ptb")
 

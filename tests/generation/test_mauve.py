@@ -15,7 +15,7 @@ from tiny_tokenizers import tokenizer
 
 from dptune.core.errors import ConfigError
 from dptune.generation.mauve import Judge, check_number
-from dptune.generation.metrics import check_names, score
+from dptune.generation.text_metrics import check_names, score
 from dptune.training.models.model import ModelSource
 
 WORDS = ["the", "patient", "was", "seen", "at", "home", "and", "is", "well", "again", "now"]

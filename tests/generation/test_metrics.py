@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from dptune.core.errors import ConfigError
-from dptune.generation.metrics import METRICS, USUAL, score
+from dptune.generation.text_metrics import METRICS, USUAL, score
 
 OUTPUTS = [
     "The Eagle is a cheap coffee shop near Burger King.",

@@ -13,7 +13,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from dptune.core.errors import ConfigError
-from dptune.generation.metrics import score
+from dptune.generation.text_metrics import score
 from dptune.records.benchmarks import e2e, glue
 from dptune.records.published_files import read_published
 from dptune.records.reading.record import PromptTarget, Record

@@ -41,7 +41,7 @@ from tasks.experiment.cells import Cell
 from tasks.experiment.finetune import run_cell
 from tasks.experiment.guarantee import GUARANTEE
 from tasks.mlflow import tracking
-from tasks.mlflow.digits import legible
+from tasks.mlflow.rounding import legible
 from tasks.paths import DATA, TRAIN, planted_secrets
 
 EPSILONS = {"epsilon_published", "epsilon_noise_only", "epsilon_certified"}
