@@ -175,7 +175,7 @@ def test_an_adapter_inside_a_models_folder_is_refused(model: Path) -> None:
 def test_a_tokenizer_that_reads_bytes_needs_no_vocabulary(model: Path) -> None:
     for file in model.glob("tokenizer*"):
         file.unlink()
-    with pytest.raises(ConfigError, match=r"tokenizer: .* holds none\. Fix: save"):
+    with pytest.raises(ConfigError, match=r"tokenizer: .* holds no tokenizer\. Fix: save"):
         open_base(model, TuneSettings(epsilon=8))
     ByT5Tokenizer(extra_ids=0).save_pretrained(model)
     assert not [file for file in model.iterdir() if "vocab" in file.name or file.name == "tokenizer.json"]

@@ -363,7 +363,7 @@ def test_texts_are_cut_by_the_tokenizer_and_labels_never() -> None:
         assert int(row[-1]) == 1
         assert (row[:-1] < 0).all()
         assert plain_ids(row[:-1]).tolist() == tokenizer(text)["input_ids"][:6]
-    with pytest.raises(DataError, match="none of x, y"):
+    with pytest.raises(DataError, match="not one of x, y"):
         labelled_tokens(records, tokenizer, 8, ("x", "y"))
 
 
