@@ -71,8 +71,9 @@ def _stage_with_deps(stage: str) -> str:
 
 def _is_code(dep: str) -> bool:
     """Whether a dependency is code, or was: the line of a file or folder that is gone must go too."""
-    folder = ROOT / dep
-    return dep.startswith(("dptune/", "tasks/", "flows/")) and (not folder.is_dir() or any(folder.rglob("*.py")))
+    kept = [file for file in (ROOT / dep).rglob("*") if file.is_file() and "__pycache__" not in file.parts]
+    is_data = bool(kept) and all(file.suffix != ".py" for file in kept)
+    return dep.startswith(("dptune/", "tasks/", "flows/")) and not is_data
 
 
 def _stands_for_its_files(folder: Path, reached: Collection[Path]) -> bool:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tasks import dvc_deps
 from tasks.dvc_deps import NO_STAGE, code_deps, with_deps
 from tasks.identity import ROOT, closure, file_of
 
@@ -51,3 +52,13 @@ def test_only_code_is_written() -> None:
     )
     code = "".join(f"      - {dep}\n" for dep in code_deps("tasks.corpus.split"))
     assert with_deps(text) == text.replace("      - data/in", f"{code}      - data/in")
+
+
+def test_a_folder_that_holds_only_caches_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python leaves them where a package was moved away; its line must go, and that of a folder of data stays."""
+    monkeypatch.setattr(dvc_deps, "ROOT", tmp_path)
+    for name in ("moved/__pycache__/a.pyc", "code/a.py", "code/page.j2", "templates/page.j2"):
+        (tmp_path / "tasks" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "tasks" / name).write_text("")
+    found = {name: dvc_deps._is_code(f"tasks/{name}") for name in ("moved", "gone", "code", "templates")}
+    assert found == {"moved": True, "gone": True, "code": True, "templates": False}

@@ -268,7 +268,7 @@ def _the_page_says_it(out: Path, told: dict[str, Any]) -> None:
         assert sentence in shown
     first, cost = ranking_text(told)
     assert first.startswith(
-        "Rank correlation (Spearman) of perplexities in the rehearsal, on public records, with those"
+        "Rank correlation (Spearman) of perplexities in the rehearsal, on public records, with the perplexities"
     )
     assert f": {told['ranking']['correlation']:.2f}, over 3 settings. " in first
     assert cost.startswith("For this, 2 settings beside the chosen one were run on the private records too")
