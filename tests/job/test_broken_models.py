@@ -143,7 +143,7 @@ NO_FILES: dict[str, tuple[Callable[[Path], object], str]] = {
     "a link to itself": (lambda file: file.symlink_to(file.name), "is a link to a file that is not there"),
     "a pointer": (
         lambda file: file.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 9\n"),
-        "is a pointer of Git LFS, and not the file. Fix: run `git lfs pull`",
+        "is a pointer of Git LFS, not the file itself. Fix: run `git lfs pull`",
     ),
     "empty": (lambda file: file.touch(), "is empty"),
 }

@@ -250,7 +250,7 @@ def test_how_often_a_label_is_there_decides_nothing() -> None:
 @pytest.mark.parametrize(
     ("labels", "message"),
     [
-        ((0, 1), "labels: 0 is no text. Fix: write them as texts: '0', '1'"),
+        ((0, 1), "labels: 0 is not a text. Fix: write them as texts: '0', '1'"),
         ("0,1", "labels: '0,1' is one text. Fix: give a list"),
     ],
 )

@@ -154,7 +154,7 @@ def test_a_full_gpu_is_a_sentence_and_cells_go_on(place: str, pipeline: Path, mo
         if place == "pass":
             patch.setattr(shared_pass._Pass, "_compute", full)
         else:
-            patch.setattr(finetune, place, full)
+            patch.setattr(cell_training if place == "_evaluate" else finetune, place, full)
         with pytest.raises(DptuneError) as caught:
             run_cells(group, "cpu")
     sentence = "memory is full, the GPU's or the machine's. Fix: lower experiment.cells_per_device"

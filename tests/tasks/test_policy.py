@@ -67,7 +67,7 @@ def test_a_sweep_is_one_run_for_every_combination() -> None:
         ({"a": {"epsilon": 1, "noise_multiplier": 1}}, ("one of the two",)),
         ({"a": {}}, ("noise_multiplier", "is required")),
         ({"a": {"noise_multiplier": 1, "users": 1}}, ("runs.a.users", "too few for ppo")),
-        ({"a": {"noise_multiplier": 1, "depth": 3}}, ("runs.a.depth", "no option")),
+        ({"a": {"noise_multiplier": 1, "depth": 3}}, ("runs.a.depth", "is not an option")),
         ({"a": {"baseline": "dqn"}}, ("unknown 'dqn'",)),
         ({"a": {"baseline": "ppo", "noise_multiplier": 1}}, ("ppo is not private",)),
         ({"a": {"noise_multiplier": 1, "accounting": "some"}}, ("unknown 'some'",)),

@@ -167,7 +167,7 @@ def test_a_torn_file_of_tokens_is_refused_and_the_fix_works(pipeline: Path) -> N
     prepared(cell)
     path = _token_file(cell, TRAIN)
     path.write_bytes(path.read_bytes()[:-20])
-    with pytest.raises(DataError, match=r"train-.*\.arrow: is torn.*Fix: remove it"):
+    with pytest.raises(DataError, match=r"train-.*\.arrow: is cut off.*Fix: remove it"):
         prepared(cell)
     path.unlink()
     assert len(prepared(cell).spec.tokens.rows) == UNITS

@@ -20,9 +20,11 @@ ROOT = Path(__file__).parents[2]
 _RESULTS = {"result", "first", "other"}
 _READERS = [
     *(ROOT / "tasks" / "report" / f"{name}.py" for name in (
-        "answer", "benchmarks", "claims", "experiment", "headline", "scores", "spending", "steps_needed", "table",
+        "answer", "benchmarks", "claims", "experiment", "scores_table", "steps_needed", "results_table",
     )),
-    *(ROOT / "tasks" / "charts" / f"{name}.py" for name in ("audits", "controllers", "curves", "groups", "utility")),
+    *(ROOT / "tasks" / "charts" / f"{name}.py" for name in (
+        "audits", "controllers", "curves", "seed_groups", "utility",
+    )),
     ROOT / "flows" / "pages.py",
 ]  # fmt: skip
 #: What ``read_results`` and ``read_studies`` add from a cell's settings.

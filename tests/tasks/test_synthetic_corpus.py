@@ -175,7 +175,7 @@ def _no_cell(run: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (shutil.rmtree, r"is no folder\. Fix: give the folder of a finished cell: `ls data/runs` lists them"),
+        (shutil.rmtree, r"is not a folder\. Fix: give the folder of a finished cell: `ls data/runs` lists them"),
         (_no_cell, r"it has no cell\.json\. Fix: .*`dptune sample` takes any other adapter"),
         (_unfinished, r"has not ended\. Fix: run its study again"),
         (_classifier, r"is a classifier, which writes no texts\. Fix: give a cell that "),

@@ -36,7 +36,7 @@ from tiny_pipeline import (
 from dptune.core.errors import DptuneError
 from dptune.core.files import locked
 from dptune.privacy.ledger_file import read_ledger
-from tasks.experiment import finetune
+from tasks.experiment import cell_training, finetune
 from tasks.experiment.cells import Cell
 from tasks.experiment.finetune import run_cell
 from tasks.experiment.guarantee import GUARANTEE
@@ -268,12 +268,12 @@ def once(real: Any) -> Any:
     return raising
 
 
-@pytest.mark.parametrize("place", ["write_adapter", "publish"])
+@pytest.mark.parametrize(("module", "place"), [(cell_training, "write_adapter"), (finetune, "publish")])
 def test_a_killed_cell_is_continued_in_the_same_run_and_ends_finished(
-    pipeline: Path, opened: list[Any], monkeypatch: pytest.MonkeyPatch, place: str
+    pipeline: Path, opened: list[Any], monkeypatch: pytest.MonkeyPatch, module: Any, place: str
 ) -> None:
     parent, cell = tracking.parent_run("tiny", {}), static()
-    monkeypatch.setattr(finetune, place, once(getattr(finetune, place)))
+    monkeypatch.setattr(module, place, once(getattr(module, place)))
     with pytest.raises(Killed):
         run_cell(cell, "cpu", parent)
     for ledger in opened:

@@ -15,7 +15,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from tiny_models import adapted, each_record, make_header, make_plan, records, trainable, weights
 
-from dptune.core import update_rule
+from dptune.core import declarations, update_rule
 from dptune.core.errors import ConfigError
 from dptune.core.update_rule import UpdateRule
 from dptune.mechanisms.interfaces import Knobs, Released
@@ -428,6 +428,7 @@ def planted(monkeypatch: pytest.MonkeyPatch) -> UpdateRule:
     """A rule with an optimiser that is declared as a new one is: an entry, and a name."""
     monkeypatch.setitem(OPTIMIZERS, "turned", PLANTED)  # type: ignore[arg-type]
     monkeypatch.setattr(update_rule, "Optimizer", Literal["adamw", "adam_bc", "sgd", "turned"])
+    monkeypatch.setattr(declarations, "_declared", declarations._declared.__wrapped__)  # fields' types were kept
     return UpdateRule(optimizer="turned")  # type: ignore[arg-type]
 
 
