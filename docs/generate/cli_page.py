@@ -41,7 +41,7 @@ def page() -> str:
 def _section(name: str, command: Any, parent: Any) -> str:
     context = type(parent)(command, info_name=name, parent=parent)
     usage = " ".join(["dptune", name, *command.collect_usage_pieces(context)])
-    rows = [_row(parameter, context) for parameter in command.params]
+    rows = [_row(one, context) for one in command.params if not getattr(one, "hidden", False)]
     about = plain(command.help or command.short_help)
     return f"\n## {name}\n\n{about}\n\n    {usage}\n\n" + table(_HEAD, rows)
 
