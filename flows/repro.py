@@ -232,10 +232,6 @@ def _main() -> int:
         return USER_ERROR
 
 
-if __name__ == "__main__":
-    sys.exit(_main())
-
-
 # Display of a pipeline's run: the stages that are done, the one that runs, and the meters of its processes.
 
 
@@ -353,3 +349,7 @@ class StageDisplay:
         self._leave()
         self._progress.remove_task(self._whole)
         self._progress.stop()
+
+
+if __name__ == "__main__":
+    sys.exit(_main())

@@ -248,10 +248,6 @@ def _to_mlflow(name: str, pages: Path, results: list[Result], directories: Seque
         _log.info("MLflow, the cells in charts:   %s", links.charts)
 
 
-if __name__ == "__main__":
-    run_stage(report)
-
-
 # Adds up what all runs on the same records have spent, those included that a report does not list.
 
 
@@ -297,3 +293,7 @@ def _total(unit: str, results: Sequence[dict[str, Any]], others: Sequence[Spendi
         epsilon=math.fsum([*(float(result["epsilon_certified"]) for result in mine), *(one.epsilon for one in more)]),
         delta=math.fsum([*(result["delta"] for result in mine), *(one.delta for one in more)]),
     )
+
+
+if __name__ == "__main__":
+    run_stage(report)

@@ -277,10 +277,6 @@ def _turn(name: str) -> Iterator[None]:
         yield
 
 
-if __name__ == "__main__":
-    run_command(main)
-
-
 # The records that a search reads: the sides of the split before any canary was planted, and the public records.
 
 
@@ -334,3 +330,7 @@ def _row(content: Content) -> dict[str, Any]:
                 return {"prompt": list(messages[:prompt]), "completion": list(messages[prompt:]), **inputs}
             return {"messages": list(messages), **inputs}
     raise ConfigError("search.score", "rehearsal has no classifiers yet", fix="use noisy")
+
+
+if __name__ == "__main__":
+    run_command(main)

@@ -241,7 +241,7 @@ def test_a_search_that_fails_says_one_sentence(checkout: Path, monkeypatch: pyte
     state = search_form(**FORM, overrides=QUICK, return_state=True)
     assert state.is_failed()
     assert state.message == "the search has not ended: search.again: these records paid before. Fix: accept it."
-    for overrides, named in (({"data": {"unit": "patient"}}, "overrides.data"), ({"lora": {"dropout": 0.1}}, "lora")):
+    for overrides, named in (({"data": {"unit": "patient"}}, "overrides.data"), ({"lora": {"rank": 0}}, "lora.rank")):
         state = search_form(**FORM, overrides=overrides, return_state=True)
         assert named in str(state.message)
     assert not (REPORT / "search.html").exists()
