@@ -32,39 +32,6 @@ from dptune.privacy import accountants, entropy
 
 ROOT = Path(__file__).parents[1]
 _PACKAGES = ("dptune", "tasks", "flows")
-_SECTIONS = [
-    f"tasks.settings.{section}"
-    for section in (
-        *("audit", "experiment", "mechanisms", "params", "policy"),
-        *("prediction", "pretrain", "rlhf", "search", "task", "tenants", "training"),
-    )
-]
-#: Modules that change no output of a stage, each with the reason: stages of DVC do not depend on them.
-NO_RESULT = {
-    "dptune": "a version and the package's description",
-    "dptune.core.bounds": "which settings are taken",
-    "dptune.core.errors": "the words of an error",
-    "dptune.core.files": "how a file is written, not what",
-    "dptune.core.plugins": "it names the code of others, which has a digest of its own",
-    "dptune.core.progress": "bars for people",
-    "dptune.core.interrupts": "when a run stops; it goes on from its checkpoint",
-    "flows": "how long Prefect waits, and what it logs",
-    "flows.command": "how a flow that failed or was stopped ends, and in which words",
-    "flows.pages": "what a run is called, and how far it came",
-    "tasks": "which Python has dptune",
-    "tasks.experiment.checks": "what is refused before any work",
-    "tasks.identity": "it names what decides",
-    "tasks.paths": "where files lie",
-    **dict.fromkeys(_SECTIONS, "its values are part of what names a run, and the parameters of a stage"),
-    "tasks.settings.library_section": "which settings are taken",
-    "tasks.settings.plain_numbers": "which settings are taken",
-    "tasks.settings.strict": "which settings are taken",
-    "tasks.settings.strict_yaml": "which files of settings are taken",
-    "tasks.settings.sweeps": "which runs a list of values makes; each is named by its own",
-    "tasks.stage": "how a failed command ends",
-    "tasks.workspace": "where a copy of the checkout finds what is kept",
-}
-
 
 #: Parts that are one for all cells, and the modules whose ``VERSION`` is theirs.
 SHARED = {"loop": step_settings, "sampler": entropy, "accountant": accountants}

@@ -44,3 +44,10 @@ def test_one_name_means_one_thing() -> None:
     several = {name: places for name, places in named.items() if len(places) > 1 and name not in ONE_THING}
     assert several == {}, "give files of different things different names"
     assert {name for name in ONE_THING if len(named[name]) < 2} == set(), "take these out of ONE_THING"
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(ROOT)))
+def test_nothing_stands_after_what_runs_a_module(file: Path) -> None:
+    """It would not be defined yet where the module runs as a command, though every import of the module finds it."""
+    body = ast.parse(file.read_text(encoding="utf-8")).body
+    assert not [node for node in body[:-1] if isinstance(node, ast.If) and "__name__" in ast.unparse(node.test)]
