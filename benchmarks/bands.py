@@ -12,8 +12,8 @@ from collections.abc import Callable
 
 import torch
 
-from dptune.mechanisms.banded import BandedGaussian
-from dptune.mechanisms.noise import Gaussian
+from dptune.mechanisms.noises.banded import BandedGaussian
+from dptune.mechanisms.noises.gaussian import Gaussian
 from dptune.privacy.accounting.strategy import square_root
 from dptune.privacy.entropy import OsEntropy
 

@@ -13,8 +13,8 @@ from collections.abc import Callable
 
 import torch
 
-from dptune.mechanisms.laplace_noise import PRESETS, laplace_mixture
-from dptune.mechanisms.noise import standard_normal
+from dptune.mechanisms.noises.gaussian import standard_normal
+from dptune.mechanisms.noises.laplace_noise import PRESETS, laplace_mixture
 from dptune.privacy.accounting.laplace_mixtures import InverseScale
 from dptune.privacy.entropy import OsEntropy
 

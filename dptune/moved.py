@@ -22,6 +22,13 @@ _MODULES = {
     "weight_files pretrain public_model",
     ("dptune.training", "dptune.training.tokens"): "chat_template encoding token_file",
     ("dptune.training", "dptune.training.gradients"): "per_sample",
+    (
+        "dptune.mechanisms",
+        "dptune.mechanisms.clippers",
+    ): "automatic clipping groupwise_clipping local_updates psac transformed",
+    ("dptune.mechanisms", "dptune.mechanisms.noises"): "additive_noise laplace_noise banded",
+    ("dptune.mechanisms", "dptune.mechanisms.controllers"): "adaclip autoclip control dc_sgd geoclip quantile rldp "
+    "rldp_published",
     ("dptune.mechanisms", "dptune.mechanisms.agents"): "rl sac linear_agent policy_file idle_agent",
     ("dptune.privacy", "dptune.privacy.accounting"): "composed_losses sampled_gaussian loss_profile laplace_mixtures "
     "mixture_bounds mixture_figures strategy parts",
@@ -38,6 +45,7 @@ _RENAMED = {
     "dptune.privacy.spent": "dptune.privacy.spent_budgets.register",
     "dptune.records.records": "dptune.records.parquet_file",
     "dptune.generation.metrics": "dptune.generation.text_metrics",
+    "dptune.mechanisms.noise": "dptune.mechanisms.noises.gaussian",
     "dptune.training.groups": "dptune.training.unit_groups",
     "dptune.training.quantized": "dptune.training.models.quantization",
     "dptune.training.pinned": "dptune.training.models.model_names",

@@ -158,8 +158,9 @@ def imported(name: str) -> frozenset[str]:
         parts = text.split(".")
         if parts[0] in _PACKAGES and all(part.isidentifier() for part in parts):
             found |= {".".join(parts[:count]) for count in range(1, len(parts) + 1)}
-    if name == "dptune.mechanisms.registry":  # which loads its whole package
-        found |= {f"dptune.mechanisms.{path.stem}" for path in file_of("dptune.mechanisms").parent.glob("*.py")}
+    if name == "dptune.mechanisms.registry":  # which loads all files of its rooms
+        rooms = file_of("dptune.mechanisms").parent
+        found |= {f"dptune.mechanisms.{path.parent.name}.{path.stem}" for path in rooms.glob("*/*.py")}
     return frozenset(module for module in found if file_of(module).is_file())
 
 

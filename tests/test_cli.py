@@ -16,7 +16,7 @@ from dptune import __version__
 from dptune.audit.contrast import shown_above
 from dptune.cli import app
 from dptune.core.digits import at_least
-from dptune.mechanisms.noise import Gaussian
+from dptune.mechanisms.noises.gaussian import Gaussian
 from dptune.mechanisms.registry import MECHANISMS
 from dptune.prediction.protocols import PROTOCOLS
 from dptune.privacy.ledger import Ledger

@@ -7,8 +7,8 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from dptune.core.errors import ConfigError
+from dptune.mechanisms.controllers.rldp_published import RldpPublished
 from dptune.mechanisms.planning import check_candidate, planned
-from dptune.mechanisms.rldp_published import RldpPublished
 from dptune.policy import method
 from dptune.prediction.protocols import priced_answers
 from dptune.privacy.accountants import repriced_epsilon

@@ -8,9 +8,8 @@ from typing import Annotated, Any
 import typer
 
 from dptune.cli.console import notice, show
-from dptune.cli.options import AsJson
+from dptune.cli.options import AsJson, Model, Revision, takes_settings
 from dptune.cli.tune_messages import by_option, set_up_logs
-from dptune.cli.tuning_options import Model, Revision, takes_settings
 
 _INTERRUPTED = 130
 _COVERED = (

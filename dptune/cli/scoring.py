@@ -10,10 +10,9 @@ import typer
 
 from dptune.cli.accuracy import no_better, printed_scores
 from dptune.cli.console import notice, show
-from dptune.cli.options import AsJson
+from dptune.cli.options import AsJson, Completion, Model, Prompt, Revision, Template, Text, takes_settings
 from dptune.cli.tune import records_of_options
 from dptune.cli.tune_messages import by_option, set_up_logs
-from dptune.cli.tuning_options import Completion, Model, Prompt, Revision, Template, Text, takes_settings
 from dptune.core.errors import ConfigError
 
 _NOT_COVERED = "Scores are statistics of these records: where they are private, no epsilon covers them."

@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dptune.cli.console import show
-from dptune.cli.options import AsJson
-from dptune.cli.tune_messages import flag, set_up_logs
-from dptune.cli.tuning_options import (
+from dptune.cli.options import (
+    AsJson,
     Completion,
     Messages,
     Model,
@@ -25,6 +24,7 @@ from dptune.cli.tuning_options import (
     exact,
     takes_settings,
 )
+from dptune.cli.tune_messages import flag, set_up_logs
 from dptune.core.declarations import declared
 from dptune.job.settings import TuneSettings
 

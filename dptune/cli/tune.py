@@ -9,19 +9,21 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dptune.cli.console import notice, show
-from dptune.cli.options import AsJson, Candidates, Shape
-from dptune.cli.tune_messages import by_option, check_command, set_up_logs
-from dptune.cli.tune_search import search_of_options, tune_by_search
-from dptune.cli.tuning_options import (
+from dptune.cli.options import (
+    AsJson,
+    Candidates,
     Completion,
     Messages,
     Model,
     Prompt,
     Revision,
+    Shape,
     Template,
     Text,
     takes_settings,
 )
+from dptune.cli.tune_messages import by_option, check_command, set_up_logs
+from dptune.cli.tune_search import search_of_options, tune_by_search
 from dptune.core.errors import ConfigError, FullDeviceError, is_out_of_memory
 from dptune.core.files import read_json
 from dptune.core.overrides import assignments

@@ -19,11 +19,11 @@ from dptune.job.run_spec import job_header, mechanism_of, training_plan
 from dptune.job.settings import TuneSettings
 from dptune.job.verification import LABELS, RECORDS, WORDS
 from dptune.mechanisms.agents.idle_agent import idle_agent
+from dptune.mechanisms.controllers.rldp import Rldp
 from dptune.mechanisms.descriptions import describe_options
 from dptune.mechanisms.mechanism import Mechanism
 from dptune.mechanisms.planning import Calibrated
 from dptune.mechanisms.registry import MECHANISMS, PARTS, build, of_model, takes_noise
-from dptune.mechanisms.rldp import Rldp
 from dptune.privacy.calibration import delta_warning
 from dptune.privacy.entropy import OsEntropy
 from dptune.privacy.run_header import RunHeader

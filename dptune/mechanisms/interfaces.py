@@ -22,8 +22,8 @@ from dptune.privacy.release import Composition
 
 if TYPE_CHECKING:
     import torch
-from dptune.mechanisms.additive_noise import AdditiveNoise as AdditiveNoise
 from dptune.mechanisms.gradient_interfaces import Federation, Geometry, Gradients, GradientSource
+from dptune.mechanisms.noises.additive_noise import AdditiveNoise as AdditiveNoise
 
 
 @dataclass(frozen=True)
@@ -131,7 +131,7 @@ class Observation:
 
 
 class Clipper(Protocol):
-    """Bounds what each unit adds to the sum. ``dptune.mechanisms.clipping`` has the usual bases.
+    """Bounds what each unit adds to the sum. ``dptune.mechanisms.clippers.clipping`` has the usual bases.
 
     A subclass need only define the abstract methods. A certified epsilon is true if one unit never moves
     ``clipped_sum`` by more than ``sensitivity``, whatever the gradients.
@@ -298,7 +298,7 @@ class CorrelatedNoise(Noise, Protocol):
 
 
 class Controller(Protocol):
-    """Moves the knobs. ``dptune.mechanisms.control.Constant`` is a base that moves nothing.
+    """Moves the knobs. ``dptune.mechanisms.controllers.control.Constant`` is a base that moves nothing.
 
     A certified epsilon is true if the knobs depend on the configuration and on what ``observe`` was shown, and on
     nothing else. ``peek`` is only called on a controller that declares ``raw_inputs``, for which nothing is certified.

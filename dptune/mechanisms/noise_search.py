@@ -17,7 +17,7 @@ from scipy.optimize import minimize
 from dptune.core.digits import at_most
 from dptune.core.errors import ConfigError
 from dptune.core.files import jsonable, replacing, write_json, write_text
-from dptune.mechanisms.laplace_noise import LmoDp, Plrvo, at_multiplier
+from dptune.mechanisms.noises.laplace_noise import LmoDp, Plrvo, at_multiplier
 from dptune.mechanisms.planning import Schedule, calibrated, planned, price
 from dptune.mechanisms.published_search import LARGEST_SHAPE, SMALLEST_SHAPE, USEFUL, PlrvoProblem, lmo_dp_search
 from dptune.mechanisms.registry import build

@@ -19,7 +19,7 @@ from scipy.optimize import minimize_scalar
 from scipy.stats import gamma as gamma_law
 
 from dptune.core.errors import ConfigError
-from dptune.mechanisms.laplace_noise import LmoDp, Plrvo
+from dptune.mechanisms.noises.laplace_noise import LmoDp, Plrvo
 from dptune.privacy.accounting.laplace_mixtures import InverseScale
 from dptune.privacy.accounting.published_accountants import STEP_ORDERS, formal_mgf, formal_step_epsilons, plrvo_epsilon
 from dptune.privacy.calibration import calibrate

@@ -33,15 +33,15 @@ from typing import Any, TypeVar
 
 from dptune.core.errors import ConfigError
 from dptune.core.plugins import check_part, is_outside, load_installed, note_registered
-from dptune.mechanisms.additive_noise import AdditiveNoise
 from dptune.mechanisms.interfaces import Clipper, Controller, Noise
 from dptune.mechanisms.mechanism import Mechanism
+from dptune.mechanisms.noises.additive_noise import AdditiveNoise
 from dptune.mechanisms.options import convert, differing, make_part, option_names
 from dptune.privacy.release import UNBOUNDED
 
 Value = TypeVar("Value")
-#: Modules of this package that hold no part, and are slow to import.
-_WITHOUT_PARTS = ("certified_search", "linear_agent", "published_search", "sac")
+#: The rooms of this package whose files hold parts.
+_ROOMS = ("clippers", "noises", "controllers")
 #: More than any model has.
 _MOST_PAIRS = 1_000_000
 _PAIRS_HELP = "number of LoRA pairs (A, B); a run takes it from its model"
@@ -128,7 +128,7 @@ def clipper(name: str) -> Callable[[_Class], _Class]:
 
     Example:
         >>> from dataclasses import dataclass
-        >>> from dptune.mechanisms.clipping import Flat
+        >>> from dptune.mechanisms.clippers.clipping import Flat
         >>> from dptune.mechanisms.registry import build, clipper
         >>> @clipper("flat_half")
         ... @dataclass(frozen=True)
@@ -146,7 +146,7 @@ def noise(name: str) -> Callable[[_Class], _Class]:
 
     Example:
         >>> from dataclasses import dataclass
-        >>> from dptune.mechanisms.noise import Gaussian
+        >>> from dptune.mechanisms.noises.gaussian import Gaussian
         >>> from dptune.mechanisms.registry import build, noise
         >>> @noise("gaussian_2")
         ... @dataclass(frozen=True)
@@ -164,7 +164,7 @@ def controller(name: str) -> Callable[[_Class], _Class]:
 
     Example:
         >>> from dataclasses import dataclass
-        >>> from dptune.mechanisms.control import Constant
+        >>> from dptune.mechanisms.controllers.control import Constant
         >>> from dptune.mechanisms.registry import build, controller
         >>> @controller("still")
         ... @dataclass
@@ -223,10 +223,10 @@ def _load() -> None:
             return
         _loaded = True  # else a plug-in that looks at a registry while it is imported would load it again, for ever
         try:
-            package = import_module(__package__)
-            for found in iter_modules(package.__path__):
-                if found.name not in _WITHOUT_PARTS:
-                    import_module(f"{__package__}.{found.name}")
+            for room in _ROOMS:
+                package = import_module(f"{__package__}.{room}")
+                for found in iter_modules(package.__path__):
+                    import_module(f"{package.__name__}.{found.name}")
             load_installed("dptune.mechanisms")
         except BaseException:
             _loaded = False

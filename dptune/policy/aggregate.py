@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from dptune.core.errors import ConfigError
-from dptune.mechanisms.noise import Gaussian, NoNoise
+from dptune.mechanisms.noises.gaussian import Gaussian, NoNoise
 from dptune.privacy.entropy import Entropy
 
 

@@ -20,7 +20,7 @@ import torch
 
 from dptune.core.errors import ConfigError
 from dptune.core.update_rule import Optimizer, UpdateRule
-from dptune.mechanisms.clipping import PairBlocks
+from dptune.mechanisms.clippers.clipping import PairBlocks
 from dptune.mechanisms.interfaces import Released
 from dptune.mechanisms.mechanism import Mechanism
 

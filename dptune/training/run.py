@@ -25,7 +25,7 @@ import torch
 from numpy.typing import NDArray
 
 from dptune.core.errors import ConfigError
-from dptune.mechanisms.control import total_norms
+from dptune.mechanisms.controllers.control import total_norms
 from dptune.mechanisms.gradient_interfaces import Gradients
 from dptune.mechanisms.interfaces import Knobs, Observation, Released
 from dptune.mechanisms.mechanism import Mechanism, clipped_sums

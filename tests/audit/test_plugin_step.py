@@ -22,10 +22,10 @@ CODE = '''
 from dataclasses import dataclass, replace
 import math, os, sys
 import torch
-from dptune.mechanisms.clipping import ByNorm
-from dptune.mechanisms.control import Constant
+from dptune.mechanisms.clippers.clipping import ByNorm
+from dptune.mechanisms.controllers.control import Constant
 from dptune.mechanisms.interfaces import Statistics
-from dptune.mechanisms.noise import Gaussian
+from dptune.mechanisms.noises.gaussian import Gaussian
 from dptune.mechanisms.registry import clipper, controller, mechanism, noise
 
 FAULTS = {

@@ -15,8 +15,8 @@ from dptune.audit.epsilon_bounds import best_cuts
 from dptune.audit.scene import StepAudit
 from dptune.audit.verdict import certificate, judged
 from dptune.core.errors import ConfigError
-from dptune.mechanisms.banded import BandedGaussian, _Window
 from dptune.mechanisms.mechanism import Mechanism
+from dptune.mechanisms.noises.banded import BandedGaussian, _Window
 from dptune.mechanisms.registry import build
 from dptune.privacy.accounting.strategy import column_norm
 from dptune.privacy.entropy import FixedSeed

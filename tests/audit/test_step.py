@@ -19,11 +19,11 @@ from dptune.audit import step
 from dptune.audit.step import SCENES, audit_step
 from dptune.audit.verdict import certificate, judged
 from dptune.core.errors import ConfigError
-from dptune.mechanisms import rldp
+from dptune.mechanisms.controllers import rldp
 from dptune.mechanisms.gradient_interfaces import Gradients
 from dptune.mechanisms.interfaces import Knobs, Released
 from dptune.mechanisms.mechanism import Mechanism
-from dptune.mechanisms.noise import Gaussian
+from dptune.mechanisms.noises.gaussian import Gaussian
 from dptune.mechanisms.planning import Schedule, price
 from dptune.mechanisms.registry import MECHANISMS, build, takes_noise
 from dptune.privacy.entropy import Entropy, FixedSeed, OsEntropy

@@ -15,7 +15,7 @@ from tasks.settings.params import Settings
 
 #: A change of each section that a study reads.
 READ: dict[str, Any] = {
-    "plugins": ["dptune.mechanisms.quantile"],
+    "plugins": ["dptune.mechanisms.controllers.quantile"],
     "data": {"unit": "patient"},
     "task": {"max_new_tokens": 30},
     "canaries": {"extraction": 5},

@@ -196,7 +196,7 @@ def test_a_changed_default_names_what_to_raise_and_a_new_one_is_only_recorded() 
     other["controller quantile"]["target"] = 0.6
     (sentence,) = table.problems_of_defaults(known, other)
     assert "controller quantile.target was 0.5 and is 0.6" in sentence
-    assert "raise Quantile.VERSION in dptune/mechanisms/quantile.py by 1" in sentence
+    assert "raise Quantile.VERSION in dptune/mechanisms/controllers/quantile.py by 1" in sentence
     other = copy.deepcopy(present)
     other["Lora"]["alpha"] = 8
     del other["Task"]["beams"]

@@ -19,7 +19,7 @@ from dptune.job.search.kinds import check_kinds
 from dptune.job.search.plan import Plan
 from dptune.job.search.search import plan_of_search, planned_certificate, working_folder
 from dptune.job.verification import check_deliverable
-from dptune.mechanisms import geoclip
+from dptune.mechanisms.controllers import geoclip
 from dptune.mechanisms.mechanism import Mechanism
 from dptune.privacy.certificate import SearchCertificate
 from dptune.privacy.release import Release

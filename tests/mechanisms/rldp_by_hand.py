@@ -242,7 +242,7 @@ class PublishedRldp(Decisions):
         self.sigma = moved_sigma(self.sigma, self.sigma_0, action[-1], self.epsilon / self.budget)
 
 
-# The provable form, from its page: the docstrings of `dptune.mechanisms.rldp`.
+# The provable form, from its page: the docstrings of `dptune.mechanisms.controllers.rldp`.
 
 
 def dot(a: Sequence[float], b: Sequence[float]) -> float:

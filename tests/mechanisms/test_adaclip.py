@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 from mechanism_steps import EXPECTED, SIZES, batch_of, observed, privatised, started
 
 from dptune.core.errors import ConfigError
-from dptune.mechanisms.adaclip import AdaClip, Diagonal
+from dptune.mechanisms.clippers.transformed import Transformed
+from dptune.mechanisms.controllers.adaclip import AdaClip, Diagonal
 from dptune.mechanisms.interfaces import Knobs, Released, RunFacts
-from dptune.mechanisms.transformed import Transformed
 from dptune.privacy.entropy import FixedSeed
 from dptune.training.gradients.per_sample import PairGradients
 

@@ -15,10 +15,10 @@ from mechanism_steps import EXPECTED, RATE, SIZES, batch_of, privatised, started
 from scipy.linalg import solve_triangular, toeplitz
 
 from dptune.core.errors import ConfigError
-from dptune.mechanisms.banded import BandedGaussian, _Window
 from dptune.mechanisms.interfaces import RunFacts
 from dptune.mechanisms.mechanism import Mechanism
-from dptune.mechanisms.noise import Gaussian
+from dptune.mechanisms.noises.banded import BandedGaussian, _Window
+from dptune.mechanisms.noises.gaussian import Gaussian
 from dptune.mechanisms.planning import Schedule, fitted
 from dptune.mechanisms.registry import build
 from dptune.privacy.accounting.strategy import inverse, optimised, row_deviations, square_root

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from dptune.core.errors import ConfigError
-from dptune.mechanisms.clipping import Flat, Unclipped
-from dptune.mechanisms.control import Constant
+from dptune.mechanisms.clippers.clipping import Flat, Unclipped
+from dptune.mechanisms.controllers.control import Constant
 from dptune.mechanisms.interfaces import Knobs
 from dptune.mechanisms.mechanism import Mechanism
-from dptune.mechanisms.noise import Gaussian
+from dptune.mechanisms.noises.gaussian import Gaussian
 from dptune.training.gradients.per_sample import PairGradients
 
 torch.set_num_threads(1)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from mechanism_steps import EXPECTED, RATE, SIZES, batch_of, observed, plain, privatised, started, sums
 
 from dptune.core.errors import ConfigError
-from dptune.mechanisms.dc_sgd import DcSgd, histogram
+from dptune.mechanisms.controllers.dc_sgd import DcSgd, histogram
 from dptune.mechanisms.interfaces import Released
 from dptune.mechanisms.mechanism import Mechanism
 

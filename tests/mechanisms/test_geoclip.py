@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from mechanism_steps import EXPECTED, SIZES, batch_of, observed, privatised, started
 
 from dptune.core.errors import ConfigError
-from dptune.mechanisms.geoclip import Basis
+from dptune.mechanisms.clippers.transformed import Transformed
+from dptune.mechanisms.controllers.geoclip import Basis
 from dptune.mechanisms.gradient_interfaces import Geometry
 from dptune.mechanisms.interfaces import Knobs, Released
 from dptune.mechanisms.mechanism import Mechanism
-from dptune.mechanisms.transformed import Transformed
 from dptune.training.gradients.per_sample import PairGradients
 
 torch.set_num_threads(1)

@@ -15,8 +15,8 @@ from mechanism_steps import RATE, SIZES, RepeatedWord, batch_of, started, sums
 from scipy import stats
 
 from dptune.core.errors import ConfigError
-from dptune.mechanisms.laplace_noise import PRESETS, Laplace, LmoDp, Plrvo, _tail_quantiles, laplace_mixture
-from dptune.mechanisms.noise import Gaussian
+from dptune.mechanisms.noises.gaussian import Gaussian
+from dptune.mechanisms.noises.laplace_noise import PRESETS, Laplace, LmoDp, Plrvo, _tail_quantiles, laplace_mixture
 from dptune.mechanisms.planning import Schedule, calibrated, price
 from dptune.mechanisms.registry import build, lacks_noise, of_model, takes_noise
 from dptune.privacy.accountants import epsilons
@@ -54,7 +54,7 @@ def test_draws_have_the_mean_absolute_value_that_is_told(name: str) -> None:
 @pytest.mark.parametrize("name", PRESETS)
 def test_the_table_inverts_the_tail(name: str) -> None:
     """Between its knots too, over all that the entropy can give."""
-    from dptune.mechanisms.laplace_noise import _interpolate
+    from dptune.mechanisms.noises.laplace_noise import _interpolate
 
     law = LAWS[name]
     s = torch.from_numpy(np.concatenate([np.linspace(1e-9, 1, 5001), np.linspace(1, LARGEST_LOG_TAIL, 5001)]))

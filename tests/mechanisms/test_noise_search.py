@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 
 from dptune.core.errors import ConfigError
 from dptune.mechanisms import published_search
-from dptune.mechanisms.laplace_noise import PRESETS, LmoDp, Plrvo
 from dptune.mechanisms.noise_search import OBJECTIVES, Found, Request, certified_search, search_noise, write_found
+from dptune.mechanisms.noises.laplace_noise import PRESETS, LmoDp, Plrvo
 from dptune.mechanisms.planning import Schedule, calibrated, planned, price
 from dptune.mechanisms.published_search import PlrvoProblem, lmo_dp_search
 from dptune.mechanisms.registry import build, takes_noise

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from mechanism_steps import RATE, SIZES, batch_of, privatised, started, sums, zeros
 
 from dptune.core.errors import ConfigError
-from dptune.mechanisms.groupwise_clipping import PerPair, normalised
+from dptune.mechanisms.clippers.groupwise_clipping import PerPair, normalised
 from dptune.mechanisms.interfaces import Knobs
 from dptune.training.gradients.per_sample import PairGradients
 

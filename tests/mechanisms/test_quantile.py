@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from mechanism_steps import EXPECTED, RATE, batch_of, observed, privatised, shift, started, sums
 
 from dptune.core.errors import ConfigError
+from dptune.mechanisms.controllers.quantile import Quantile
 from dptune.mechanisms.interfaces import Released
 from dptune.mechanisms.mechanism import Mechanism
-from dptune.mechanisms.quantile import Quantile
 
 torch.set_num_threads(1)
 

@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 
 from dptune.core.errors import ConfigError
-from dptune.mechanisms.clipping import Flat
-from dptune.mechanisms.control import Constant
-from dptune.mechanisms.dc_sgd import DcSgd
+from dptune.mechanisms.clippers.clipping import Flat
+from dptune.mechanisms.clippers.groupwise_clipping import PerPair
+from dptune.mechanisms.controllers.control import Constant
+from dptune.mechanisms.controllers.dc_sgd import DcSgd
 from dptune.mechanisms.descriptions import describe_options
-from dptune.mechanisms.groupwise_clipping import PerPair
-from dptune.mechanisms.noise import Gaussian
+from dptune.mechanisms.noises.gaussian import Gaussian
 from dptune.mechanisms.registry import CLIPPERS, CONTROLLERS, MECHANISMS, NOISES, build, takes_noise
 
 NOISE = {"noise_multiplier": 1.0}

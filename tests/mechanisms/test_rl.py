@@ -26,10 +26,10 @@ from dptune.core.errors import ConfigError
 from dptune.mechanisms.agents.policy_file import SavedPolicy
 from dptune.mechanisms.agents.rl import NOISE_RANGE, batch_size_of_mistral, moved_noise, reward
 from dptune.mechanisms.agents.sac import SacOptions, SoftActorCritic
+from dptune.mechanisms.controllers.rldp import Rldp, bounded_statistics
+from dptune.mechanisms.controllers.rldp_published import RldpPublished, raw_features
 from dptune.mechanisms.interfaces import Knobs, Released, RunFacts
 from dptune.mechanisms.mechanism import Mechanism
-from dptune.mechanisms.rldp import Rldp, bounded_statistics
-from dptune.mechanisms.rldp_published import RldpPublished, raw_features
 from dptune.privacy.accountants import epsilons, repriced_epsilon
 from dptune.privacy.release import Release
 from dptune.training.gradients.per_sample import PairGradients

@@ -31,11 +31,11 @@ from mechanism_steps import (
     zeros,
 )
 
-from dptune.mechanisms.clipping import Flat
-from dptune.mechanisms.control import Constant
+from dptune.mechanisms.clippers.clipping import Flat
+from dptune.mechanisms.controllers.control import Constant
 from dptune.mechanisms.interfaces import Knobs, Observation, Released
 from dptune.mechanisms.mechanism import Mechanism
-from dptune.mechanisms.noise import Gaussian
+from dptune.mechanisms.noises.gaussian import Gaussian
 from dptune.mechanisms.registry import CLIPPERS, CONTROLLERS, MECHANISMS
 from dptune.privacy.entropy import FixedSeed
 from dptune.training.gradients.per_sample import PairGradients

@@ -134,7 +134,7 @@ def test_what_is_no_inverse_scale_is_refused(parts: dict[str, object], words: st
 
 
 def test_lmo_parameters_are_what_the_presets_hold() -> None:
-    from dptune.mechanisms.laplace_noise import PRESETS
+    from dptune.mechanisms.noises.laplace_noise import PRESETS
 
     assert PRESETS["T0.3"] == lmo(0.1, 0.1, 0.1, 0.5, 1, 5, 1, 2)
     assert LMO == PRESETS

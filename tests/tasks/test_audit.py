@@ -35,7 +35,7 @@ from dptune.audit.verdict import CHECKS
 from dptune.core.errors import ConfigError, DataError
 from dptune.core.files import write_json, write_text
 from dptune.core.metric import Metric
-from dptune.mechanisms.noise import Gaussian
+from dptune.mechanisms.noises.gaussian import Gaussian
 from dptune.privacy.ledger import Ledger
 from dptune.privacy.ledger_file import LedgerError, read_ledger
 from dptune.privacy.release import Release

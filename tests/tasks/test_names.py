@@ -16,9 +16,9 @@ from tiny_pipeline import ROOT, STEPS, UNITS, cells, static, write_params
 
 from dptune.core import step_settings, update_rule
 from dptune.core.errors import ConfigError, DptuneError
-from dptune.mechanisms.clipping import Flat
+from dptune.mechanisms.clippers.clipping import Flat
+from dptune.mechanisms.controllers.quantile import Quantile
 from dptune.mechanisms.options import option_defaults
-from dptune.mechanisms.quantile import Quantile
 from dptune.mechanisms.registry import MECHANISMS, NOISES, differing_options
 from dptune.privacy import accountants, entropy
 from tasks import grid
@@ -77,7 +77,7 @@ def test_an_edit_that_moves_no_number_renames_nothing_and_a_raised_version_only_
             file.write('\n\ndef an_unused_function() -> float:\n    """Never called."""\n    return 3.0\n')
     (tree / "dptune/mechanisms/fresh.py").write_text(
         "from dataclasses import dataclass\n"
-        "from dptune.mechanisms.clipping import Flat\n"
+        "from dptune.mechanisms.clippers.clipping import Flat\n"
         "from dptune.mechanisms.registry import clipper, mechanism\n\n\n"
         '@clipper("fresh")\n@dataclass(frozen=True)\nclass Fresh(Flat):\n    """A new clipper."""\n\n'
         "    VERSION = 1\n    sharpness: float = 2.0\n\n\n"
@@ -88,11 +88,11 @@ def test_an_edit_that_moves_no_number_renames_nothing_and_a_raised_version_only_
     edit(tree / "dptune/core/lora.py", "    rslora: bool = False\n", "    rslora: bool = False\n    fresh: int = 3\n")
     edit(tree / "dptune/core/step_settings.py", "    warmup_steps: CountOrZero = 100\n",
          "    warmup_steps: CountOrZero = 100\n    fresh: bool = False\n")  # fmt: skip
-    edit(tree / "dptune/mechanisms/quantile.py", "    target: float = 0.5\n",
+    edit(tree / "dptune/mechanisms/controllers/quantile.py", "    target: float = 0.5\n",
          "    target: float = 0.5\n    fresh: float = 1.0\n")  # fmt: skip
     edit(tree / "tasks/settings/task.py", "    beams: Few = 1\n", "    beams: Few = 1\n    fresh: str = 'no'\n")
     assert folders_of(tree) == before
-    quantile = tree / "dptune/mechanisms/quantile.py"
+    quantile = tree / "dptune/mechanisms/controllers/quantile.py"
     quantile.write_text(quantile.read_text().replace("    VERSION = 1", "    VERSION = 2"))
     after = folders_of(tree)
     assert [name for name in before if before[name] != after[name]] == ["quantile"]

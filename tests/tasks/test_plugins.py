@@ -55,10 +55,10 @@ Write = Callable[[str, str], str]
 PARTS = '''
 from dataclasses import dataclass
 import torch
-from dptune.mechanisms.clipping import ByNorm
-from dptune.mechanisms.control import Constant
+from dptune.mechanisms.clippers.clipping import ByNorm
+from dptune.mechanisms.controllers.control import Constant
 from dptune.mechanisms.interfaces import AdditiveNoise, Knobs
-from dptune.mechanisms.noise import rounded_sums, standard_normal
+from dptune.mechanisms.noises.gaussian import rounded_sums, standard_normal
 from dptune.mechanisms.registry import clipper, controller, mechanism, noise
 
 @clipper("tight")
@@ -405,7 +405,7 @@ def test_parts_are_listed_with_their_options_and_where_they_are_from(parts: str)
             r"clipper 'x' \(bad\.X\) lacks clipped_sum, empty, initial_radii, restore, scales, sensitivity",
         ),
         (
-            "from dptune.mechanisms.clipping import Flat\nfrom dptune.mechanisms.registry import clipper\n"
+            "from dptune.mechanisms.clippers.clipping import Flat\nfrom dptune.mechanisms.registry import clipper\n"
             "@clipper('flat')\nclass X(Flat): pass",
             r"'flat' is registered by dptune\.mechanisms\.clipping and by bad",
         ),
@@ -419,7 +419,7 @@ def test_parts_are_listed_with_their_options_and_where_they_are_from(parts: str)
 def test_a_module_that_cannot_be_used_is_named_with_the_reason(write: Write, code: str, problem: str) -> None:
     with pytest.raises(ConfigError, match=problem):
         plugins.load([write("bad", code)])
-    assert CLIPPERS["flat"].__module__ == "dptune.mechanisms.clipping"
+    assert CLIPPERS["flat"].__module__ == "dptune.mechanisms.clippers.clipping"
     assert "x" not in CLIPPERS
 
 

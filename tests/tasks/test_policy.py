@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from dptune.audit import updates
 from dptune.core.errors import ConfigError, DptuneError
-from dptune.mechanisms.noise import Gaussian
+from dptune.mechanisms.noises.gaussian import Gaussian
 from dptune.policy.environments import training
 from dptune.policy.run_files import UserReuseError
 from dptune.privacy.entropy import FixedSeed

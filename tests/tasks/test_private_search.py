@@ -22,7 +22,7 @@ from dptune.job.search import candidates as candidates_module
 from dptune.job.search import rehearsal as rehearsal_module
 from dptune.job.search.plan import Plan
 from dptune.job.search.search import working_folder
-from dptune.mechanisms import rldp
+from dptune.mechanisms.controllers import rldp
 from dptune.mechanisms.planning import price
 from dptune.privacy.accountants import smallest_epsilon
 from dptune.privacy.certificate import FILE, read_certificate

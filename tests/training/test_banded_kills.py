@@ -20,9 +20,9 @@ from simulated_disk import Disk, Killed
 from tiny_models import adapted, each_record, make_header, make_plan, records
 
 from dptune.core.errors import ConfigError
-from dptune.mechanisms import banded as banded_module
-from dptune.mechanisms.banded import BandedGaussian, _Window
 from dptune.mechanisms.mechanism import Mechanism
+from dptune.mechanisms.noises import banded as banded_module
+from dptune.mechanisms.noises.banded import BandedGaussian, _Window
 from dptune.mechanisms.planning import Schedule, fitted, price
 from dptune.mechanisms.registry import build
 from dptune.privacy.accounting.strategy import row_deviations

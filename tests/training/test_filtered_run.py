@@ -13,11 +13,11 @@ import torch
 from tiny_models import adapted, close, each_record, make_header, make_plan, records, release_lines
 
 from dptune.mechanisms.agents.sac import SoftActorCritic
-from dptune.mechanisms.clipping import Flat
-from dptune.mechanisms.control import Constant
+from dptune.mechanisms.clippers.clipping import Flat
+from dptune.mechanisms.controllers.control import Constant
 from dptune.mechanisms.interfaces import Knobs, Observation
 from dptune.mechanisms.mechanism import Mechanism
-from dptune.mechanisms.noise import Gaussian
+from dptune.mechanisms.noises.gaussian import Gaussian
 from dptune.mechanisms.planning import Calibrated, Schedule, calibrated, planned
 from dptune.mechanisms.registry import build
 from dptune.privacy.accountants import gdp_clt_epsilon

@@ -21,7 +21,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from dptune.core.lora import Lora
-from dptune.mechanisms.noise import Gaussian, signed_tail_on, standard_normal
+from dptune.mechanisms.noises.gaussian import Gaussian, signed_tail_on, standard_normal
 from dptune.mechanisms.registry import MECHANISMS, build, lacks_noise
 from dptune.prediction.mixture import law
 from dptune.prediction.predictor import weights_of

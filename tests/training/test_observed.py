@@ -10,11 +10,11 @@ import pytest
 from tiny_models import adapted, close, each_record, make_header, make_plan, records
 
 from dptune.core.errors import ConfigError
-from dptune.mechanisms.clipping import Flat
-from dptune.mechanisms.control import Constant
+from dptune.mechanisms.clippers.clipping import Flat
+from dptune.mechanisms.controllers.control import Constant
 from dptune.mechanisms.interfaces import Observation
 from dptune.mechanisms.mechanism import Mechanism
-from dptune.mechanisms.noise import Gaussian
+from dptune.mechanisms.noises.gaussian import Gaussian
 from dptune.privacy.entropy import OsEntropy
 from dptune.training.data import Tokens
 from dptune.training.evaluation import mean_loss

@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 
 from dptune.core.errors import is_of_device
-from dptune.mechanisms.noise import standard_normal
+from dptune.mechanisms.noises.gaussian import standard_normal
 from dptune.privacy.certificate import ScoreTerms
 from dptune.privacy.entropy import Entropy
 from dptune.training.data import Tokens

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from dptune.core.errors import ConfigError
 from dptune.mechanisms.agents.policy_file import SavedPolicy
-from dptune.mechanisms.control import Constant
+from dptune.mechanisms.controllers.control import Constant
 from dptune.mechanisms.interfaces import Knobs, RunFacts
 from dptune.privacy.release import Composition
 

@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from dptune.core.errors import ConfigError
-from dptune.mechanisms.noise import rounded_sums, standard_normal
+from dptune.mechanisms.noises.gaussian import rounded_sums, standard_normal
 from dptune.policy.environments.riverswim import LARGE, LEFT, RIGHT, SMALL, STATES, Pays, rewards, transitions
 from dptune.privacy.entropy import Entropy
 from dptune.privacy.release import Release

@@ -96,7 +96,7 @@ def _curve(release: Release) -> _Curve:
 def pure_epsilon(composition: Composition) -> float:
     """Sum of log(1 + q (e^s - 1)): finite if every release is clipped in l1, and then a bound at delta = 0.
 
-    The bound is for ideal real-valued noise; see ``dptune.mechanisms.laplace_noise.Laplace``.
+    The bound is for ideal real-valued noise; see ``dptune.mechanisms.noises.laplace_noise.Laplace``.
     """
     total = 0.0
     for release, count in composition.items():

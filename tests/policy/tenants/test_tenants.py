@@ -21,8 +21,8 @@ from dptune.core.errors import ConfigError, DivergedError
 from dptune.core.lora import Lora
 from dptune.mechanisms.agents.linear_agent import FEATURES, PARAMETERS, initial_parameters
 from dptune.mechanisms.agents.policy_file import SavedPolicy
+from dptune.mechanisms.controllers.rldp import Rldp
 from dptune.mechanisms.registry import build
-from dptune.mechanisms.rldp import Rldp
 from dptune.policy import learner
 from dptune.policy.aggregate import noisy_means
 from dptune.policy.method import Dppg

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 import numpy as np
 
 from dptune.core.errors import ConfigError
-from dptune.mechanisms.control import Constant
+from dptune.mechanisms.controllers.control import Constant
 from dptune.mechanisms.interfaces import Clipper, Controller, RunFacts
-from dptune.mechanisms.noise import Gaussian, on_device, rounded_sums, standard_normal
+from dptune.mechanisms.noises.gaussian import Gaussian, on_device, rounded_sums, standard_normal
 from dptune.mechanisms.registry import mechanism, noise
 from dptune.privacy.accounting.strategy import (
     WINDOW,

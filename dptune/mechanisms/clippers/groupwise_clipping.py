@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from dptune.core.errors import ConfigError
-from dptune.mechanisms.clipping import FLOAT64_MARGIN, PairBlocks, check_positive
+from dptune.mechanisms.clippers.clipping import FLOAT64_MARGIN, PairBlocks, check_positive
 from dptune.mechanisms.gradient_interfaces import Gradients
 from dptune.mechanisms.interfaces import Knobs
 from dptune.mechanisms.registry import clipper, mechanism

@@ -11,8 +11,8 @@ from mechanism_steps import RepeatedWord
 from scipy import stats
 
 from dptune.core.errors import ConfigError
-from dptune.mechanisms import noise
-from dptune.mechanisms.noise import Gaussian, NoNoise, draw_by_quantile, on_device, standard_normal
+from dptune.mechanisms.noises import gaussian
+from dptune.mechanisms.noises.gaussian import Gaussian, NoNoise, draw_by_quantile, on_device, standard_normal
 from dptune.mechanisms.registry import MECHANISMS, build, lacks_noise
 from dptune.privacy.entropy import FixedSeed, OsEntropy
 
@@ -83,8 +83,8 @@ def test_the_sum_is_kept_under_the_noise() -> None:
 @pytest.mark.parametrize("count", [0, 1, 2, 5001])
 def test_on_an_accelerator_the_arithmetic_is_the_same(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Three draws in a row; the device that only has shapes stands for any that is not the CPU."""
-    real, one, other = noise.signed_tail_on, FixedSeed(3), FixedSeed(3)
-    monkeypatch.setattr(noise, "signed_tail_on", lambda _, entropy, count: real(CPU, entropy, count))
+    real, one, other = gaussian.signed_tail_on, FixedSeed(3), FixedSeed(3)
+    monkeypatch.setattr(gaussian, "signed_tail_on", lambda _, entropy, count: real(CPU, entropy, count))
     for _ in range(3):
         found = standard_normal(one, count, torch.device("meta"))
         assert torch.equal(found, standard_normal(other, count, CPU))

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dptune.core.errors import ConfigError
-from dptune.mechanisms.control import Constant, needs_one_radius, total_norms
+from dptune.mechanisms.controllers.control import Constant, needs_one_radius, total_norms
 from dptune.mechanisms.interfaces import Knobs
 from dptune.mechanisms.registry import controller, mechanism
 

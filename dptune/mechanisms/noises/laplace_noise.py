@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 import numpy as np
 
 from dptune.core.errors import ConfigError
-from dptune.mechanisms.additive_noise import AdditiveNoise
-from dptune.mechanisms.noise import LEAST_NOISE, MOST_NOISE, draw_by_quantile, rounded_sums
+from dptune.mechanisms.noises.additive_noise import AdditiveNoise
+from dptune.mechanisms.noises.gaussian import LEAST_NOISE, MOST_NOISE, draw_by_quantile, rounded_sums
 from dptune.mechanisms.registry import mechanism, noise
 from dptune.privacy.accounting.laplace_mixtures import InverseScale
 from dptune.privacy.entropy import LARGEST_LOG_TAIL, Entropy, uniform
@@ -51,7 +51,7 @@ class _LaplaceMixture(AdditiveNoise):
     def add(
         self, sums: list[torch.Tensor], scales: Sequence[float], noise_multiplier: float, entropy: Entropy
     ) -> list[torch.Tensor]:
-        """Add the noise in float64, round to a public grid (see ``dptune.mechanisms.noise``), then cast to float32."""
+        """Add the noise in float64, round to a public grid (see ``gaussian.py``), then cast to float32."""
         law = self.law(noise_multiplier)
         sizes = [total.numel() for total in sums]
         noise = self._draw(law, entropy, sum(sizes), sums[0].device).split(sizes)

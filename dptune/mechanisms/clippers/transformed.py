@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dptune.core.errors import ConfigError
-from dptune.mechanisms.clipping import check_positive
+from dptune.mechanisms.clippers.clipping import check_positive
 from dptune.mechanisms.gradient_interfaces import Geometry, Gradients
 from dptune.mechanisms.interfaces import Clipper, Knobs
 from dptune.mechanisms.registry import clipper

@@ -13,7 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from dptune.core.errors import ConfigError
-from dptune.mechanisms.control import Constant, check_bounds, check_start, total_norms
+from dptune.mechanisms.controllers.control import Constant, check_bounds, check_start, total_norms
 from dptune.mechanisms.gradient_interfaces import Gradients
 from dptune.mechanisms.interfaces import Knobs, Observation, RunFacts, Statistics
 from dptune.mechanisms.registry import controller, mechanism

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dptune.mechanisms.clipping import ByNorm, check_positive
+from dptune.mechanisms.clippers.clipping import ByNorm, check_positive
 from dptune.mechanisms.registry import clipper, mechanism
 
 if TYPE_CHECKING:

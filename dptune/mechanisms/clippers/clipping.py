@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from dptune.core.errors import ConfigError
-from dptune.mechanisms.control import total_norms
+from dptune.mechanisms.controllers.control import total_norms
 from dptune.mechanisms.gradient_interfaces import Gradients
 from dptune.mechanisms.interfaces import Clipper, Knobs
 from dptune.mechanisms.registry import clipper, mechanism

@@ -16,10 +16,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from dptune.core.errors import ConfigError
-from dptune.mechanisms.control import Constant, needs_coordinates
+from dptune.mechanisms.clippers.transformed import check_estimator
+from dptune.mechanisms.controllers.control import Constant, needs_coordinates
 from dptune.mechanisms.interfaces import Knobs, Observation, RunFacts
 from dptune.mechanisms.registry import controller, mechanism
-from dptune.mechanisms.transformed import check_estimator
 
 if TYPE_CHECKING:
     import torch

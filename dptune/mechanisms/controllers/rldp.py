@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from dptune.core.errors import ConfigError
 from dptune.mechanisms.agents.rl import LearnedControl, moved_noise
+from dptune.mechanisms.clippers.groupwise_clipping import normalised
 from dptune.mechanisms.gradient_interfaces import Gradients
-from dptune.mechanisms.groupwise_clipping import normalised
 from dptune.mechanisms.interfaces import Knobs, Observation, Statistics
 from dptune.mechanisms.registry import controller, mechanism
 

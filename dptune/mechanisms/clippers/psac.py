@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dptune.core.errors import ConfigError
-from dptune.mechanisms.clipping import ByNorm
+from dptune.mechanisms.clippers.clipping import ByNorm
 from dptune.mechanisms.registry import clipper, mechanism
 
 if TYPE_CHECKING:

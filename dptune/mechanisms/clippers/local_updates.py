@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from dptune.core.errors import ConfigError
-from dptune.mechanisms.clipping import Flat
+from dptune.mechanisms.clippers.clipping import Flat
 from dptune.mechanisms.gradient_interfaces import Federation, Gradients, GradientSource
 from dptune.mechanisms.registry import clipper, mechanism
 

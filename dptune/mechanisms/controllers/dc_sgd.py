@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from dptune.core.errors import ConfigError
-from dptune.mechanisms.control import Constant, check_bounds, check_start, needs_one_radius, total_norms
+from dptune.mechanisms.controllers.control import Constant, check_bounds, check_start, needs_one_radius, total_norms
 from dptune.mechanisms.gradient_interfaces import Gradients
 from dptune.mechanisms.interfaces import Knobs, Observation, RunFacts, Statistics
 from dptune.mechanisms.registry import controller, mechanism

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dptune.core.errors import ConfigError
-from dptune.mechanisms.additive_noise import AdditiveNoise
+from dptune.mechanisms.noises.additive_noise import AdditiveNoise
 from dptune.mechanisms.registry import noise
 from dptune.privacy.entropy import Entropy, continued, signed_tail
 

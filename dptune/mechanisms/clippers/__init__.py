@@ -1,0 +1,1 @@
+"""Clippers: what is done to each unit's gradient before the sum."""

@@ -1,0 +1,1 @@
+"""Noises: what is added to the clipped sum."""
