@@ -17,9 +17,11 @@ from typing import Any
 from pydantic import Field, field_validator
 
 from dptune.core import plugins
+from dptune.core.declarations import plain
 from dptune.core.errors import ConfigError
 from dptune.core.files import sha256, sha256_once, write_text
 from dptune.core.lora import Lora
+from dptune.job.versions import versions_of
 from dptune.mechanisms.gradient_interfaces import Federation
 from dptune.mechanisms.registry import (
     build,
@@ -32,7 +34,7 @@ from dptune.mechanisms.registry import (
 from dptune.privacy.run_folder import RunFolder
 from dptune.privacy.set_aside import fresh_start
 from dptune.records.parquet_file import read_about
-from tasks.identity import differing, name_digest, plain, versions_of
+from tasks.identity import name_digest
 from tasks.paths import EVAL, PUBLIC_VALIDATION, RUNS, TRAIN
 from tasks.settings.experiment import Model
 from tasks.settings.mechanisms import epsilons_of, learning_rate_of, options_on, rule_of
@@ -51,7 +53,7 @@ class Cell(StrictModel):
     Attributes:
         inputs: digests of the data and of the base model; of a hyper-policy and of plug-ins where there are some. Cells
             of before parts had versions also have one of the code here, and no ``versions``.
-        versions: the versions of the parts that the run uses (``tasks.identity.versions_of``).
+        versions: the versions of the parts that the run uses (``dptune.job.versions.versions_of``).
     """
 
     experiment: str
@@ -98,7 +100,7 @@ class Cell(StrictModel):
         parts = part_names(self.mechanism, self.options)
         options = plain(differing_options(self.mechanism, self.options))
         inputs = {name: digest for name, digest in self.inputs.items() if name != "code"}
-        return differing(self) | {"parts": parts, "options": options, "inputs": inputs, "versions": {}}
+        return plain(self) | {"parts": parts, "options": options, "inputs": inputs, "versions": {}}
 
 
 def write_cell(cell: Cell, home: Path = Path()) -> None:
