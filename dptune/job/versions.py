@@ -5,14 +5,22 @@ A run that was begun with one version does not go on with another: its later rel
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from dptune.core import step_settings, update_rule
+from dptune.core.errors import ConfigError
 from dptune.core.update_rule import UpdateRule
 from dptune.mechanisms.registry import part_names, part_version
 from dptune.privacy import accountants, entropy
+from dptune.privacy.set_aside import fresh_start, said_within
 
+_log = logging.getLogger(__name__)
+
+#: Key of the versions among the settings that a run's folder keeps.
+VERSIONS = "versions"
 #: Parts that are one for all runs, and the modules whose ``VERSION`` is theirs.
 SHARED = {"loop": step_settings, "sampler": entropy, "accountant": accountants}
 
@@ -40,3 +48,21 @@ def raised_versions(earlier: Mapping[str, int], now: Mapping[str, int]) -> str:
     """
     moved = sorted(part for part in earlier.keys() | now.keys() if earlier.get(part, 1) != now.get(part, 1))
     return ", ".join(f"{part} {earlier.get(part, 1)} -> {now.get(part, 1)}" for part in moved)
+
+
+def check_versions(known: Mapping[str, Any], now: Mapping[str, int], folder: Path, *, ended: bool) -> None:
+    """Check that a run or search goes on with the versions of parts that it was begun with.
+
+    Args:
+        known: settings that its folder keeps.
+        ended: whether nothing more is released; then what has changed is only logged.
+
+    Raises: ConfigError naming each part with another version.
+    """
+    if not (moved := raised_versions(known.get(VERSIONS, {}), now)):
+        return
+    problem = f"{folder} was begun with another version of dptune, whose releases are not this one's ({moved})"
+    if not ended:
+        afresh = f"{fresh_start(folder)}{said_within(folder)}"
+        raise ConfigError("out", problem, fix=f"go on with that version, give another folder, or {afresh}")
+    _log.warning("%s; it had ended, and is loaded as it is", problem)

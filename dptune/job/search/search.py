@@ -43,7 +43,7 @@ from dptune.job.search.candidates import (
     score_of,
 )
 from dptune.job.search.journal import FIX, Journal, LostError
-from dptune.job.search.kinds import CandidateKind, price_kinds, score_terms
+from dptune.job.search.kinds import CandidateKind, price_kinds, score_terms, settings_of
 from dptune.job.search.plan import FILE as PLAN
 from dptune.job.search.plan import Drawn, Plan
 from dptune.job.search.request import asked_of, changes
@@ -51,6 +51,7 @@ from dptune.job.search.score import best_of
 from dptune.job.search.settings import SearchSettings
 from dptune.job.settings import TuneSettings
 from dptune.job.verification import WEIGHTS, check_deliverable
+from dptune.job.versions import VERSIONS, check_versions, versions_of
 from dptune.job.weights import partial_of
 from dptune.privacy.certificate import (
     FILE,
@@ -317,16 +318,23 @@ def _check_plan(prepared: PreparedRun, asked: SearchSettings, plan: Plan, workin
 def _check_same(prepared: PreparedRun, asked: SearchSettings, folder: RunFolder) -> dict[str, Any]:
     """What the search is asked for, for its cell; where one goes on or ended, check that it is the same.
 
-    Raises: ConfigError naming what changed.
+    Raises: ConfigError naming what changed, of settings, records or the versions of parts.
     """
     known = folder.settings
     salt = known.get("salt") or secrets.token_hex(16)
     now = asked_of(prepared, asked, salt) | {"salt": salt, "kind": "search"}
+    versions: dict[str, int] = {}
+    for _, configuration in asked.space.kinds():
+        own = settings_of(prepared.settings, configuration)
+        versions |= versions_of(own.mechanism, own.options, own.rule)
     begun = (working_folder(folder.path) / PLAN).exists() or _has_ended(folder)
     if known and begun and (changed := changes(known | {"kind": "search"}, now)):
         problem = f"{folder.path} was started with other settings ({changed})"
         raise ConfigError("out", problem, fix="restore them, or give another folder, which spends again")
-    return now
+    if known and begun:
+        check_versions(known, versions, folder.path, ended=_has_ended(folder))
+        versions = known.get(VERSIONS, versions)
+    return now | {VERSIONS: versions}
 
 
 def _publish(shared: SearchRun, winner: Drawn, working: Path, out: Path) -> None:
