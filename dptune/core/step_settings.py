@@ -37,7 +37,8 @@ class StepSettings:
 
     learning_rate: LearningRate = 5e-4
     warmup_steps: CountOrZero = 100
-    # It moves the last digits of float32 sums; which masks dropout draws follows the system's entropy anyway.
+    # It moves the last digits of float32 sums; which masks dropout draws follows the system's entropy anyway. The
+    # default is for models of any size; params.yaml has 32, for its small one.
     physical_batch_size: Rows = field(default=16, metadata=NAMES_NOTHING)
     checkpoint_every: Count = field(default=50, metadata=NAMES_NOTHING)  # it decides only what a kill loses
     autocast: Literal["bfloat16"] | None = None

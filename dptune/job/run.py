@@ -249,15 +249,8 @@ def _train(
                 if not math.isfinite(value):
                     raise DivergedError(f"the run diverged: {figure} on {PUBLIC} is {value}. Fix: {DIVERGED}.")
             write_weights(model, base.tokenizer, folder, named, prepared.kept)
-            figures = {
-                name: {
-                    figure: [*jsonable({"before": before[name][figure], "after": value}).values()]
-                    for figure, value in values.items()
-                }
-                for name, values in after.items()
-            }
             counted = {"releases": ledger.releases} | restarts(folder.checkpoint, spec.mechanism)
-            write_json(folder.result, result_of(prepared, figures) | counted)
+            write_json(folder.result, result_of(prepared, paired(before, after)) | counted)
             ledger.finish()
     return model
 
@@ -273,6 +266,14 @@ def figures_of(prepared: PreparedRun, model: Any) -> dict[str, dict[str, float]]
     if is_classifier(model):
         return {name: asdict(score_classifier(model, own, rows, autocast=autocast)) for name, own in given.items()}
     return {name: {_PERPLEXITY: perplexity(model, own, rows, autocast=autocast)} for name, own in given.items()}
+
+
+def paired(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, dict[str, list[float | str]]]:
+    """Figures before and after, by records and name, as result.json has them: infinite ones are text."""
+    return {
+        name: {figure: [*jsonable({"before": before[name][figure], "after": value}).values()]
+               for figure, value in own.items()} for name, own in after.items()
+    }  # fmt: skip
 
 
 def result_of(prepared: PreparedRun, figures: Mapping[str, Mapping[str, Sequence[float | str]]]) -> dict[str, Any]:

@@ -147,8 +147,9 @@ class TuneSettings(JobSettings):
     warmup_steps: CountOrZero | None = None  # type: ignore[assignment]
     checkpoint_every: Count | None = field(default=None, metadata=NAMES_NOTHING)  # type: ignore[assignment]
     records_per_unit: Rows = 4
+    # Cells keep "none", as papers train, and 0.05, which names of finished ones left out: another default renames them.
     average: Average = "tail"
-    dropout: Dropout = 0.0
+    dropout: Dropout = 0.0  # on a CPU a private run refuses any other
 
     def __post_init__(self) -> None:
         """Raises: ConfigError as its base, and for noise that is given."""
