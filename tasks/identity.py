@@ -1,9 +1,9 @@
 """The identity of a result: the settings, inputs and versions that its folder is named by; and the code that made it.
 
-A name is made of settings that differ from their defaults (``differing``), of digests of data and model, and of the
-versions of the parts that a result uses, which are raised by hand. tests/golden fails where a number moves, or a
-default changes, and no version was raised. So a new setting at its default, a new mechanism or an unused function
-renames nothing, and no finished run is paid for again.
+A name is made of settings that differ from their defaults (``dptune.core.declarations.plain``), of digests of data and
+model, and of the versions of the parts that a result uses, which are raised by hand. tests/golden fails where a number
+moves, or a default changes, and no version was raised. So a new setting at its default, a new mechanism or an unused
+function renames nothing, and no finished run is paid for again.
 
 ``code_digest`` is kept beside results as information. It is found by reading the imports of sources: imports inside
 functions count, and so do modules that are named in a string, because a process of its own runs them. Imports for type
@@ -15,54 +15,16 @@ from __future__ import annotations
 import ast
 import hashlib
 import json
-import os
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import MISSING, fields, is_dataclass
 from functools import cache
 from pathlib import Path
 from threading import Lock
 from typing import Any
 
-from pydantic import BaseModel
-
-from dptune.core import step_settings, update_rule
-from dptune.core.update_rule import UpdateRule
-from dptune.mechanisms.registry import part_names, part_version
-from dptune.privacy import accountants, entropy
+from dptune.job.versions import raised_versions
 
 ROOT = Path(__file__).parents[1]
 _PACKAGES = ("dptune", "tasks", "flows")
-
-#: Parts that are one for all cells, and the modules whose ``VERSION`` is theirs.
-SHARED = {"loop": step_settings, "sampler": entropy, "accountant": accountants}
-
-
-def versions_of(mechanism: str, options: Mapping[str, Any], rule: UpdateRule) -> dict[str, int]:
-    """The version of each part that a cell uses, by names such as "loop" and "clipper flat".
-
-    >>> versions_of("nonprivate", {}, UpdateRule(average="ema"))["average ema"]
-    1
-    """
-    parts = part_names(mechanism, options)
-    unused = {"accountant"} if parts["noise"] == "none" else set()
-    rules = (f"optimizer {rule.optimizer}", f"average {rule.average}")
-    return (
-        {part: int(module.VERSION) for part, module in SHARED.items() if part not in unused}
-        | {f"{kind} {name}": part_version(kind, name) for kind, name in parts.items()}
-        | {part: update_rule.VERSIONS[part] for part in rules if part in update_rule.VERSIONS}  # not "average none"
-    )
-
-
-def changes(earlier: Mapping[str, int], now: Mapping[str, int]) -> str:
-    """What changed between the versions of two cells, such as "clipper quantile 1 -> 2"; empty if nothing did."""
-    if not earlier and now:
-        return "it was named by a digest of the code, before parts had versions"
-    moved = sorted(part for part in earlier.keys() | now.keys() if earlier.get(part, 1) != now.get(part, 1))
-    return ", ".join(f"{part} {earlier.get(part, 1)} -> {now.get(part, 1)}" for part in moved)
-
-
-#: Stands for the default of a setting that has none.
-REQUIRED = object()
 
 
 def name_digest(content: Any) -> str:
@@ -70,48 +32,11 @@ def name_digest(content: Any) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:8]
 
 
-def differing(section: Any) -> dict[str, Any]:
-    """The settings of a section that differ from their defaults, as ``plain`` values; all that have no default.
-
-    Args:
-        section: a pydantic model, or a dataclass; sections within it are treated alike.
-    """
-    found = {}
-    for name, default in defaults_of(type(section)).items():
-        value = plain(getattr(section, name))
-        if default is REQUIRED or json.dumps(value, sort_keys=True) != json.dumps(plain(default), sort_keys=True):
-            found[name] = value
-    return found
-
-
-def defaults_of(kind: Any) -> dict[str, Any]:
-    """The default of each setting of a pydantic model or a dataclass; ``REQUIRED`` for one that has none."""
-    if issubclass(kind, BaseModel):
-        models = kind.model_fields
-        return {name: REQUIRED if one.is_required() else one.get_default(call_default_factory=True)
-                for name, one in models.items()}  # fmt: skip
-    found = {}
-    for one in fields(kind):
-        default = one.default if one.default_factory is MISSING else one.default_factory()
-        found[one.name] = REQUIRED if default is MISSING else default
-    return found
-
-
-def plain(value: Any) -> Any:
-    """A setting as JSON types, in which 3.0 is 3, a tuple is a list, and a section is what differs in it.
-
-    >>> plain({"rate": 3.0, "names": ("a",), "none": None})
-    {'rate': 3, 'names': ['a'], 'none': None}
-    """
-    if isinstance(value, BaseModel) or (is_dataclass(value) and not isinstance(value, type)):
-        return differing(value)
-    if isinstance(value, Mapping):
-        return {str(key): plain(one) for key, one in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain(one) for one in value]
-    if isinstance(value, os.PathLike):
-        return os.fspath(value)
-    return int(value) if isinstance(value, float) and value.is_integer() else value
+def changes(earlier: Mapping[str, int], now: Mapping[str, int]) -> str:
+    """What changed between the versions of two cells, as ``raised_versions``; a cell of before versions has none."""
+    if not earlier and now:
+        return "it was named by a digest of the code, before parts had versions"
+    return raised_versions(earlier, now)
 
 
 @cache

@@ -2,17 +2,21 @@
 
 A new metric takes two files: its entry here, and its function in ``tasks.experiment.quality``. The learning curves,
 result.json, the report's tables and charts, MLflow with its saved view, and DVC's table of experiments read this list.
-Under private telemetry, what is computed from private records is neither measured nor sent (``allowed``).
+Under private telemetry, what is computed from private records is neither measured nor sent, and a figure that is not
+declared counts as that (``allowed``). To have one sent, give it an entry with its ``source``.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
 from dptune.core.metric import LABEL_SCORES, Metric, Place
 from tasks.audit.registry import parts
+
+_log = logging.getLogger(__name__)
 
 _PERPLEXITY = "perplexity"
 UTILITY, EPSILON_CHARTS, TRAINING = "Utility (lower is better)", "Four epsilons (no bar: infinite)", "While training"
@@ -96,10 +100,26 @@ def shown_in(place: Place, telemetry: str = "research") -> list[Metric]:
     return [one for one in metrics() if place in one.shown and (telemetry == "research" or not one.private)]
 
 
-def allowed(figures: Mapping[str, float], telemetry: str) -> dict[str, float]:
-    """The figures that telemetry allows: under "private" none of a metric that is computed from private records."""
-    private = {one.name for one in metrics() if one.private}
-    return {name: value for name, value in figures.items() if telemetry == "research" or name not in private}
+def allowed(figures: Mapping[str, float], telemetry: str, knobs: Mapping[str, float] | None = None) -> dict[str, float]:
+    """The figures that telemetry allows: under "private" those of metrics that say they are no private records'.
+
+    Args:
+        knobs: a step's knobs, which the mechanism names: they follow from releases and public data, or private
+            telemetry refuses the mechanism. None may have the name of a private metric.
+    """
+    given = {**figures, **(knobs or {})}
+    if telemetry == "research":
+        return given
+    private = {one.name: one.private for one in metrics()}
+    for name in figures.keys() - private.keys() - (knobs or {}).keys() - _UNDECLARED:
+        _UNDECLARED.add(name)
+        fix = 'declare it in tasks/metrics.py, with a source other than "private records" if it has one'
+        _log.warning("metric %s is not declared, so private telemetry leaves it out. Fix: %s", name, fix)
+    return {name: value for name, value in given.items() if not private.get(name, name not in (knobs or {}))}
+
+
+#: Names that a warning was given for.
+_UNDECLARED: set[str] = set()
 
 
 def measured(telemetry: str, at: Literal["end", "points"]) -> list[Metric]:

@@ -271,7 +271,7 @@ def test_verify_says_what_research_telemetry_means(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("mechanism", "subject"), [("static", "trained weights"), ("pmixed", "answers")])
 def test_verify_says_what_the_guarantee_is_about(mechanism: str, subject: str, tmp_path: Path) -> None:
     printed = run("verify", str(ledger(tmp_path, mechanism=mechanism, telemetry="research"))).stdout
-    assert f"The guarantee covers the {subject}, not the curves" in " ".join(printed.split())
+    assert f"The guarantee covers the {subject}, NOT the curves" in " ".join(printed.split())
 
 
 @pytest.mark.parametrize("as_json", [[], ["--json"]])

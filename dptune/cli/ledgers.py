@@ -20,14 +20,6 @@ if TYPE_CHECKING:
     from dptune.privacy.certificate import SearchCertificate
     from dptune.privacy.ledger_file import LedgerContents
 
-#: What a ledger's certified epsilon is about beside what was trained or answered, and what not, by its telemetry.
-_COVERED = {
-    "research": ", not the curves and figures of private records that were logged or printed.",
-    "private": (
-        " and all that was published, not the times at which it was released, which logs, databases and files may keep."
-    ),
-}
-
 #: What the parts of a total are called; a study has a line for all of its cells.
 _PARTS = {"search": "searches", "run": "runs", "cell": "cells of study {}", "answers": "ensembles that answer"}
 
@@ -105,7 +97,7 @@ def _end(certified: float, leaks: Sequence[str], *, no_guarantee: bool) -> None:
 
 def _say(contents: LedgerContents, card: Path | None, *, searched: bool) -> None:
     """Print what was compared, and what the figures are about."""
-    from dptune.job.card import has_guarantee
+    from dptune.job.card import covered, has_guarantee
     from dptune.job.named_base import NO_DIGEST, read_base
     from dptune.job.verification import beside, compared, linked
     from dptune.prediction.protocols import PROTOCOLS
@@ -134,9 +126,9 @@ def _say(contents: LedgerContents, card: Path | None, *, searched: bool) -> None
     if searched:
         return
     _say_dealt_by_rank(contents.epsilons.leaks)
-    if has_guarantee(contents.epsilons.certified) and header.telemetry in _COVERED:
-        subject = "answers" if header.mechanism in PROTOCOLS else "trained weights"
-        typer.echo(f"telemetry: {header.telemetry}. The guarantee covers the {subject}{_COVERED[header.telemetry]}")
+    if has_guarantee(contents.epsilons.certified) and header.telemetry:
+        subject = "the answers" if header.mechanism in PROTOCOLS else "the trained weights"
+        typer.echo(f"telemetry: {header.telemetry}. {covered(header.telemetry, subject)}")
 
 
 def _show_search(certificate: SearchCertificate, as_json: bool, figures: dict[str, Any]) -> None:

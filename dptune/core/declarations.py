@@ -13,9 +13,11 @@ Example:
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Callable, Iterator
-from dataclasses import MISSING, dataclass, fields
+import os
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import MISSING, dataclass, fields, is_dataclass
 from functools import cache
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -25,6 +27,9 @@ from annotated_types import Ge, Gt, Le, Len, Lt, MinLen
 from dptune.core.errors import ConfigError
 
 Part = TypeVar("Part")
+#: Metadata of a field that moves no released number beyond rounding: it names no result, and a resumed run may have
+#: another value of it.
+NAMES_NOTHING = {"names": False}
 _NUMBERS = {int: "a whole number", float: "a number"}
 
 
@@ -37,12 +42,14 @@ class Declared:
         kind: type, with the bounds that ``dptune.core.bounds`` annotates it with.
         default: value of a setting that is left out; ``dataclasses.MISSING`` where it must be given.
         sentence: what it sets, for help texts and pages.
+        names: whether another value is another result (``NAMES_NOTHING`` says no).
     """
 
     name: str
     kind: Any
     default: Any
     sentence: str
+    names: bool
 
     @property
     def choices(self) -> tuple[Any, ...]:
@@ -62,12 +69,26 @@ def declared(cls: Any) -> dict[str, Declared]:
 
 @cache
 def _declared(cls: Any) -> dict[str, Declared]:
-    kinds, texts = get_type_hints(cls, include_extras=True), sentences(cls)
-    found = {}
-    for one in fields(cls):
-        default = one.default if one.default_factory is MISSING else one.default_factory()
-        found[one.name] = Declared(one.name, kinds[one.name], default, texts.get(one.name, ""))
-    return found
+    kinds, texts, nameless = get_type_hints(cls, include_extras=True), sentences(cls), names_nothing(cls)
+    return {
+        name: Declared(name, kinds[name], default, texts.get(name, ""), name not in nameless)
+        for name, default in defaults_of(cls).items()
+    }
+
+
+def names_nothing(cls: Any) -> set[str]:
+    """The settings of a dataclass that are declared with ``NAMES_NOTHING``; none of a pydantic model."""
+    return {one.name for one in fields(cls) if not one.metadata.get("names", True)} if is_dataclass(cls) else set()
+
+
+def defaults_of(cls: Any) -> dict[str, Any]:
+    """The default of each setting of a dataclass or a pydantic model; ``MISSING`` for one that must be given."""
+    if (models := getattr(cls, "model_fields", None)) is not None:
+        return {
+            name: MISSING if one.is_required() else one.get_default(call_default_factory=True)
+            for name, one in models.items()
+        }
+    return {one.name: one.default if one.default_factory is MISSING else one.default_factory() for one in fields(cls)}
 
 
 @cache
@@ -132,12 +153,34 @@ def part_of(kind: Callable[..., Part], settings: Any, **rest: Any) -> Part:
 
 
 def differing(settings: Any) -> dict[str, Any]:
-    """The settings that differ from their defaults, by name."""
+    """The settings of a dataclass or a pydantic model that differ from their defaults; all that have no default."""
     return {
         name: value
-        for name, one in declared(type(settings)).items()
-        if (value := getattr(settings, name)) != one.default
+        for name, default in defaults_of(type(settings)).items()
+        if (value := getattr(settings, name)) is not default and (default is MISSING or _text(value) != _text(default))
     }
+
+
+def plain(value: Any) -> Any:
+    """A setting as JSON types, in which 3.0 is 3 and a tuple is a list. Of a section, what differs in it and names it.
+
+    >>> plain({"rate": 3.0, "names": ("a",), "none": None})
+    {'rate': 3, 'names': ['a'], 'none': None}
+    """
+    if hasattr(type(value), "model_fields") or (is_dataclass(value) and not isinstance(value, type)):
+        nameless = names_nothing(type(value))
+        return {name: plain(one) for name, one in differing(value).items() if name not in nameless}
+    if isinstance(value, Mapping):
+        return {str(key): plain(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(one) for one in value]
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def _text(value: Any) -> str:
+    return json.dumps(plain(value), sort_keys=True, default=repr)
 
 
 def _bare(kind: Any) -> Any:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
 from annotated_types import Ge, Le
 
 from dptune.core.bounds import Count, CountOrZero, Epochs, LearningRate, Rows, TokenCount
-from dptune.core.declarations import part_of
+from dptune.core.declarations import NAMES_NOTHING, part_of
 from dptune.core.update_rule import UpdateRule
 
 #: Tokens that count in the loss.
@@ -37,10 +37,12 @@ class StepSettings:
 
     learning_rate: LearningRate = 5e-4
     warmup_steps: CountOrZero = 100
-    physical_batch_size: Rows = 16
-    checkpoint_every: Count = 50
+    # It moves the last digits of float32 sums; which masks dropout draws follows the system's entropy anyway. The
+    # default is for models of any size; params.yaml has 32, for its small one.
+    physical_batch_size: Rows = field(default=16, metadata=NAMES_NOTHING)
+    checkpoint_every: Count = field(default=50, metadata=NAMES_NOTHING)  # it decides only what a kill loses
     autocast: Literal["bfloat16"] | None = None
-    gradient_checkpointing: bool = False
+    gradient_checkpointing: bool = field(default=False, metadata=NAMES_NOTHING)  # the same products, made twice
 
 
 @dataclass(frozen=True, kw_only=True)

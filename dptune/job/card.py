@@ -57,6 +57,20 @@ def has_guarantee(epsilon: float) -> bool:
     return math.isfinite(epsilon)
 
 
+def covered(telemetry: str, subject: str) -> str:
+    """What a certified epsilon covers, and what not: ``subject`` is "the adapter", "the answers" or the like.
+
+    >>> covered("research", "the adapter")
+    'The guarantee covers the adapter, NOT the curves and metrics computed from private records.'
+    """
+    if telemetry == "research":
+        return f"The guarantee covers {subject}, NOT the curves and metrics computed from private records."
+    return (
+        f"The guarantee covers {subject} and all published values (releases, public data, an auditor's own secrets), "
+        "NOT the times that databases, logs and files keep, which stay with the owner."
+    )
+
+
 def why_not(leaks: Sequence[str]) -> str:
     """Why an epsilon that is not certified is infinite, in words."""
     return "; ".join(leaks) or "its noise is too small"

@@ -18,6 +18,7 @@ from dptune.job.label_checks import check_labels
 from dptune.job.run_spec import job_header, mechanism_of, training_plan
 from dptune.job.settings import TuneSettings
 from dptune.job.verification import LABELS, RECORDS, WORDS
+from dptune.job.versions import versions_of
 from dptune.mechanisms.agents.idle_agent import idle_agent
 from dptune.mechanisms.controllers.rldp import Rldp
 from dptune.mechanisms.descriptions import describe_options
@@ -108,6 +109,11 @@ class PreparedRun:
     def plan(self) -> TrainingPlan:
         """The schedule as the training loop takes it."""
         return training_plan(self.settings, self.schedule)
+
+    @property
+    def versions(self) -> dict[str, int]:
+        """The versions of the parts that the run uses, by name."""
+        return versions_of(self.settings.mechanism, self.schedule.options, self.settings.rule)
 
     @property
     def header(self) -> RunHeader:

@@ -28,6 +28,7 @@ from dptune.job.preparation import PreparedRun
 from dptune.job.run_spec import job_spec
 from dptune.job.settings import FREE, as_written_now, rows_of
 from dptune.job.verification import CARD, check_deliverable
+from dptune.job.versions import VERSIONS, check_versions
 from dptune.job.weights import partial_of
 from dptune.mechanisms.planning import as_charged, planned
 from dptune.privacy.accountants import Epsilons
@@ -248,15 +249,8 @@ def _train(
                 if not math.isfinite(value):
                     raise DivergedError(f"the run diverged: {figure} on {PUBLIC} is {value}. Fix: {DIVERGED}.")
             write_weights(model, base.tokenizer, folder, named, prepared.kept)
-            figures = {
-                name: {
-                    figure: [*jsonable({"before": before[name][figure], "after": value}).values()]
-                    for figure, value in values.items()
-                }
-                for name, values in after.items()
-            }
             counted = {"releases": ledger.releases} | restarts(folder.checkpoint, spec.mechanism)
-            write_json(folder.result, result_of(prepared, figures) | counted)
+            write_json(folder.result, result_of(prepared, paired(before, after)) | counted)
             ledger.finish()
     return model
 
@@ -272,6 +266,14 @@ def figures_of(prepared: PreparedRun, model: Any) -> dict[str, dict[str, float]]
     if is_classifier(model):
         return {name: asdict(score_classifier(model, own, rows, autocast=autocast)) for name, own in given.items()}
     return {name: {_PERPLEXITY: perplexity(model, own, rows, autocast=autocast)} for name, own in given.items()}
+
+
+def paired(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, dict[str, list[float | str]]]:
+    """Figures before and after, by records and name, as result.json has them: infinite ones are text."""
+    return {
+        name: {figure: [*jsonable({"before": before[name][figure], "after": value}).values()]
+               for figure, value in own.items()} for name, own in after.items()
+    }  # fmt: skip
 
 
 def result_of(prepared: PreparedRun, figures: Mapping[str, Mapping[str, Sequence[float | str]]]) -> dict[str, Any]:
@@ -353,7 +355,7 @@ def check_same(prepared: PreparedRun, folder: RunFolder) -> str:
     Returns: the id of the run, which other settings or records change, as long as nothing was charged. A run whose
         ledger was removed is another one, so that a register counts both.
 
-    Raises: ConfigError naming what changed.
+    Raises: ConfigError naming what changed, of settings, records or the versions of parts.
     """
     known = folder.settings
     salt = known.get("salt") or secrets.token_hex(16)
@@ -374,17 +376,18 @@ def check_same(prepared: PreparedRun, folder: RunFolder) -> str:
     # Earlier versions wrote no digest of the keys. Such a run goes on, and from then on it has one.
     then = {"keys": written["keys"], **as_written_now(known)}
     changed = [name for name in written if written[name] != then.get(name)]
-    begun = first_header(folder.ledger)
+    begun, versions = first_header(folder.ledger), prepared.versions
     if not known or begun is None:
         drawn = uuid.uuid4().hex if changed or folder.lost_its_ledger else known["run_id"]
         run_id = begun.run_id if begun else drawn
-        write_json(folder.cell, written | {"run_id": run_id, "kind": "run"})
+        write_json(folder.cell, written | {"run_id": run_id, "kind": "run", VERSIONS: versions})
         return run_id
     if changed:
         told = [part for name in changed for part in _differences(name, then.get(name), written[name])]
         problem = f"{folder.path} was started with other settings ({'; '.join(told)})"
         afresh = f"{fresh_start(folder.path)}{said_within(folder.path)}"
         raise ConfigError("out", problem, fix=f"restore them, give another folder, or {afresh}")
+    check_versions(known, versions, folder.path, ended=is_complete(folder.ledger))
     if "keys" not in known:
         write_json(folder.cell, {**known, "keys": written["keys"]})
     # Of an earlier version it follows from the secret salt, and does not show it. Of others it is the ledger's own,

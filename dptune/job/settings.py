@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 from annotated_types import Ge, Lt
 
 from dptune.core.bounds import Count, CountOrZero, Delta, Epochs, Epsilon, LearningRate, Rows, Seed
-from dptune.core.declarations import declared, differing, part_of
+from dptune.core.declarations import NAMES_NOTHING, declared, differing, names_nothing, part_of
 from dptune.core.errors import ConfigError
 from dptune.core.lora import Dropout, Lora
 from dptune.core.step_settings import BatchSize, LossOn, ScheduleSettings, Width
@@ -25,8 +25,6 @@ Telemetry = Literal["research", "private"]
 Task = Literal["generate", "classify"]
 
 
-#: Settings that change no result.
-FREE = ("device", "physical_batch_size", "gradient_checkpointing")
 #: Settings that had another name, with the one that they have now.
 RENAMED = {"batch": "expected_batch_size", "rows": "physical_batch_size"}
 
@@ -68,7 +66,7 @@ class JobSettings(ScheduleSettings, Lora):
     add_bos_token: bool = False
     telemetry: Telemetry = "research"
     seed: Seed = 0
-    device: str | None = None
+    device: str | None = field(default=None, metadata=NAMES_NOTHING)  # its kernels round otherwise
     dtype: Literal["float32", "bfloat16"] | None = None
     load_in_4bit: bool = False
     called: str = "own records"
@@ -147,10 +145,11 @@ class TuneSettings(JobSettings):
     max_length: Width | None = None  # type: ignore[assignment]
     learning_rate: LearningRate | None = None  # type: ignore[assignment]
     warmup_steps: CountOrZero | None = None  # type: ignore[assignment]
-    checkpoint_every: Count | None = None  # type: ignore[assignment]
+    checkpoint_every: Count | None = field(default=None, metadata=NAMES_NOTHING)  # type: ignore[assignment]
     records_per_unit: Rows = 4
+    # Cells keep "none", as papers train, and 0.05, which names of finished ones left out: another default renames them.
     average: Average = "tail"
-    dropout: Dropout = 0.0
+    dropout: Dropout = 0.0  # on a CPU a private run refuses any other
 
     def __post_init__(self) -> None:
         """Raises: ConfigError as its base, and for noise that is given."""
@@ -172,6 +171,10 @@ class TuneSettings(JobSettings):
             close = difflib.get_close_matches(name, known, n=1)
             fix = f"use {close[0]}" if close else f"use one of {', '.join(known)}"
             raise ConfigError(name, "is not a setting", fix=fix)
+
+
+#: Settings that move no released number beyond rounding: a resumed run may have others.
+FREE = tuple(sorted(names_nothing(TuneSettings)))
 
 
 def by_new_names(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -197,7 +200,7 @@ def rows_of(settings: ScheduleSettings | Lora, besides: Iterable[str] = ()) -> d
     Args:
         besides: settings that the card says elsewhere.
     """
-    lora, left_out = declared(Lora), {*besides, *FREE, "checkpoint_every"}
+    lora, left_out = declared(Lora), {*besides, *FREE}
     shared = {**declared(ScheduleSettings), **lora}
     return {
         f"LoRA {name.replace('_', ' ')}" if name in lora else name.replace("_", " "): value

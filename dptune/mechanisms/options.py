@@ -5,12 +5,12 @@ The help of an option is written once, in the docstring of the class; its type a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from functools import cache
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from dptune.core.declarations import sentences
+from dptune.core.declarations import defaults_of, sentences
 from dptune.core.errors import ConfigError
 
 #: Largest whole number of an option: a larger count overflows somewhere, or makes a loop that never ends.
@@ -31,34 +31,23 @@ def option_rows(cls: type, options: Mapping[str, Any] | None = None) -> list[tup
 
 def make_part(cls: Callable[..., Any], options: dict[str, Any]) -> Any:
     """Build a part from those options that are its own; two parts may share one, such as ``max_grad_norm``."""
-    kinds = _kinds(cls)
-    mine = {
-        item.name: convert(item.name, options[item.name], kinds[item.name])
-        for item in _options(cls)
-        if item.name in options
-    }
-    missing = _required_names(cls) - set(mine)
+    mine = own_options(cls, options)
+    missing = sorted(name for name, default in option_defaults(cls).items() if default is MISSING and name not in mine)
     if missing:
-        name = sorted(missing)[0]
-        raise ConfigError(name, "is required", fix=f"give {name}=VALUE, or let it be calibrated")
+        raise ConfigError(missing[0], "is required", fix=f"give {missing[0]}=VALUE, or let it be calibrated")
     return cls(**mine)
 
 
-def differing(cls: Callable[..., Any], options: Mapping[str, Any], kept: Collection[str] = ()) -> dict[str, Any]:
-    """Those of a part's own options that differ from its defaults, or are ``kept``, each converted to its type."""
-    found: dict[str, Any] = {}
-    for name, default in option_defaults(cls).items():
-        if name in options:
-            value = convert(name, options[name], _kinds(cls)[name])
-            if name in kept or value != default:
-                found[name] = value
-    return found
+def own_options(cls: Any, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of the options that are a part's own, each converted to its type."""
+    kinds = _kinds(cls)
+    return {name: convert(name, options[name], kinds[name]) for name in option_names(cls) if name in options}
 
 
 def option_defaults(cls: Any) -> dict[str, Any]:
     """The default of each option; ``dataclasses.MISSING`` for one that is required."""
-    factories = {item.name: item.default_factory for item in _options(cls) if item.default_factory is not MISSING}
-    return {item.name: factories[item.name]() if item.name in factories else item.default for item in _options(cls)}
+    names = option_names(cls)
+    return {name: default for name, default in defaults_of(cls).items() if name in names} if names else {}
 
 
 @cache
@@ -70,10 +59,6 @@ def _options(cls: Any) -> list[Any]:
     if not is_dataclass(cls):
         return []
     return [item for item in fields(cls) if item.init and not item.name.startswith("_")]  # "_..." is state
-
-
-def _required_names(cls: Any) -> set[str]:
-    return {item.name for item in _options(cls) if item.default is item.default_factory is MISSING}
 
 
 def convert(name: str, value: Any, kind: Any) -> Any:

@@ -36,7 +36,7 @@ from dptune.core.plugins import check_part, is_outside, load_installed, note_reg
 from dptune.mechanisms.interfaces import Clipper, Controller, Noise
 from dptune.mechanisms.mechanism import Mechanism
 from dptune.mechanisms.noises.additive_noise import AdditiveNoise
-from dptune.mechanisms.options import convert, differing, make_part, option_names
+from dptune.mechanisms.options import convert, make_part, option_defaults, option_names, own_options
 from dptune.privacy.release import UNBOUNDED
 
 Value = TypeVar("Value")
@@ -339,7 +339,9 @@ def differing_options(name: str, entry: Mapping[str, Any]) -> dict[str, Any]:
     kept = {"noise_multiplier", *parts["noise"].fixed_by}
     found: dict[str, Any] = {}
     for cls in parts.values():
-        found |= differing(cls, options, kept)
+        defaults = option_defaults(cls)
+        own = own_options(cls, options)
+        found |= {key: value for key, value in own.items() if key in kept or value != defaults[key]}
     return found | {key: value for key, value in options.items() if key == "pairs" and value != 1}
 
 

@@ -24,6 +24,7 @@ from dptune.audit.text.extraction import before_secret, chance, compare, exposur
 from dptune.audit.text.likelihood import Passage, ending_losses, passage_ids, passage_of
 from dptune.audit.text.membership import auc, membership_report, own_scores, roc, score_plugins
 from dptune.audit.verdict import certificate, judged
+from dptune.core.declarations import plain
 from dptune.core.errors import DataError
 from dptune.core.files import jsonable, sha256, write_json
 from dptune.core.units import RECORD
@@ -45,7 +46,7 @@ from tasks.audit.shadows import shadow_scores
 from tasks.audit.target import Target, load_target
 from tasks.experiment.crafted_canaries import crafted_file, read_crafted
 from tasks.experiment.preparation import corpus_of, plan_of, units_of
-from tasks.identity import code_digest, differing
+from tasks.identity import code_digest
 from tasks.paths import AUDITS, EVAL, SPLITS, TRAIN, planted_secrets
 from tasks.settings.audit import Audit
 
@@ -94,7 +95,7 @@ def audit_file(directory: Path) -> Path:
 
 def audit_key(directory: Path, settings: Audit) -> str:
     """A digest of all that decides an audit: the run, the settings, the secrets and the version of attacks."""
-    content = [json.dumps(differing(settings), sort_keys=True), str(VERSION)]
+    content = [json.dumps(plain(settings), sort_keys=True), str(VERSION)]
     content += map(str, score_plugins())
     read = (RunFolder(directory).ledger, crafted_file(directory), planted_secrets(), TRAIN, EVAL)
     content += [sha256(path) for path in read if path.exists()]

@@ -28,7 +28,7 @@ def publish_audit(directory: Path, audit: Path) -> None:
     shown = metrics.get("epsilon_audited", metrics.get("audit_crafted_epsilon_audited"))
     tags = {} if shown is None else {"epsilon audited": f"≥ {at_least(shown)}{_refutable(made)}"}
     if add_to_run(
-        run.read_text().strip(), main_metrics(allowed(metrics, telemetry)), audit, tags, timed=timed(telemetry)
+        run.read_text().strip(), allowed(main_metrics(metrics), telemetry), audit, tags, timed=timed(telemetry)
     ):
         write_text(marker, digest)
 

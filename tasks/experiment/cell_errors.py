@@ -27,8 +27,8 @@ def log_failure(label: str, error: Exception) -> Exception:
 
 def full_device() -> FullDeviceError:
     """Not tried again by itself, for each try pays for a step that it does not make."""
-    fix = "lower experiment.cells_per_device, or experiment.cells_together, and run again: cells go on"
-    return FullDeviceError(f"{fix}; with another training.physical_batch_size they begin anew")
+    lower = "lower experiment.cells_per_device, experiment.cells_together or training.physical_batch_size"
+    return FullDeviceError(f"{lower}, and run again: cells go on")
 
 
 def is_unforeseen(error: Exception) -> bool:

@@ -14,7 +14,7 @@ from dptune.core.files import read_json, sha256, write_json
 from dptune.privacy.calibration import sampling
 from dptune.privacy.ledger_file import LedgerError, read_ledger
 from dptune.privacy.run_folder import RunFolder
-from tasks.experiment.cells import Cell, federation, is_finished
+from tasks.experiment.cells import Cell, federation, is_finished, read_cell
 from tasks.experiment.result import CellResult
 from tasks.identity import changes
 from tasks.paths import RUNS
@@ -136,11 +136,8 @@ def _renamed(cell: Cell) -> Iterator[RenamedRun]:
         folder = file.parent
         if folder == cell.directory or not RunFolder(folder).has_begun:
             continue
-        try:
-            other = Cell.model_validate_json(file.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            continue  # of a version of dptune with other settings: nothing to compare
-        if other.settings == cell.settings and (change := changes(other.versions, cell.versions)):
+        other = read_cell(file)
+        if other is not None and other.settings == cell.settings and (change := changes(other.versions, cell.versions)):
             yield RenamedRun(cell.label, folder, _state(folder), change)
 
 

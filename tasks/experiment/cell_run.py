@@ -41,9 +41,9 @@ def main_metrics(metrics: Mapping[str, float]) -> dict[str, float]:
 class CellRun(ChildRun):
     """A ``ChildRun`` that sends the main figures of a step, and keeps all of them beside its marker."""
 
-    def log(self, step: int, metrics: dict[str, float]) -> None:
-        """Keep all figures of a step that telemetry allows, and send the main ones."""
-        metrics = allowed(metrics, "research" if self._timed else "private")
+    def log(self, step: int, metrics: dict[str, float], knobs: Mapping[str, float] | None = None) -> None:
+        """Keep all figures and knobs of a step that telemetry allows, and send the main ones."""
+        metrics = allowed(metrics, "research" if self._timed else "private", knobs)
         with suppress(OSError):  # on a full disk, the run ends with an error of its own
             _append(self._marker.parent / _STEPS, {"step": step, **jsonable(metrics)})
         super().log(step, main_metrics(metrics))

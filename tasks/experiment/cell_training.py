@@ -29,6 +29,7 @@ from tasks.charts.curves import draw_curves
 from tasks.experiment.cell_errors import (
     keep_divergence,
 )
+from tasks.experiment.cell_run import CellRun
 from tasks.experiment.cells import Cell
 from tasks.experiment.crafted_canaries import crafted_canaries, write_crafted
 from tasks.experiment.preparation import PreparedCell, SharedInputs, prepare
@@ -37,7 +38,6 @@ from tasks.experiment.results import History, child_run, result_of
 from tasks.experiment.spent_budgets import register_cell
 from tasks.experiment.weights import adapter_digest, write_adapter, write_policy
 from tasks.metrics import measured
-from tasks.mlflow.tracking import ChildRun
 
 
 @dataclass
@@ -55,7 +55,7 @@ class _TrainingCell:
 
     prepared: PreparedCell
     canaries: CraftedCanaries | None
-    child: ChildRun | None
+    child: CellRun | None
     history: History
     meter: Meter
     before: dict[str, float]
@@ -200,17 +200,17 @@ def _observer(one: _TrainingCell) -> Callable[[StepReport], None]:
         if one.last is None and not history.points():
             _begin_curves(one)
         one.last = report
-        metrics = {**report.public, "noise_multiplier": report.knobs["noise_multiplier"]}
+        metrics, knobs = dict(report.public), {"noise_multiplier": report.knobs["noise_multiplier"]}
         if cell.telemetry == "research":
             metrics |= report.private
         looks = report.releases % every == 0 or report.releases == total
         if history.add_knobs(report.releases, report.knobs) or looks:
-            metrics |= report.knobs
+            knobs = report.knobs
         if looks:
             metrics |= _add_point(one, report)
             write_crafted(one.canaries, cell.directory)
         if child:
-            child.log(report.step, metrics)
+            child.log(report.step, metrics, knobs)
 
     return observe
 

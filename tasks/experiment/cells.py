@@ -11,15 +11,18 @@ import hashlib
 import hmac
 from collections.abc import Mapping
 from dataclasses import asdict, replace
+from glob import escape
 from pathlib import Path
 from typing import Any
 
 from pydantic import Field, field_validator
 
 from dptune.core import plugins
+from dptune.core.declarations import plain
 from dptune.core.errors import ConfigError
 from dptune.core.files import sha256, sha256_once, write_text
 from dptune.core.lora import Lora
+from dptune.job.versions import versions_of
 from dptune.mechanisms.gradient_interfaces import Federation
 from dptune.mechanisms.registry import (
     build,
@@ -32,7 +35,7 @@ from dptune.mechanisms.registry import (
 from dptune.privacy.run_folder import RunFolder
 from dptune.privacy.set_aside import fresh_start
 from dptune.records.parquet_file import read_about
-from tasks.identity import differing, name_digest, plain, versions_of
+from tasks.identity import changes, name_digest
 from tasks.paths import EVAL, PUBLIC_VALIDATION, RUNS, TRAIN
 from tasks.settings.experiment import Model
 from tasks.settings.mechanisms import epsilons_of, learning_rate_of, options_on, rule_of
@@ -51,7 +54,8 @@ class Cell(StrictModel):
     Attributes:
         inputs: digests of the data and of the base model; of a hyper-policy and of plug-ins where there are some. Cells
             of before parts had versions also have one of the code here, and no ``versions``.
-        versions: the versions of the parts that the run uses (``tasks.identity.versions_of``).
+        versions: the versions of the parts that the run uses (``dptune.job.versions.versions_of``).
+        folder: name of its folder, where an earlier version named it otherwise; None else.
     """
 
     experiment: str
@@ -72,6 +76,7 @@ class Cell(StrictModel):
     inputs: dict[str, str]
     versions: dict[str, int] = Field(default_factory=dict)
     plugins: tuple[str, ...] = ()
+    folder: str | None = None
 
     @field_validator("plugins")
     @classmethod
@@ -90,7 +95,7 @@ class Cell(StrictModel):
     def directory(self) -> Path:
         """The cell's own folder under data/runs."""
         raised = {part: version for part, version in self.versions.items() if version != 1}  # a new part is free
-        return RUNS / f"{self.label}-{name_digest(self.settings | {'versions': raised})}"
+        return RUNS / (self.folder or f"{self.label}-{name_digest(self.settings | {'versions': raised})}")
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -98,7 +103,8 @@ class Cell(StrictModel):
         parts = part_names(self.mechanism, self.options)
         options = plain(differing_options(self.mechanism, self.options))
         inputs = {name: digest for name, digest in self.inputs.items() if name != "code"}
-        return differing(self) | {"parts": parts, "options": options, "inputs": inputs, "versions": {}}
+        found = plain(self) | {"parts": parts, "options": options, "inputs": inputs, "versions": {}}
+        return {name: setting for name, setting in found.items() if name != "folder"}
 
 
 def write_cell(cell: Cell, home: Path = Path()) -> None:
@@ -107,20 +113,21 @@ def write_cell(cell: Cell, home: Path = Path()) -> None:
     Raises: ConfigError where a run has begun there with other settings: the folder must not show it with these.
     """
     folder = RunFolder(home / cell.directory)
-    held = _settings_in(folder.cell) if folder.has_begun else {}
-    if changed := [name for name in sorted(held | cell.settings) if held and held.get(name) != cell.settings.get(name)]:
+    earlier = read_cell(folder.cell) if folder.has_begun else None
+    held, now = earlier.settings if earlier else {}, cell.settings
+    if changed := [name for name in sorted(held | now) if held and held.get(name) != now.get(name)]:
         problem = f"holds a run of other settings ({', '.join(changed)}) under the same name: a default was changed"
         fix = f"restore the default, or raise a VERSION (tests/golden); or {fresh_start(cell.directory)}"
         raise ConfigError(str(cell.directory), problem, fix=fix)
     write_text(folder.cell, cell.model_dump_json(indent=2))
 
 
-def _settings_in(file: Path) -> dict[str, Any]:
-    """``Cell.settings`` of a cell.json; empty for none, or a damaged one."""
+def read_cell(file: Path) -> Cell | None:
+    """The cell in a cell.json; None for none, a damaged one, or one of a version with other settings."""
     try:
-        return Cell.model_validate_json(file.read_text(encoding="utf-8")).settings
+        return Cell.model_validate_json(file.read_text(encoding="utf-8"))
     except (OSError, ValueError):
-        return {}
+        return None
 
 
 def of_a_pass(cell: Cell) -> dict[str, Any]:
@@ -183,7 +190,24 @@ def grid(settings: Settings) -> list[Cell]:
                 for epsilon in epsilons
                 for seed in experiment.seeds
             ]
-    return cells
+    return [_in_its_folder(cell) for cell in cells]
+
+
+def _in_its_folder(cell: Cell) -> Cell:
+    """The cell, with the folder in which a run of it has begun under an earlier name, if there is one.
+
+    Earlier versions also named settings that move no released number, such as ``physical_batch_size``.
+    """
+    if cell.directory.exists():
+        return cell
+    found = []
+    # What was set aside counts too: the cell starts afresh beside it, and its result names what that spent.
+    for file in sorted(RUNS.glob(f"{escape(cell.label)}-????????*/{RunFolder(Path()).cell}")):
+        other = read_cell(file) if RunFolder(file.parent).has_begun else None
+        if other is not None and other.settings == cell.settings and not changes(other.versions, cell.versions):
+            found.append(file.parent)
+    found.sort(key=lambda folder: not is_finished(folder))
+    return cell.model_copy(update={"folder": found[0].name[: len(cell.label) + 9]}) if found else cell
 
 
 def digests(model: Model, options: Mapping[str, Any]) -> dict[str, str]:

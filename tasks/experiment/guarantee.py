@@ -6,16 +6,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dptune.core.digits import at_most
-from dptune.job.card import has_guarantee, why_not
+from dptune.job.card import covered, has_guarantee, why_not
 from dptune.privacy.accountants import Epsilons
 
-GUARANTEE = {
-    "research": "The guarantee covers the adapter, NOT the curves and metrics computed from private records.",
-    "private": (
-        "The guarantee covers the adapter and all published values (releases, public data, an auditor's own secrets), "
-        "NOT the times that Prefect's database, logs and files keep, which stay with the owner."
-    ),
-}
+#: What a cell's certified epsilon covers, by its telemetry.
+GUARANTEE = {telemetry: covered(telemetry, "the adapter") for telemetry in ("research", "private")}
 
 
 def shared_guarantees(results: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -17,6 +17,7 @@ from dptune.core.errors import ConfigError
 from dptune.job.base_model import Base
 from dptune.job.run_spec import job_header, job_spec, mechanism_of, training_plan
 from dptune.job.settings import JobSettings
+from dptune.job.versions import versions_of
 from dptune.mechanisms.agents.idle_agent import idle_agent
 from dptune.mechanisms.planning import Schedule
 from dptune.mechanisms.registry import of_model
@@ -32,7 +33,7 @@ from dptune.training.tokens.encoding import encode_stored, encode_stored_labels
 from dptune.training.tokens.token_file import FORMAT, Corpus, open_or_tokenize
 from tasks.experiment.base_model import job_settings, open_model
 from tasks.experiment.cells import Cell, federation, of_a_pass, plugin_digest, policy_digest, shared_digests
-from tasks.identity import changes, versions_of
+from tasks.identity import changes
 from tasks.paths import EVAL, PUBLIC_VALIDATION, TOKENS, TRAIN
 from tasks.settings.training import TrainingSettings
 

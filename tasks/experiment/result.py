@@ -123,6 +123,7 @@ class CellResult:
             given[name] = float(given[name])
         for name in ("before", "after"):
             given[name] = {metric: float(value) for metric, value in given[name].items()}
+        given["guarantee"] = given["guarantee"].replace("Prefect's database, logs", "databases, logs")  # once worded so
         return cls(**given, further={name: value for name, value in content.items() if name not in known})
 
     @classmethod

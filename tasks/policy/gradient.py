@@ -14,6 +14,7 @@ from typing import Annotated, Any
 
 import typer
 
+from dptune.core.declarations import plain
 from dptune.core.errors import ConfigError
 from dptune.core.files import jsonable, private_directory, write_json
 from dptune.core.progress import Meter
@@ -24,7 +25,7 @@ from dptune.privacy.ledger import Ledger
 from dptune.privacy.ledger_file import read_ledger
 from dptune.privacy.run_folder import RunFolder
 from dptune.privacy.run_header import RunHeader
-from tasks.identity import code_digest, differing, name_digest
+from tasks.identity import code_digest, name_digest
 from tasks.paths import POLICY
 from tasks.settings.policy import PolicySettings, StudyRun, expanded
 from tasks.settings.strict import StrictModel
@@ -74,9 +75,9 @@ class PolicyCell(StrictModel):
     @property
     def directory(self) -> Path:
         """Folder of the run under data/policy/runs; another one if anything that decides the result changes."""
-        training = differing(PolicyTraining(**self.training))
-        method = differing(Dppg(**self.method)) if self.method is not None else None
-        content = differing(self) | {"training": training, "method": method}
+        training = plain(PolicyTraining(**self.training))
+        method = plain(Dppg(**self.method)) if self.method is not None else None
+        content = plain(self) | {"training": training, "method": method}
         return POLICY / "runs" / f"{self.name}-{name_digest(content)}"
 
 

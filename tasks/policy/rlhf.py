@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import numpy as np
 import typer
 
-from dptune.core.declarations import part_of
+from dptune.core.declarations import part_of, plain
 from dptune.core.errors import ConfigError
 from dptune.core.files import jsonable, locked, private_directory, read_json, sha256, write_json, write_text
 from dptune.policy.method import PUBLISHED_ACCOUNTANT, Dppg, calibrated_method, method_of
@@ -36,7 +36,6 @@ from dptune.records.parquet_file import Records, read_records
 from dptune.records.splits import keys_of
 from dptune.training.unit_groups import hash_keys, turns_of
 from tasks.experiment.spent_budgets import plan_booking, run_id_of
-from tasks.identity import differing
 from tasks.paths import DATA, PUBLIC_MODEL, PUBLIC_NARRATIVES, SPENT, SPLITS
 from tasks.settings.rlhf import Rlhf, settings_of
 from tasks.split_records import split_digest
@@ -89,7 +88,7 @@ class RlhfCell:
         digest anybody could test a guess of the data against it.
         """
         swept = ("users", "epsilons", "seeds", "nonprivate")
-        shared = {name: value for name, value in differing(self.settings).items() if name not in swept}
+        shared = {name: value for name, value in plain(self.settings).items() if name not in swept}
         files = [*sorted(PUBLIC_MODEL.glob("*.*")), PUBLIC_NARRATIVES, SPLITS / "train.parquet"]
         files += [SPLITS / "attack.parquet"]
         if self.epsilon is not None and self.epsilon != float(f"{self.epsilon:g}"):

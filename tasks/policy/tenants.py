@@ -19,14 +19,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dptune.core.declarations import part_of
+from dptune.core.declarations import part_of, plain
 from dptune.core.digits import at_most
 from dptune.core.errors import DataError
 from dptune.core.files import jsonable, locked, private_directory, read_json, sha256, write_json
 from dptune.core.update_rule import UpdateRule
+from dptune.job.versions import versions_of
 from dptune.privacy.run_folder import RunFolder
 from dptune.privacy.set_aside import set_aside, spending_of
-from tasks.identity import differing, versions_of
 from tasks.paths import DATA, PUBLIC_MODEL, PUBLIC_NARRATIVES
 from tasks.settings.library_section import as_json
 from tasks.settings.tenants import Tenants, settings_of
@@ -89,7 +89,7 @@ def _is_finished(directory: Path, settings: Tenants) -> bool:
 
     An unfinished run of the same settings is left as it is. A run of others is set aside with its ledger.
     """
-    content, file = {"settings": differing(settings), **_inputs()}, directory / _SETTINGS
+    content, file = {"settings": plain(settings), **_inputs()}, directory / _SETTINGS
     if file.exists() and read_json(file) == content:
         return RunFolder(directory).results.exists()
     if spending_of(directory):
@@ -121,7 +121,7 @@ def _inputs() -> dict[str, Any]:
     return ({"parts": raised} if raised else {}) | {
         "version": VERSION,
         "model": [sha256(path) for path in model],
-        "lora": differing(load_settings().lora),
+        "lora": plain(load_settings().lora),
     }
 
 

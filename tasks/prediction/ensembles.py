@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from dptune.core.declarations import plain
 from dptune.core.errors import ConfigError
 from dptune.core.files import locked, private_directory, write_json, write_text
 from dptune.core.lora import Lora
@@ -24,7 +25,7 @@ from dptune.training.data import Tokens
 from dptune.training.models.model import check_device, frozen_fingerprint, load_base, load_tokenizer
 from dptune.training.tokens.encoding import stored_tokens
 from tasks.experiment.cells import digests
-from tasks.identity import differing, name_digest
+from tasks.identity import name_digest
 from tasks.paths import ENSEMBLES, TRAIN
 from tasks.settings.experiment import Model
 from tasks.settings.params import Settings
@@ -54,7 +55,7 @@ class EnsemblePlan(StrictModel):
     def directory(self) -> Path:
         """The ensemble's own folder under data/ensembles."""
         by = re.sub(r"[^\w.-]", "_", self.partition)[:_LONGEST_NAME]
-        return ENSEMBLES / f"{self.models}-by-{by}-{name_digest(differing(self))}"
+        return ENSEMBLES / f"{self.models}-by-{by}-{name_digest(plain(self))}"
 
 
 def plans(settings: Settings) -> list[EnsemblePlan]:

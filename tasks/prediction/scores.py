@@ -7,6 +7,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from dptune.core.declarations import plain
 from dptune.core.errors import DataError
 from dptune.core.files import jsonable, private_directory, read_json, write_json
 from dptune.prediction.ensemble import load_adapters, read_manifest
@@ -14,7 +15,7 @@ from dptune.prediction.perplexity import RecordScore, score_records
 from dptune.records.parquet_file import read_records
 from dptune.training.data import Tokens
 from dptune.training.models.model import check_device, load_base, load_tokenizer
-from tasks.identity import differing, name_digest
+from tasks.identity import name_digest
 from tasks.paths import EVAL
 from tasks.prediction.ensembles import EnsemblePlan, record_tokens, scored_protocols
 from tasks.settings.params import Settings
@@ -38,7 +39,7 @@ class ScoringPlan(StrictModel):
     @property
     def directory(self) -> Path:
         """The folder of the records' scores, in the ensemble's. Private."""
-        return self.ensemble.directory / f"scores-{name_digest(differing(self))}"
+        return self.ensemble.directory / f"scores-{name_digest(plain(self))}"
 
     def file(self, number: int) -> Path:
         """The score of one record."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 
 from dptune.core.bounds import Count
+from dptune.core.declarations import NAMES_NOTHING
 from dptune.core.step_settings import ScheduleSettings
 from dptune.core.update_rule import UpdateRule
 
@@ -29,6 +30,7 @@ class TrainingSettings(ScheduleSettings):
         final_records: most records behind the first and last figures, evenly spread; left out, all of them.
     """
 
-    evaluate_every: Count
+    evaluate_every: Count = field(metadata=NAMES_NOTHING)  # it decides only where curves have points
+    # These two are part of a cell's name, for they move figures by which pages compare cells.
     evaluate_records: Count
     final_records: Count | None = None

@@ -280,7 +280,7 @@ def test_the_pages_say_in_words_what_they_do_not_show(published: Published) -> N
     assert page.count("not shown: telemetry is private") >= 2
     assert "Perplexity on held-out records is not shown" in page
     assert "attacks on persons' records are neither made nor shown" in " ".join(page.split())
-    assert "NOT the times that Prefect&#39;s database, logs and files keep" in page
+    assert "NOT the times that databases, logs and files keep" in page
     answers = (PREDICTION / "prediction.html").read_text(encoding="utf-8")
     assert "Not shown: telemetry is private" in answers
     assert "NOT the figures on this page" not in answers

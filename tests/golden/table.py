@@ -18,15 +18,17 @@ from typing import Any
 import yaml
 
 from dptune.core import update_rule
+from dptune.core.declarations import defaults_of, plain
 from dptune.core.lora import Lora
 from dptune.core.plugins import is_outside
+from dptune.job.versions import SHARED
 from dptune.mechanisms.options import option_defaults
 from dptune.mechanisms.registry import PARTS, part_version
 from dptune.policy.environments.schedule import PolicyTraining
 from dptune.policy.method import Dppg
 from dptune.prediction.shard_tuning import ShardTuning
 from tasks.experiment.cells import Cell
-from tasks.identity import REQUIRED, ROOT, SHARED, defaults_of, plain
+from tasks.identity import ROOT
 from tasks.settings.audit import Audit
 from tasks.settings.experiment import Model
 from tasks.settings.prediction import Prediction
@@ -139,7 +141,7 @@ def present_defaults() -> dict[str, dict[str, Any]]:
 
 
 def _as_json(defaults: Mapping[str, Any]) -> dict[str, Any]:
-    kept = {name: plain(value) for name, value in defaults.items() if value is not REQUIRED and value is not MISSING}
+    kept = {name: plain(value) for name, value in defaults.items() if value is not MISSING}
     return dict(json.loads(json.dumps(kept)))
 
 

@@ -73,7 +73,7 @@ def test_another_number_of_units_or_telemetry_is_another_rehearsal(
         rehearsed(given, given, replace(chosen, **changes), search, units, out)
 
     monkeypatch.setattr(module, "rehearse_space", rehearse)
-    for changes in ({}, {}, {"physical_batch_size": 16}, {"device": "cpu"}):
+    for changes in ({}, {}, {"physical_batch_size": 16}, {"checkpoint_every": 3}, {"device": "cpu"}):
         ask(**changes)
     assert tried == [20], "the same is asked"
     ask(21)

@@ -84,7 +84,7 @@ def test_an_entry_given_twice_is_refused(pipeline: Path, twice: dict[str, Any]) 
 
 CHANGES: dict[str, dict[str, Any]] = {
     "training": {"training": {"epochs": 0.5}},
-    "batch on the device": {"training": {"physical_batch_size": 8}},
+    "records of a point": {"training": {"evaluate_records": 3}},
     "lora": {"lora": {"rank": 4}},
     "delta": {"experiment": {"delta": 1e-6}},
     "accounting": {"experiment": {"accounting": "published"}},
@@ -104,6 +104,8 @@ def test_another_setting_is_another_folder(pipeline: Path, change: dict[str, Any
 
 UNRELATED: dict[str, dict[str, Any]] = {
     "devices": {"experiment": {"devices": ["cuda:0", "cuda:1"]}},
+    "batch on the device": {"training": {"physical_batch_size": 8}},
+    "checkpoints": {"training": {"checkpoint_every": 7, "evaluate_every": 9, "gradient_checkpointing": True}},
     "retries": {"experiment": {"retries": 5, "cells_per_device": 4}},
     "other mechanism": {"mechanisms": {"nonprivate": {"pairs": 1}}},
     "synthetic size, data unchanged": {"data": {"synthetic": {"encounters": 300}}},

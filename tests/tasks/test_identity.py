@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 import yaml
 
+from dptune.core.declarations import plain
 from tasks import identity
 from tasks.dvc_deps import NO_STAGE
-from tasks.identity import ROOT, closure, code_digest, differing, file_of, imported, name_digest, plain
+from tasks.identity import ROOT, closure, code_digest, file_of, imported, name_digest
 
 #: Whatever names its results by what decides them.
 ENTRIES = (
@@ -110,7 +111,7 @@ class _Section:
     ],
 )
 def test_what_differs_from_its_default_names_a_result(given: dict[str, Any], expected: dict[str, Any]) -> None:
-    assert differing(_Section(needed=1.0, **given)) == {"needed": 1} | expected
+    assert plain(_Section(needed=1.0, **given)) == {"needed": 1} | expected
 
 
 def test_names_hang_on_values_and_neither_on_the_order_of_keys_nor_on_how_a_number_is_written() -> None:

@@ -87,6 +87,28 @@ def test_every_public_metric_stays_under_private_telemetry() -> None:
     assert metrics.allowed(public, "private") == public
 
 
+def test_what_is_not_declared_counts_as_private(caplog: pytest.LogCaptureFixture) -> None:
+    """A step's knobs are the mechanism's own names; not even they pass under the name of a private metric."""
+    figures, knobs = {"eval_new": 1.0, "learning_rate": 0.5}, {"radius_0": 2.0, "mine": 3.0, "batch_loss": 4.0}
+    metrics._UNDECLARED.clear()
+    for _ in range(2):
+        assert metrics.allowed(figures, "private", knobs) == {"learning_rate": 0.5, "radius_0": 2.0, "mine": 3.0}
+    assert caplog.text.count("metric eval_new is not declared, so private telemetry leaves it out") == 1
+    assert "Fix: declare it in tasks/metrics.py" in caplog.text
+    assert metrics.allowed(figures, "research", knobs) == figures | knobs
+
+
+def test_every_figure_of_a_private_run_is_declared(pipeline: Path) -> None:
+    """What a run sends under private telemetry, but for its knobs, has an entry: nothing is left out by mistake."""
+    metrics._UNDECLARED.clear()
+    cell = static({"experiment": {"telemetry": "private"}})
+    run_cell(cell, "cpu", LATER)
+    kept = (cell.directory / "steps.jsonl").read_text()
+    assert not metrics._UNDECLARED
+    for name in ("learning_rate", "gradient_norm", "public_perplexity", "epsilon_certified", "radius_0"):
+        assert f'"{name}"' in kept, name
+
+
 def test_every_score_of_a_classifier_is_declared() -> None:
     assert [one.name for one in LABEL_SCORES] == [field.name for field in fields(Scores)]
     pair = {one.name: [0.25, 0.5] for one in LABEL_SCORES}

@@ -15,19 +15,25 @@ import pytest
 from tiny_pipeline import ROOT, STEPS, UNITS, cells, static, write_params
 
 from dptune.core import step_settings, update_rule
+from dptune.core.declarations import differing, plain
 from dptune.core.errors import ConfigError, DptuneError
+from dptune.core.lora import Lora
 from dptune.mechanisms.clippers.clipping import Flat
 from dptune.mechanisms.controllers.quantile import Quantile
 from dptune.mechanisms.options import option_defaults
 from dptune.mechanisms.registry import MECHANISMS, NOISES, differing_options
 from dptune.privacy import accountants, entropy
+from dptune.privacy.set_aside import set_aside
 from tasks import grid
 from tasks.experiment.cell_list import renamed_runs
 from tasks.experiment.cells import Cell, write_cell
 from tasks.experiment.finetune import run_cell
-from tasks.identity import changes
+from tasks.grid import planned_cells
+from tasks.identity import changes, name_digest
 from tasks.paths import EVAL, PUBLIC_MODEL, RUNS, TRAIN
+from tasks.settings.experiment import Model
 from tasks.settings.task import Task
+from tasks.settings.training import TrainingSettings
 
 THREE = {"experiment": {"mechanisms": ["nonprivate", "static", "quantile"]}}
 _PRINT = """
@@ -377,3 +383,43 @@ def test_a_cell_of_a_group_with_another_rule_keeps_its_own_versions(pipeline: Pa
     sgd = static({"mechanisms": {"static": {"optimizer": "sgd"}}})
     assert replace(cell.training, optimizer="sgd") == sgd.training
     assert ("optimizer adamw" in cell.versions, "optimizer sgd" in sgd.versions) == (True, True)
+
+
+def name_of_before(cell: Cell) -> str:
+    """The name of a cell's folder as versions gave it that named every setting of the schedule."""
+    every = {name: plain(value) for name, value in differing(cell.training).items()}
+    return f"{cell.label}-{name_digest(cell.settings | {'training': every})}"
+
+
+def test_the_name_of_before_is_the_one_that_was_given() -> None:
+    training = TrainingSettings(
+        expected_batch_size=16, epochs=3, max_length=64, records_per_unit=4, learning_rate=0.01, warmup_steps=2,
+        physical_batch_size=32, checkpoint_every=10, evaluate_every=25, evaluate_records=16,
+        gradient_checkpointing=True,
+    )  # fmt: skip
+    cell = Cell(
+        experiment="tiny", model_name="small", model=Model(source="m"), mechanism="static", options={}, epsilon=2.0,
+        seed=0, delta=1e-5, accounting="certified", telemetry="research", unit="record", crafted=0, lora=Lora(rank=2),
+        training=training, inputs={"data": "0" * 64, "model": "1" * 64}, versions={"loop": 1, "clipper flat": 1},
+    )  # fmt: skip
+    assert name_of_before(cell) == "small.static.eps2.seed0-231ea474", "as that version printed it"
+
+
+def test_a_finished_cell_of_before_is_found_whatever_micro_batch_it_had(pipeline: Path) -> None:
+    cell = static()
+    before = cell.model_copy(update={"folder": name_of_before(cell)})
+    assert before.directory != cell.directory
+    begin(before, finished=True)
+    stored = json.loads((before.directory / "cell.json").read_text())
+    del stored["folder"]  # that version knew no such field
+    (before.directory / "cell.json").write_text(json.dumps(stored))
+    for change in ({}, {"physical_batch_size": 4}, {"checkpoint_every": 7}, {"evaluate_every": 5}):
+        found = static({"training": change})
+        assert found.directory == before.directory, change
+        write_cell(found)
+        assert planned_cells([found])[0].state == "finished"
+    assert static({"training": {"epochs": 0.5}}).directory != before.directory
+    set_aside(before.directory)
+    afresh = static()
+    assert afresh.directory == before.directory, "its result names what was set aside"
+    assert not afresh.directory.exists()

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from dptune.core.errors import DataError
+from dptune.job.card import covered
 from tasks.experiment.result import CellResult
 from tests.browser.samples import result
 
@@ -49,6 +50,12 @@ def test_a_file_of_an_earlier_version_reads() -> None:
     old = {key: value for key, value in content().items() if key not in ("task", "crafted", "public_data", "knobs")}
     found = CellResult.of(old)
     assert (found.task, found.crafted, found.knobs, found.together) == ("generate", 0, [], None)
+
+
+def test_the_sentence_of_an_earlier_version_is_read_as_the_present_one() -> None:
+    now = covered("private", "the adapter")
+    old = now.replace("databases, logs", "Prefect's database, logs") + " It includes what the run spent."
+    assert CellResult.of(content(guarantee=old)).guarantee == f"{now} It includes what the run spent."
 
 
 def test_keys_of_a_later_version_are_kept() -> None:

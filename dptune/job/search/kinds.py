@@ -19,6 +19,7 @@ from dptune.job.preparation import check_mechanism, check_public
 from dptune.job.search.settings import SearchSettings
 from dptune.job.search.space import OPTION, Configuration
 from dptune.job.settings import RENAMED, TuneSettings
+from dptune.job.versions import versions_of
 from dptune.mechanisms.agents.idle_agent import idle_agent
 from dptune.mechanisms.interfaces import RunFacts
 from dptune.mechanisms.mechanism import Mechanism
@@ -60,6 +61,12 @@ def settings_of(settings: TuneSettings, configuration: Mapping[str, Any]) -> Tun
     options = {name.removeprefix(OPTION): value for name, value in configuration.items() if name.startswith(OPTION)}
     own = {RENAMED.get(name, name): value for name, value in configuration.items() if not name.startswith(OPTION)}
     return replace(settings, options={**settings.options, **options}, **own)
+
+
+def versions_of_kinds(search: SearchSettings, settings: TuneSettings) -> dict[str, int]:
+    """The versions of the parts that any candidate may use, by name."""
+    every = [settings_of(settings, configuration) for _, configuration in search.space.kinds()]
+    return {part: one for own in every for part, one in versions_of(own.mechanism, own.options, own.rule).items()}
 
 
 def candidate_schedule(settings: TuneSettings, base: Base, units: int) -> TuneSchedule:

@@ -10,9 +10,10 @@ from typing import Any
 from dptune.job.preparation import PreparedRun
 from dptune.job.search.settings import SearchSettings
 from dptune.job.settings import FREE, as_written_now
+from dptune.job.versions import VERSIONS
 
-#: Settings of earlier versions, which changed no result either.
-_GONE = {"cut_records"}
+#: Not compared: a setting of earlier versions that changed no result, and what ``check_versions`` looks at.
+_GONE = {"cut_records", VERSIONS}
 
 
 def asked_of(prepared: PreparedRun, asked: SearchSettings, salt: str) -> dict[str, Any]:

@@ -31,7 +31,7 @@ from dptune.job.base_model import Base
 from dptune.job.deliverable import deliver
 from dptune.job.path_checks import check_folder
 from dptune.job.preparation import PreparedRun, prepare
-from dptune.job.run import Tuned, figures_of, result_of, spec_of, tuned_of
+from dptune.job.run import Tuned, figures_of, paired, result_of, spec_of, tuned_of
 from dptune.job.search.candidates import (
     CANDIDATES,
     SearchRun,
@@ -43,7 +43,7 @@ from dptune.job.search.candidates import (
     score_of,
 )
 from dptune.job.search.journal import FIX, Journal, LostError
-from dptune.job.search.kinds import CandidateKind, price_kinds, score_terms
+from dptune.job.search.kinds import CandidateKind, price_kinds, score_terms, versions_of_kinds
 from dptune.job.search.plan import FILE as PLAN
 from dptune.job.search.plan import Drawn, Plan
 from dptune.job.search.request import asked_of, changes
@@ -51,6 +51,7 @@ from dptune.job.search.score import best_of
 from dptune.job.search.settings import SearchSettings
 from dptune.job.settings import TuneSettings
 from dptune.job.verification import WEIGHTS, check_deliverable
+from dptune.job.versions import VERSIONS, check_versions
 from dptune.job.weights import partial_of
 from dptune.privacy.certificate import (
     FILE,
@@ -305,28 +306,30 @@ def _book(prepared: PreparedRun, out: Path, register: Register, certificate: Sea
 
 def _check_plan(prepared: PreparedRun, asked: SearchSettings, plan: Plan, working: Path) -> None:
     """Raise ConfigError unless the plan was drawn for these records and settings: its price is about those alone."""
-    fix = "restore them, or give another folder, which spends again"
     if not plan.asked:
         problem = f"{working} holds a search whose plan does not say for which records and settings it was drawn"
         raise ConfigError("out", problem, fix="give another folder, which spends again")
     if changed := changes(plan.asked, asked_of(prepared, asked, plan.salt)):
         problem = f"{working} holds a search that was started with other settings ({changed})"
-        raise ConfigError("out", problem, fix=fix)
+        raise ConfigError("out", problem, fix="restore them, or give another folder, which spends again")
 
 
 def _check_same(prepared: PreparedRun, asked: SearchSettings, folder: RunFolder) -> dict[str, Any]:
     """What the search is asked for, for its cell; where one goes on or ended, check that it is the same.
 
-    Raises: ConfigError naming what changed.
+    Raises: ConfigError naming what changed, of settings, records or the versions of parts.
     """
     known = folder.settings
     salt = known.get("salt") or secrets.token_hex(16)
     now = asked_of(prepared, asked, salt) | {"salt": salt, "kind": "search"}
+    versions = versions_of_kinds(asked, prepared.settings)
     begun = (working_folder(folder.path) / PLAN).exists() or _has_ended(folder)
     if known and begun and (changed := changes(known | {"kind": "search"}, now)):
         problem = f"{folder.path} was started with other settings ({changed})"
         raise ConfigError("out", problem, fix="restore them, or give another folder, which spends again")
-    return now
+    if known and begun:
+        check_versions(known, versions, folder.path, ended=_has_ended(folder))
+    return now | {VERSIONS: known.get(VERSIONS, versions) if begun else versions}
 
 
 def _publish(shared: SearchRun, winner: Drawn, working: Path, out: Path) -> None:
@@ -356,7 +359,7 @@ def _copy(source: Path, target: Path) -> None:
     write_text(target, source.read_text(encoding="utf-8"))
 
 
-def _public_figures(shared: SearchRun, own: PreparedRun, partial: Path) -> dict[str, dict[str, list[float]]]:
+def _public_figures(shared: SearchRun, own: PreparedRun, partial: Path) -> dict[str, dict[str, list[float | str]]]:
     """Figures on public records before and after; held-out records' own are never computed for a search."""
     if own.public is None:
         return {}
@@ -364,9 +367,7 @@ def _public_figures(shared: SearchRun, own: PreparedRun, partial: Path) -> dict[
     model = PeftModel.from_pretrained(own.base.load(), str(partial)).requires_grad_(False)
     after = figures_of(quiet, model)
     before = after if own.settings.task == "classify" else figures_of(quiet, shared.weights)
-    return {
-        name: {figure: [before[name][figure], value] for figure, value in one.items()} for name, one in after.items()
-    }
+    return paired(before, after)
 
 
 def _publish_nothing(working: Path, out: Path) -> None:
