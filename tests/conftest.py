@@ -44,10 +44,11 @@ def _check_descriptor(descriptor: int) -> None:
 
 os.fsync = _check_descriptor  # type: ignore[assignment]
 
-# MLflow's and Prefect's databases wait for the disk at every commit; files in memory spare them that. A run leaves
-# some 500 MB, and pytest keeps three.
+# MLflow's and Prefect's databases wait for the disk at every commit; files in memory spare them that. Not where it is
+# small, or where no program may be run from it, as in many containers: tests write programs.
 _MEMORY = Path("/dev/shm")
-if _MEMORY.is_dir() and os.access(_MEMORY, os.W_OK) and shutil.disk_usage(_MEMORY).free > 4 * 2**30:
+_RUNS_PROGRAMS = os.access(_MEMORY, os.W_OK) and not os.statvfs(_MEMORY).f_flag & os.ST_NOEXEC
+if _RUNS_PROGRAMS and shutil.disk_usage(_MEMORY).free > 8 * 2**30:
     os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(_MEMORY))
 
 # Started in the background of a script, this process ignores Ctrl-C, and so would those that it starts.
@@ -68,7 +69,7 @@ def pytest_collection_finish() -> None:
 
 @pytest.fixture(autouse=True, scope="session")
 def _scratch(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """What tests and the code under them leave in the temporary folder lies in pytest's, which keeps three runs."""
+    """What tests and the code under them leave in the temporary folder lies in pytest's, which keeps what failed."""
     before, tempfile.tempdir = tempfile.tempdir, str(tmp_path_factory.mktemp("scratch"))
     yield
     tempfile.tempdir = before
