@@ -69,7 +69,7 @@ def pytest_collection_finish() -> None:
 
 @pytest.fixture(autouse=True, scope="session")
 def _scratch(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """What tests and the code under them leave in the temporary folder lies in pytest's, which keeps what failed."""
+    """What tests and the code under them leave in the temporary folder lies in pytest's, which keeps the last run's."""
     before, tempfile.tempdir = tempfile.tempdir, str(tmp_path_factory.mktemp("scratch"))
     yield
     tempfile.tempdir = before
