@@ -13,6 +13,9 @@ export DVC_NO_ANALYTICS ?= true
 export HF_HUB_DISABLE_TELEMETRY ?= 1
 # Threads that wait sleep instead of spinning: several processes share the cores.
 export OMP_WAIT_POLICY ?= PASSIVE
+# A shell may forbid Python to keep what it compiled. Every process would then compile PyTorch again, which uv, unlike pip,
+# does not do at installation: importing a stage takes 23 CPU seconds so, and 9 otherwise.
+unexport PYTHONDONTWRITEBYTECODE
 # A command that can be stopped follows with exec: make passes SIGTERM on, which a shell in between would not.
 ACTIVATE := umask 077 && export PATH="$(CURDIR)/$(BIN):$$PATH" &&
 # Two processes of one thread each, for tensors of tests are too small to share; a file's tests stay together, for they
@@ -21,7 +24,7 @@ TEST := OMP_NUM_THREADS=1 python -m pytest --numprocesses 2 --dist loadfile --no
 	--durations 40 --durations-min 3
 
 .DEFAULT_GOAL := help
-.PHONY: help setup repro benchmarks experiments search sample policy test test-long test-slow mutants check check-scale docs bench format ui paper paper-certified clean
+.PHONY: help setup repro benchmarks experiments search sample policy test test-long test-ci test-slow mutants check check-scale docs bench format ui paper paper-certified clean
 
 help:
 	@echo "make setup   build .venv (once)"
@@ -34,6 +37,7 @@ help:
 	@echo "make policy  private reinforcement learning, a short version; see data/policy/policy.html"
 	@echo "make test    run most tests, in about ten minutes"
 	@echo "make test-long  what takes longer: whole flows with real servers, browsers, tutorials; statistics of attacks"
+	@echo "make test-ci  both in one session, as continuous integration runs them"
 	@echo "make mutants plant some 700 bugs, one at a time in a copy, and see that a test notices each"
 	@echo "make bench   the price of a private step beside plain LoRA and Opacus, in 5 minutes; see data/benchmarks"
 	@echo "make check   lint, types, import rules"
@@ -81,6 +85,10 @@ test: $(SETUP)
 # What takes minutes: tools as a user meets them, from servers to browsers, and statistics. CI runs it after `make test`.
 test-long: $(SETUP)
 	@$(ACTIVATE) $(TEST) -m "(system or long) and not slow and not gpu and not scale"
+
+# Both in one session, which imports and collects once, and builds once what they share.
+test-ci: $(SETUP)
+	@$(ACTIVATE) $(TEST) -m "not slow and not gpu and not scale"
 
 test-slow: $(SETUP)
 	@$(ACTIVATE) $(TEST) -m "not scale"

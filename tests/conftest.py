@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import shutil
 import signal
 import sys
 import tempfile
@@ -43,6 +44,13 @@ def _check_descriptor(descriptor: int) -> None:
 
 os.fsync = _check_descriptor  # type: ignore[assignment]
 
+# MLflow's and Prefect's databases wait for the disk at every commit; files in memory spare them that. Not where it is
+# small, or where no program may be run from it, as in many containers: tests write programs.
+_MEMORY = Path("/dev/shm")
+_RUNS_PROGRAMS = os.access(_MEMORY, os.W_OK) and not os.statvfs(_MEMORY).f_flag & os.ST_NOEXEC
+if _RUNS_PROGRAMS and shutil.disk_usage(_MEMORY).free > 8 * 2**30:
+    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(_MEMORY))
+
 # Started in the background of a script, this process ignores Ctrl-C, and so would those that it starts.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -61,7 +69,7 @@ def pytest_collection_finish() -> None:
 
 @pytest.fixture(autouse=True, scope="session")
 def _scratch(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """What tests and the code under them leave in the temporary folder lies in pytest's, which keeps three runs."""
+    """What tests and the code under them leave in the temporary folder lies in pytest's, which keeps the last run's."""
     before, tempfile.tempdir = tempfile.tempdir, str(tmp_path_factory.mktemp("scratch"))
     yield
     tempfile.tempdir = before

@@ -188,6 +188,7 @@ def test_options_that_would_have_no_effect_are_refused(option: list[str], tmp_pa
     assert line.endswith(", or leave it out.")
 
 
+@pytest.mark.long
 def test_a_classifier_is_scored_without_reports_that_mislead(tmp_path: Path) -> None:
     """The head that the checkpoint lacks is the adapter's, and needs no training on a task."""
     data = str(write_csv(tmp_path / "test.csv", LABELLED))

@@ -292,6 +292,7 @@ def _is_of(unit: frozenset[tuple[int, ...]], customer: str) -> bool:
     return all(any(text.startswith(decode(list(ids[:4]))) for text in texts) for ids in unit)
 
 
+@pytest.mark.long
 def test_a_killed_run_goes_on_where_it_was(tmp_path: Path) -> None:
     data, out = write_csv(tmp_path / "r.csv", rows()), tmp_path / "out"
     arguments = [

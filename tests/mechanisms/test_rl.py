@@ -674,12 +674,12 @@ def test_an_agent_learns_the_radii_that_are_rewarded_and_nothing_from_shuffled_r
 
     Over 12 seeds one agent's change was -8.1 +- 1.0 where small radii are rewarded, 11.2 +- 0.8 where large ones are,
     and 0.3 +- 3.2 where the sign of each reward is a fair coin. So with fresh seeds the means below would raise a false
-    alarm with a probability below 1e-6 for the rewarded directions and of 6e-4 for the coin.
+    alarm with a probability below 1e-5 for the rewarded directions and of 1.4e-2 for the coin.
     """
-    small = [change_of_log_radius(seed, lambda small: small) for seed in range(4)]
-    large = [change_of_log_radius(seed, lambda small: -small) for seed in range(4)]
+    small = [change_of_log_radius(seed, lambda small: small) for seed in range(2)]
+    large = [change_of_log_radius(seed, lambda small: -small) for seed in range(2)]
     coins = random.Random(0)
-    shuffled = [change_of_log_radius(seed, lambda small: coins.choice((-1, 1)) * small) for seed in range(8)]
+    shuffled = [change_of_log_radius(seed, lambda small: coins.choice((-1, 1)) * small) for seed in range(4)]
     assert fmean(small) < -5
     assert fmean(large) > 6
     assert abs(fmean(shuffled)) < 4

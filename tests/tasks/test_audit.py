@@ -68,7 +68,8 @@ STEPS = 2
 
 
 def settings(**changes: Any) -> Audit:
-    tiny = {"generations": 40, "candidates": 7, "records": 12, "shadows": 0, "step_trials": 500, "seed": 0}
+    """Of attacks in a second; tests that read the audit of the step ask for its trials."""
+    tiny = {"generations": 40, "candidates": 7, "records": 12, "shadows": 0, "step_trials": 0, "seed": 0}
     return Audit(**({"confidence": 0.95, "false_alarms": 0.001} | tiny | changes))
 
 
@@ -93,7 +94,7 @@ def once(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
         prepare_environment(patch, directory)
         quick_pictures(patch)
         cell = run(static(WHOLE))
-        audit_cell(cell, settings(), "cpu")
+        audit_cell(cell, settings(step_trials=500), "cpu")
     return directory, cell
 
 
@@ -137,7 +138,7 @@ def alone(text: str, target: Target) -> Tokens:
 
 def test_membership_is_told_by_mean_log_probability_and_by_perplexity(finished: Path) -> None:
     """The second ranks whole records by what ``dptune.training.evaluation`` calls perplexity."""
-    found = audit_cell(finished, settings(step_trials=0, generations=1), "cpu")["membership"]
+    found = audit_cell(finished, settings(generations=1), "cpu")["membership"]
     assert set(found) == {"likelihood", "calibrated", "perplexity"}
     target = load_target(finished, settings(), torch.device("cpu"), 1)
     scores = []
@@ -164,20 +165,20 @@ def test_private_telemetry_attacks_no_persons_records(pipeline: Path) -> None:
     directory = run(static(WHOLE, {"experiment": {"telemetry": "private"}}))
     for side in ("train", "attack"):
         (SPLITS / f"{side}.parquet").unlink()
-    audit = audit_cell(directory, settings(step_trials=0, shadows=4), "cpu")
+    audit = audit_cell(directory, settings(shadows=4), "cpu")
     assert "membership" not in audit
     assert {"exposure", "extraction", "one_run"} < set(audit)
     assert set(audit["canaries"]) == {"likelihood", "calibrated"}
 
 
 def test_shadow_models_give_likelihood_ratios(finished: Path) -> None:
-    audit = audit_cell(finished, settings(shadows=4, step_trials=0, records=0), "cpu")
+    audit = audit_cell(finished, settings(shadows=4, records=0), "cpu")
     assert set(audit["canaries"]) == {"likelihood", "calibrated", "shadows"}
 
 
 def test_crafted_canaries_are_audited_and_their_coins_stay_here(pipeline: Path) -> None:
     directory = run(static(WHOLE, {"canaries": {"crafted": 16}}))
-    audit = audit_cell(directory, settings(step_trials=0), "cpu")
+    audit = audit_cell(directory, settings(), "cpu")
     assert audit["crafted"]["canaries"] == 16
     assert (audit["crafted"]["watched"], audit["crafted"]["releases"]) == (STEPS, STEPS)
     assert mode(crafted_file(directory)) == 0o600
@@ -278,7 +279,7 @@ def test_a_step_beyond_its_certificate_is_a_violation() -> None:
 
 def test_alarms_are_rarer_than_reports_and_shared_by_all_cells(audited: Path) -> None:
     few = read_json(audit_file(audited))
-    many = audit_cell(audited, settings(), "cpu", cells=100)
+    many = audit_cell(audited, settings(step_trials=500), "cpu", cells=100)
     assert many == read_json(audit_file(audited)), "what is returned is what is written"
     assert 1 - many["alarm_confidence"] == pytest.approx(0.001 / 600, rel=1e-6)  # six comparisons in a cell
     assert many["step"]["alarm_confidence"] == many["alarm_confidence"]
@@ -304,7 +305,7 @@ def test_a_step_with_other_noise_than_the_ledgers_is_no_audit(
     with pytest.raises(
         DataError, match=r"ledger.jsonl: was charged for another step .* noise_multiplier .* in place of"
     ):
-        audit_cell(finished, settings(generations=1, records=0), "cpu")
+        audit_cell(finished, settings(step_trials=500, generations=1, records=0), "cpu")
     assert not audit_file(finished).exists()
 
 
@@ -322,9 +323,10 @@ def test_a_ledger_that_was_charged_for_more_noise_is_found_out(pipeline: Path, m
     assert "a white-box attack on one of its steps shows mu >=" in sentence
 
 
+@pytest.mark.usefixtures("quick_pictures")
 def test_every_attack_says_what_it_could_have_refuted(pipeline: Path) -> None:
     directory = run(static(WHOLE, {"canaries": {"crafted": 16}}))
-    audit = audit_cell(directory, settings(false_alarms=0.01), "cpu")  # 20 coins show little at less
+    audit = audit_cell(directory, settings(step_trials=500, false_alarms=0.01), "cpu")  # 20 coins show little at less
     assert "could have refuted the certified epsilon" in audit["one_run"]["power"]
     assert re.match("could have refuted: a draw at a rate above|NO POWER on the draw", audit["draw"]["power"])
     assert audit["draw"]["sample_rate"] == pytest.approx(16 / (UNITS + 16))
@@ -348,12 +350,12 @@ def test_a_draw_at_twice_the_rate_is_found_out_without_any_canary_in_the_run(
     """For any mechanism: the draw of the run's units is repeated. Accused falsely in one of 6,000 audits."""
     cell = like(name)
     directory = run(cell)
-    audited = audit_cell(directory, settings(step_trials=0, generations=1, records=0), "cpu")
+    audited = audit_cell(directory, settings(generations=1, records=0), "cpu")
     assert audited["violations"] == []
     assert audited["sampling"]["units"] == UNITS
     real = PrivacyUnits.draw
     monkeypatch.setattr(PrivacyUnits, "draw", lambda units, rate, entropy, *_: real(units, 2 * rate, entropy))
-    found = audit_cell(directory, settings(step_trials=0, generations=1, records=0), "cpu")
+    found = audit_cell(directory, settings(generations=1, records=0), "cpu")
     (sentence,) = found["violations"]
     assert sentence.startswith(f"{cell.label}: ")
     assert "not Poisson samples" in sentence
@@ -365,11 +367,11 @@ def test_a_draw_that_ignores_the_groups_of_correlated_noise_is_found_out(
 ) -> None:
     """A unit is charged for every other row. Accused falsely in one of 6,000 audits."""
     directory = run(like("banded", bands=2))
-    audited = audit_cell(directory, settings(step_trials=0, generations=1, records=0), "cpu")
+    audited = audit_cell(directory, settings(generations=1, records=0), "cpu")
     assert audited["violations"] == []
     assert audited["sampling"]["sample_rate"] == pytest.approx(2 * 16 / UNITS)
     monkeypatch.setattr(Turn, "holds", lambda turn, numbers: np.ones(len(numbers), dtype=bool))
-    found = audit_cell(directory, settings(step_trials=0, generations=1, records=0), "cpu")
+    found = audit_cell(directory, settings(generations=1, records=0), "cpu")
     assert "a unit is in one batch twice" in found["violations"][0]
 
 
@@ -378,15 +380,16 @@ def test_a_plan_with_another_rate_than_the_ledgers_is_found_out(
 ) -> None:
     real = audit_task.plan_of
     monkeypatch.setattr(audit_task, "plan_of", lambda training, units, size: real(training, units, 2 * size))
-    found = audit_cell(finished, settings(step_trials=0, generations=1, records=0), "cpu")
+    found = audit_cell(finished, settings(generations=1, records=0), "cpu")
     assert "not Poisson samples" in found["violations"][0]
 
 
+@pytest.mark.usefixtures("quick_pictures")
 @pytest.mark.parametrize("name", ["geoclip", "rldp_published"])
 def test_planted_gradients_that_cannot_see_the_draw_say_why(name: str, pipeline: Path) -> None:
     options = {"accounting": "published"} if name == "rldp_published" else {}
     directory = run(like(name, {"canaries": {"crafted": 16}}, **options))
-    audit = audit_cell(directory, settings(step_trials=0, generations=1, records=0), "cpu")
+    audit = audit_cell(directory, settings(generations=1, records=0), "cpu")
     assert audit["draw"]["power"].startswith("NO POWER on the draw: how much a planted gradient moves")
     assert audit["violations"] == []
     write_report([read_json(directory / "result.json")], REPORT, "tiny", [audit])
@@ -396,7 +399,8 @@ def test_planted_gradients_that_cannot_see_the_draw_say_why(name: str, pipeline:
 def test_the_step_of_a_cell_that_moves_its_noise_at_once_is_audited(pipeline: Path) -> None:
     directory = run(like("rldp", move_noise=True, interval=1, warmup=0, batch_size=2))
     assert len(read_ledger(directory / "ledger.jsonl").composition) == STEPS
-    assert audit_cell(directory, settings(generations=1, records=0), "cpu")["step"]["trials"] == 500
+    audit = audit_cell(directory, settings(step_trials=500, generations=1, records=0), "cpu")
+    assert audit["step"]["trials"] == 500
 
 
 def _no_ledger(directory: Path) -> None:
@@ -471,6 +475,7 @@ def test_what_does_not_belong_together_is_refused(finished: Path, damage: Callab
     assert not audit_file(finished).exists()
 
 
+@pytest.mark.usefixtures("quick_pictures")
 def test_without_canaries_only_what_needs_none_is_attacked(pipeline: Path) -> None:
     """A deliverable: from the split to the report, the records alone are trained on."""
     none = {"canaries": {"extraction": 0, "audit": 0, "crafted": 0}}
@@ -481,7 +486,7 @@ def test_without_canaries_only_what_needs_none_is_attacked(pipeline: Path) -> No
     directory = run(static(WHOLE, none))
     result = read_json(directory / "result.json")
     assert result["units"] == len(split.record)
-    audit = audit_cell(directory, settings(), "cpu")
+    audit = audit_cell(directory, settings(step_trials=500), "cpu")
     assert {"one_run", "exposure", "extraction", "canaries", "crafted"}.isdisjoint(audit)
     assert {"membership", "step", "epsilon_published", "epsilon_noise_only", "epsilon_certified"} < set(audit)
     write_json(EXPERIMENT, {"cells": [directory.name]})
@@ -531,6 +536,7 @@ NEW = Part(
 )
 
 
+@pytest.mark.usefixtures("quick_pictures")
 @pytest.mark.parametrize("private", [False, True])
 def test_a_new_attack_is_in_every_place_that_lists_attacks(
     finished: Path, private: bool, monkeypatch: pytest.MonkeyPatch
@@ -539,7 +545,7 @@ def test_a_new_attack_is_in_every_place_that_lists_attacks(
     monkeypatch.setattr(registry, "PARTS", (*registry.PARTS, replace(NEW, private=private)))
     found = {"louder": {"share": 0.75, "power": "a share above 0.5 is refuted"}}
     monkeypatch.setitem(audit_task.ATTACKS, "canaries_louder", lambda target: found)
-    audit = audit_cell(finished, settings(step_trials=0, records=0), "cpu")
+    audit = audit_cell(finished, settings(records=0), "cpu")
     assert audit["louder"] == found["louder"]
     assert 1 - audit["alarm_confidence"] == pytest.approx(0.001 / 7, rel=1e-6)
     (said,) = audit["violations"]
@@ -561,7 +567,7 @@ def test_a_new_attack_on_persons_records_is_not_made_under_private_telemetry(
     made: list[Target] = []
     monkeypatch.setitem(audit_task.ATTACKS, "canaries_louder", lambda target: made.append(target) or {"louder": {}})
     directory = run(static(WHOLE, {"experiment": {"telemetry": "private"}}))
-    audit = audit_cell(directory, settings(step_trials=0), "cpu")
+    audit = audit_cell(directory, settings(), "cpu")
     assert not made
     assert "louder" not in audit
 

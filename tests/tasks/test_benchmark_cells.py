@@ -27,7 +27,7 @@ from tasks.settings.params import load_settings
 
 NO_CANARIES = {"canaries": {"extraction": 0, "audit": 0}, "lora": {"target_modules": None}}
 WORDS = {"pretrain": {"merges": "words", "vocabulary": 400}}
-FEW = {"generations": 20, "candidates": 3, "records": 6, "shadows": 0, "step_trials": 500}
+FEW = {"generations": 20, "candidates": 3, "records": 6, "shadows": 0}
 SST2: dict[str, Any] = merge(
     merge(NO_CANARIES, WORDS),
     {
@@ -69,17 +69,18 @@ def files(empty: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return empty
 
 
-def run_one(changes: dict[str, Any], mechanism: str = "static") -> tuple[Path, dict[str, Any]]:
-    """All stages and the one cell of a mechanism, which is then audited; its folder and its result."""
+def run_one(changes: dict[str, Any], trials: int = 0) -> tuple[Path, dict[str, Any]]:
+    """All stages and the static cell, then its audit, with ``trials`` trials of its step; its folder and its result."""
     run_stages(changes)
     check_models(load_settings())
-    cell = next(one for one in cells(changes) if one.mechanism == mechanism)
+    cell = next(one for one in cells(changes) if one.mechanism == "static")
     write_text(cell.directory / "cell.json", cell.model_dump_json())
     run_cell(cell, "cpu")
-    audit = audit_cell(cell.directory, load_settings().audit.model_copy(update=FEW), "cpu")
+    settings = load_settings().audit.model_copy(update=FEW | {"step_trials": trials})
+    audit = audit_cell(cell.directory, settings, "cpu")
     assert audit["violations"] == []
     assert audit["membership"]["likelihood"]["members"] == 6
-    assert audit["step"]["trials"] == 500
+    assert "step" not in audit if not trials else audit["step"]["trials"] == trials
     return cell.directory, read_json(cell.directory / "result.json")
 
 
@@ -88,7 +89,7 @@ def test_labels_are_learned_end_to_end(files: Path, way: str, quick_pictures: No
     own = {"pretrain": {"shape": "roberta"}} if way == "head of an encoder" else {}
     if way == "words":
         own = {"task": {"words": [" 3", " 4"]}, "data": {"options": {"template": "{first} is"}}}
-    folder, result = run_one(merge(SST2, own))
+    folder, result = run_one(merge(SST2, own), trials=0 if way == "words" else 500)
     assert read_records(TRAIN).about["form"] == "label"
     assert len(read_records(EVAL).record) == len(read_records(PUBLIC_VALIDATION).record) == 20
     assert result["task"] == "classify"

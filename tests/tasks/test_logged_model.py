@@ -75,6 +75,7 @@ assert "dptune" not in sys.modules
 """
 
 
+@pytest.mark.system
 def test_mlflow_loads_the_models_in_a_process_without_dptune_and_they_score_as_the_runs_did(
     logged: Logged, tmp_path: Path
 ) -> None:
