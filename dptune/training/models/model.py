@@ -8,6 +8,7 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +20,15 @@ from transformers.pytorch_utils import Conv1D
 from transformers.utils.logging import disable_progress_bar
 
 from dptune.core.errors import ConfigError, DivergedError, first_line
-from dptune.core.files import naming
+from dptune.core.files import naming, read_json
 from dptune.core.lora import Lora
 from dptune.training.gradients.parameter_groups import PairModules, lora_pairs, trained_blocks
 from dptune.training.losses import is_classifier
 from dptune.training.models.causal import auto_class, check_causal, check_configuration, check_embeddings, check_weights
+from dptune.training.models.gguf_file import ORIGIN, converted, rounding
 from dptune.training.models.head import HeadModules, keep_in_float32, start_head
-from dptune.training.models.model_names import check_pinned, name_of
+from dptune.training.models.memory import check_memory
+from dptune.training.models.model_names import name_of, path_of, revision_of
 from dptune.training.models.quantization import check_library, in_4bit, keep_layout, loading_options, states_of
 from dptune.training.models.target_modules import beside_words, layers_to_name, linear_layers, lora_targets
 from dptune.training.models.weight_files import (
@@ -52,8 +55,9 @@ class ModelSource:
     """The source of the frozen weights.
 
     Attributes:
-        source: a hub id or a local directory.
-        revision: the 40-digit commit of a hub id; None for a directory.
+        source: a hub id, a local directory, a GGUF file, or ``package:NAME``, an installed package that holds either.
+        revision: the 40-digit commit of a hub id, or the version of a package, which may be left out; None for a
+            directory or a file.
         dtype: dtype of the frozen weights, "float32" or "bfloat16"; in 4 bits, of the products with them.
         load_in_4bit: hold the weights of linear layers in 4 bits (bitsandbytes' NF4).
     """
@@ -64,7 +68,47 @@ class ModelSource:
     load_in_4bit: bool = False
 
     def __post_init__(self) -> None:
-        check_pinned(self.source, self.revision)
+        object.__setattr__(self, "revision", revision_of(self.source, self.revision))
+
+    @cached_property
+    def location(self) -> str:
+        """The hub id or the folder that transformers reads. A GGUF file is converted at its first use, into a cache.
+
+        Raises: ConfigError for a GGUF file that cannot be read, or is larger than memory.
+        """
+        path = path_of(self.source)
+        if path is not None and path.is_file():
+            path = converted(path, self.dtype, partial(check_memory, self.source))
+        return self.source if path is None else str(path)
+
+    @property
+    def kind(self) -> str | None:
+        """GGML's name of the type of most weights of a GGUF file, such as "Q4_1"; None for other models."""
+        path = path_of(self.source)
+        return None if path is None or path.is_dir() else str(read_json(Path(self.location) / ORIGIN)["kind"])
+
+    @property
+    def rounding(self) -> str | None:
+        """What a GGUF file does to the published weights, in words; None where it rounds none, and of other models."""
+        return None if self.kind is None else rounding(self.kind)
+
+
+def model_folder(source: str, dtype: str = "float32") -> str:
+    """The folder that ``from_pretrained`` reads of a model that lies in an installed package or a GGUF file.
+
+    Args:
+        source: ``package:NAME``, or the path of a GGUF file, which is converted once into the user's cache.
+        dtype: dtype of the converted weights, "float32" or "bfloat16".
+
+    Raises: ConfigError for a package or a file that holds no model.
+
+    Example:
+        >>> from pathlib import Path
+        >>> from tempfile import mkdtemp
+        >>> model_folder(mkdtemp(prefix="checkpoint")).startswith(mkdtemp()[:4])  # a folder stays as it is
+        True
+    """
+    return ModelSource(source, dtype=dtype).location
 
 
 def check_device(device: torch.device | str) -> torch.device:
@@ -94,10 +138,12 @@ def load_base(base: ModelSource, device: torch.device) -> Any:
     config = load_config(base)
     quantised = in_4bit(base, config)
     asked = sum(weight.numel() for weight in without_weights(base, config).parameters())
-    check_enough(base.source, asked, stored_weights(base.source, base.revision))
+    check_enough(base.source, asked, stored_weights(base.location, base.revision))
+    if not quantised:
+        check_memory(base.source, asked * getattr(torch, base.dtype).itemsize)
     try:
         model, report = auto_class(config).from_pretrained(
-            base.source,
+            base.location,
             revision=base.revision,
             dtype=getattr(torch, base.dtype),
             use_safetensors=True,
@@ -107,13 +153,20 @@ def load_base(base: ModelSource, device: torch.device) -> Any:
             **(loading_options(base, torch.device(device)) if quantised else {}),
         )
     except Exception as error:  # transformers raises any type for a broken checkpoint
-        stored_weights(base.source, base.revision)  # names a file that was downloaded just now
+        stored_weights(base.location, base.revision)  # names a file that was downloaded just now
         raise _not_loaded(base, error) from error
     check_weights(base.source, model, report)
-    check_finite(base.source, model, stored_weights(base.source, base.revision))
+    check_finite(base.source, model, stored_weights(base.location, base.revision))
     # On its device before adapters are attached: attaching first is known to corrupt LoRA updates silently.
     model = fuse_activations((keep_layout(model) if quantised else model.to(device)).requires_grad_(False))
     check_causal(base.source, model)
+    return named_as(base, model)
+
+
+def named_as(base: ModelSource, model: Any) -> Any:
+    """The model, which calls itself what the user called it: adapters' files repeat the name."""
+    if base.location != base.source:
+        model.name_or_path = model.config._name_or_path = name_of(base.source)
     return model
 
 
@@ -124,7 +177,7 @@ def load_config(base: ModelSource) -> Any:
         read here.
     """
     try:
-        config = AutoConfig.from_pretrained(base.source, revision=base.revision, trust_remote_code=False)
+        config = AutoConfig.from_pretrained(base.location, revision=base.revision, trust_remote_code=False)
     except Exception as error:
         raise _not_loaded(base, error) from error
     check_configuration(base.source, config)
@@ -139,7 +192,7 @@ def without_weights(base: ModelSource, config: Any) -> Any:
     Raises: ConfigError if the configuration describes no model, or one without token embeddings, or calls a decoder an
         encoder-decoder, which then writes nothing.
     """
-    check_layers(base.source, config, stored_weights(base.source, base.revision))
+    check_layers(base.source, config, stored_weights(base.location, base.revision))
     try:
         with torch.device("meta"):
             model = auto_class(config).from_config(config, dtype=getattr(torch, base.dtype), trust_remote_code=False)
@@ -163,7 +216,7 @@ def check_headers(base: ModelSource, empty: Any, check: Callable[[Mapping[str, A
 
     Raises: ConfigError for what ``load_base`` would refuse after a minute; nothing is asked of files not downloaded.
     """
-    stored = stored_weights(base.source, base.revision)
+    stored = stored_weights(base.location, base.revision)
     check_enough(base.source, sum(weight.numel() for weight in empty.parameters()), stored)
     if in_4bit(base, empty.config) or (report := report_of(empty, stored)) is None:
         return ()
@@ -195,7 +248,7 @@ def fuse_activations(model: Any) -> Any:
 
 def load_tokenizer(base: ModelSource) -> Any:
     """The checkpoint's tokenizer, with a padding token. Raises: ConfigError for one that makes no token of any text."""
-    tokenizer = AutoTokenizer.from_pretrained(base.source, revision=base.revision, trust_remote_code=False)
+    tokenizer = AutoTokenizer.from_pretrained(base.location, revision=base.revision, trust_remote_code=False)
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
     check_reads(tokenizer)
