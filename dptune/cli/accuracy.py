@@ -39,8 +39,9 @@ def comparison(scores: Mapping[str, float], records: int, before: Mapping[str, f
     head, figures = f"{'Better' if beats else 'No better'} than a constant answer", ""
     if before is not None:
         untuned = before["accuracy"]
-        joined = {(True, True): ", and than", (False, False): ", and than", (True, False): ", and no better than"}
-        head += f"{joined.get((beats, accuracy > untuned + error), ', but better than')} no tuning"
+        over_untuned = accuracy > untuned + error
+        joined = "than" if beats and over_untuned else "better than" if over_untuned else "no better than"
+        head += f", {'but' if over_untuned and not beats else 'and'} {joined} no tuning"
         figures = f", and the model before tuning had {untuned:.4g}"
     return (
         f"{head}: accuracy {accuracy:.4g} with a standard error of {error:.2g} on {records} records; always saying the "

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from dptune.cli.accuracy import printed_scores
+from dptune.cli.accuracy import comparison, printed_scores
 from dptune.cli.console import notice, show
 from dptune.cli.options import AsJson
 from dptune.cli.tune import records_of_options

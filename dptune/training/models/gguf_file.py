@@ -6,6 +6,7 @@ saved or trained. The converted checkpoint holds the same numbers, and is read l
 
 from __future__ import annotations
 
+import json
 import logging
 import math
 import mmap
@@ -183,7 +184,8 @@ def _convert(file: Path, header: Header, dtype: str, folder: Path) -> None:
         model.load_state_dict(read.state_dict(), assign=True)
         model.tie_weights()
         model.save_pretrained(folder)
-        AutoTokenizer.from_pretrained(file.parent, **place).save_pretrained(folder)
+        tokenizer = AutoTokenizer.from_pretrained(file.parent, **place)
+        _without_others(tokenizer, model.get_input_embeddings().num_embeddings).save_pretrained(folder)
     except ConfigError:
         raise
     except Exception as error:  # transformers raises any type for a file that it cannot read
@@ -201,6 +203,21 @@ def _convert(file: Path, header: Header, dtype: str, folder: Path) -> None:
         transformers_logging.set_verbosity(told)
         if bars:
             transformers_logging.enable_progress_bar()
+
+
+def _without_others(tokenizer: Any, count: int) -> Any:
+    """The tokenizer without tokens that transformers adds behind the model's own, such as GPT-2's end-of-text token."""
+    from tokenizers import Tokenizer
+    from transformers import PreTrainedTokenizerFast
+
+    content = json.loads(tokenizer.backend_tokenizer.to_str())
+    others = {token["content"] for token in content["added_tokens"] if token["id"] >= count}
+    if not others:
+        return tokenizer
+    content["added_tokens"] = [token for token in content["added_tokens"] if token["content"] not in others]
+    named = {name: token for name, token in tokenizer.special_tokens_map.items() if str(token) not in others}
+    own = Tokenizer.from_str(json.dumps(content))
+    return PreTrainedTokenizerFast(tokenizer_object=own, chat_template=tokenizer.chat_template, **named)
 
 
 class _Reader:

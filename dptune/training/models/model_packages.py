@@ -51,9 +51,7 @@ def find_model(source: str) -> PackagedModel:
         raise ConfigError(_FIELD, problem, fix=fix) from None
     held = _models_of(package)
     if not held:
-        problem = (
-            f"package {name} {package.version} lists no checkpoint (config.json with safetensors) and no GGUF file"
-        )
+        problem = f"package {name} lists no checkpoint (config.json with safetensors) and no GGUF file"
         fix = "give a package that holds a model, or the folder or file of one; an editable install lists no files"
         raise ConfigError(_FIELD, problem, fix=fix)
     if not inside and len(held) == 1:
