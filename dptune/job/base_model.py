@@ -39,7 +39,6 @@ from dptune.training.models.classifier import (
     load_classifier,
     load_classifier_config,
 )
-from dptune.training.models.gguf_file import rounding
 from dptune.training.models.memory import check_memory
 from dptune.training.models.model import (
     ModelSource,
@@ -52,7 +51,7 @@ from dptune.training.models.model import (
     load_tokenizer,
     without_weights,
 )
-from dptune.training.models.model_names import name_of, path_of
+from dptune.training.models.model_names import name_of, path_of, rounding
 from dptune.training.models.model_packages import is_packaged
 from dptune.training.models.quantization import BYTES_EACH, METHOD, keep_layout, method_of
 from dptune.training.models.target_modules import linear_layers, said_share

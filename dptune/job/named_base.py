@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from dptune.core.files import read_json
-from dptune.training.models.gguf_file import rounding
+from dptune.training.models.model_names import rounding
 
 #: File of a delivered folder. Folders that earlier versions delivered lack it.
 BASE = "base.json"

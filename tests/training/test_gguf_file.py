@@ -16,8 +16,9 @@ from transformers import AutoModelForCausalLM
 
 from dptune.core.errors import ConfigError
 from dptune.training.models import gguf_file, memory
-from dptune.training.models.gguf_file import converted, read_header, rounding
+from dptune.training.models.gguf_file import converted, read_header
 from dptune.training.models.model import ModelSource, load_base, load_tokenizer
+from dptune.training.models.model_names import rounding
 from dptune.training.models.weight_files import digest_of_weights
 
 pytest.importorskip("gguf", reason="needs the library gguf (pip install 'dptune[models]')")

@@ -11,7 +11,6 @@ import logging
 import math
 import mmap
 import os
-import re
 import resource
 import struct
 import sys
@@ -32,6 +31,7 @@ from dptune.core.files import (
     sha256_once,
     write_json,
 )
+from dptune.training.models.model_names import rounding
 
 #: File of a converted checkpoint that says what it was made of.
 ORIGIN = "gguf.json"
@@ -44,8 +44,6 @@ _MAGIC, _VERSIONS = b"GGUF", (2, 3)
 #: struct's letters of the types of values; strings (8) and lists (9) are read by name.
 _SCALARS = dict(enumerate("BbHhIif?")) | {10: "Q", 11: "q", 12: "d"}
 _STRING, _LIST = 8, 9
-#: Types of weights that hold the published numbers, or as good as.
-_WHOLE = ("F16", "F32", "F64", "BF16")
 _log = logging.getLogger(__name__)
 
 
@@ -62,18 +60,6 @@ class Header:
     architecture: str
     numbers: int
     kind: str
-
-
-def rounding(kind: str) -> str | None:
-    """What a type of weights does to the published ones, in words; None where it rounds none of them.
-
-    >>> rounding("Q4_1"), rounding("BF16")
-    ('a 4-bit rounding (Q4_1) of the published weights', None)
-    """
-    if kind in _WHOLE:
-        return None
-    bits = re.search(r"\d+", kind)
-    return f"a {f'{bits[0]}-bit ' if bits else ''}rounding ({kind}) of the published weights"
 
 
 def cache_folder() -> Path:

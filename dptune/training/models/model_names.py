@@ -15,6 +15,8 @@ ADAPTER = "adapter_config.json"
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 #: The ending of a GGUF file.
 GGUF = ".gguf"
+#: Types of weights that hold the published numbers, or as good as.
+_WHOLE = ("F16", "F32", "F64", "BF16")
 
 
 def path_of(source: str) -> Path | None:
@@ -52,3 +54,15 @@ def revision_of(source: str, revision: str | None) -> str | None:
 def name_of(source: str) -> str:
     """A hub id, a package, or the last part of a path, so that no path of this machine is handed on."""
     return source if is_packaged(source) or path_of(source) is None else Path(source).resolve().name
+
+
+def rounding(kind: str) -> str | None:
+    """What a type of weights does to the published ones, in words; None where it rounds none of them.
+
+    >>> rounding("Q4_1"), rounding("BF16")
+    ('a 4-bit rounding (Q4_1) of the published weights', None)
+    """
+    if kind in _WHOLE:
+        return None
+    bits = re.search(r"\d+", kind)
+    return f"a {f'{bits[0]}-bit ' if bits else ''}rounding ({kind}) of the published weights"
