@@ -75,6 +75,18 @@ def test_a_packaged_gguf_model_is_tuned_verified_and_sampled(tmp_path: Path, pac
     assert packaged in refused.output.replace("\n", "")
 
 
+def test_a_gguf_model_classifies(tmp_path: Path, packaged: str) -> None:
+    labelled = [row | {"label": "yes" if n % 2 else "no"} for n, row in enumerate(rows())]
+    data, out = str(write_csv(tmp_path / "records.csv", labelled)), tmp_path / "out"
+    words = ["tune", "--model", "package:tiny-llama", "--data", data, *QUICK, "--out", str(out)]
+    told = invoke(*words, "--task", "classify", "--labels", "no,yes", "--text", "text")
+    assert "etter than a constant answer, " in told
+    assert " no tuning: accuracy" in told
+    card = (out / "adapter" / "README.md").read_text()
+    assert 'model_folder("package:tiny-llama"), num_labels=len(labels)' in card
+    check_deliverable(out / "adapter")
+
+
 def test_the_cards_lines_load_the_base(packaged: str) -> None:
     model = AutoModelForCausalLM.from_pretrained(dptune.model_folder("package:tiny-llama"))
     assert model.config.num_hidden_layers == 2
