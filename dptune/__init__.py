@@ -15,7 +15,7 @@ from dptune.moved import keep_former_names
 if TYPE_CHECKING:
     from dptune.job.sampling import sample as sample
     from dptune.job.tune import tune as tune
-    from dptune.training.models.model import model_folder as model_folder
+    from dptune.training.models.model_source import model_folder as model_folder
 
 __version__ = "0.1.0"
 keep_former_names()
@@ -24,7 +24,7 @@ keep_former_names()
 _FUNCTIONS = {
     "tune": "dptune.job.tune",
     "sample": "dptune.job.sampling",
-    "model_folder": "dptune.training.models.model",
+    "model_folder": "dptune.training.models.model_source",
 }
 
 

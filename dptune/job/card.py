@@ -344,20 +344,16 @@ def _loader(result: Mapping[str, Any]) -> str:
 
 
 def _imports(result: Mapping[str, Any]) -> list[str]:
-    """The line that a base model needs which only dptune finds: in a package, or in a GGUF file."""
-    return ["from dptune import model_folder"] if _is_found_by_dptune(str(result["base"])) else []
+    """The line that a base model in a package or a GGUF file needs, which only dptune finds."""
+    return ["from dptune import model_folder"] if "model_folder" in _place(result) else []
 
 
 def _place(result: Mapping[str, Any]) -> str:
     """The arguments by which ``from_pretrained`` finds the base model."""
     base, revision = str(result["base"]), result["revision"]
-    if _is_found_by_dptune(base):
+    if is_packaged(base) or base.endswith(GGUF):
         return f'model_folder("{base}")'
     return f'"{base}"' + (f', revision="{revision}"' if revision else "")
-
-
-def _is_found_by_dptune(base: str) -> bool:
-    return is_packaged(base) or base.endswith(GGUF)
 
 
 def _up(epsilon: float) -> str:

@@ -7,8 +7,6 @@ import logging
 import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -20,15 +18,16 @@ from transformers.pytorch_utils import Conv1D
 from transformers.utils.logging import disable_progress_bar
 
 from dptune.core.errors import ConfigError, DivergedError, first_line
-from dptune.core.files import naming, read_json
+from dptune.core.files import naming
 from dptune.core.lora import Lora
 from dptune.training.gradients.parameter_groups import PairModules, lora_pairs, trained_blocks
 from dptune.training.losses import is_classifier
 from dptune.training.models.causal import auto_class, check_causal, check_configuration, check_embeddings, check_weights
-from dptune.training.models.gguf_file import ORIGIN, converted
 from dptune.training.models.head import HeadModules, keep_in_float32, start_head
 from dptune.training.models.memory import check_memory
-from dptune.training.models.model_names import name_of, path_of, revision_of, rounding
+from dptune.training.models.model_names import name_of
+from dptune.training.models.model_source import ModelSource as ModelSource
+from dptune.training.models.model_source import named_as
 from dptune.training.models.quantization import check_library, in_4bit, keep_layout, loading_options, states_of
 from dptune.training.models.target_modules import beside_words, layers_to_name, linear_layers, lora_targets
 from dptune.training.models.weight_files import (
@@ -48,67 +47,6 @@ _log = logging.getLogger(__name__)
 
 #: The fix that errors state for a run whose weights are no longer finite.
 DIVERGED = "lower training.learning_rate; a run with other settings spends its own budget, and this one's stays spent"
-
-
-@dataclass(frozen=True)
-class ModelSource:
-    """The source of the frozen weights.
-
-    Attributes:
-        source: a hub id, a local directory, a GGUF file, or ``package:NAME``, an installed package that holds either.
-        revision: the 40-digit commit of a hub id, or the version of a package, which may be left out; None for a
-            directory or a file.
-        dtype: dtype of the frozen weights, "float32" or "bfloat16"; in 4 bits, of the products with them.
-        load_in_4bit: hold the weights of linear layers in 4 bits (bitsandbytes' NF4).
-    """
-
-    source: str
-    revision: str | None = None
-    dtype: str = "float32"
-    load_in_4bit: bool = False
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "revision", revision_of(self.source, self.revision))
-
-    @cached_property
-    def location(self) -> str:
-        """The hub id or the folder that transformers reads. A GGUF file is converted at its first use, into a cache.
-
-        Raises: ConfigError for a GGUF file that cannot be read, or is larger than memory.
-        """
-        path = path_of(self.source)
-        if path is not None and path.is_file():
-            path = converted(path, self.dtype, partial(check_memory, self.source))
-        return self.source if path is None else str(path)
-
-    @property
-    def kind(self) -> str | None:
-        """GGML's name of the type of most weights of a GGUF file, such as "Q4_1"; None for other models."""
-        path = path_of(self.source)
-        return None if path is None or path.is_dir() else str(read_json(Path(self.location) / ORIGIN)["kind"])
-
-    @property
-    def rounding(self) -> str | None:
-        """What a GGUF file does to the published weights, in words; None where it rounds none, and of other models."""
-        return None if self.kind is None else rounding(self.kind)
-
-
-def model_folder(source: str, dtype: str = "float32") -> str:
-    """The folder that ``from_pretrained`` reads of a model that lies in an installed package or a GGUF file.
-
-    Args:
-        source: ``package:NAME``, or the path of a GGUF file, which is converted once into the user's cache.
-        dtype: dtype of the converted weights, "float32" or "bfloat16".
-
-    Raises: ConfigError for a package or a file that holds no model.
-
-    Example:
-        >>> from pathlib import Path
-        >>> from tempfile import mkdtemp
-        >>> model_folder(mkdtemp(prefix="checkpoint")).startswith(mkdtemp()[:4])  # a folder stays as it is
-        True
-    """
-    return ModelSource(source, dtype=dtype).location
 
 
 def check_device(device: torch.device | str) -> torch.device:
@@ -161,13 +99,6 @@ def load_base(base: ModelSource, device: torch.device) -> Any:
     model = fuse_activations((keep_layout(model) if quantised else model.to(device)).requires_grad_(False))
     check_causal(base.source, model)
     return named_as(base, model)
-
-
-def named_as(base: ModelSource, model: Any) -> Any:
-    """The model, which calls itself what the user called it: adapters' files repeat the name."""
-    if base.location != base.source:
-        model.name_or_path = model.config._name_or_path = name_of(base.source)
-    return model
 
 
 def load_config(base: ModelSource) -> Any:
