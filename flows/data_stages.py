@@ -15,9 +15,9 @@ from flows.command import CellError, flow_error
 from flows.experiment import run_process
 
 #: The stages that make what the experiment reads; DVC runs those before them too, and none that nothing changed.
-DATA_STAGES = ("canaries", "split", "validation", "pretrain")
+DATA_STAGES = ("canaries", "split", "validation", "pretrain", "models")
 #: All of them, in DVC's order, for the share that is done.
-ALL_STAGES = ("checks", "acquire", "verbalize", "split", "canaries", "validation", "pretrain")
+ALL_STAGES = ("checks", "acquire", "verbalize", "split", "canaries", "validation", "pretrain", "models")
 #: Sections that these stages read from params.yaml, and from nowhere else.
 _OF_THE_FILE = ("plugins", "data", "canaries", "pretrain")
 _STAGE = re.compile(r"(?:Running stage|Stage) '(?P<name>[^']+)'")

@@ -21,6 +21,7 @@ from dptune.core.units import RECORD
 from dptune.privacy.ledger_file import LedgerError, read_ledger
 from dptune.privacy.run_folder import RunFolder
 from dptune.records.parquet_file import read_batches
+from dptune.training.models.model_names import path_of
 from tasks.experiment.cell_list import renamed_runs, steps
 from tasks.experiment.cells import Cell, federation, grid, is_finished
 from tasks.paths import EVAL, PUBLIC_MODEL, PUBLIC_VALIDATION, TRAIN
@@ -135,8 +136,7 @@ def check_data(settings: Settings, content: Mapping[str, Any]) -> None:
         if not file.is_file():
             raise DataError("is missing, and its digest is part of every cell's name", fix=_MAKE, file=file)
     for name, model in settings.experiment.models.items():
-        local = model.revision is None and not Path(model.source).is_dir()
-        if local:
+        if model.revision is None and path_of(model.source) is None:
             own = Path(model.source).resolve() == PUBLIC_MODEL.resolve()
             fix = _MAKE if own else "give the folder of a checkpoint"
             raise ConfigError(f"experiment.models.{name}", f"{model.source} is not a folder", fix=fix)

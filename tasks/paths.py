@@ -10,6 +10,8 @@ DATA = Path("data")
 CHECKED = DATA / "checked.json"
 #: Whether the pipeline's own public model is trained: whether any model of the experiment is that one.
 NEEDED = DATA / "needed.json"
+#: Fingerprints of the experiment's base models; of a package or a GGUF file, nothing else lies in the checkout.
+MODELS = DATA / "models.json"
 RAW = DATA / "raw"
 RAW_MANIFEST = RAW / "source.json"
 NARRATIVES = DATA / "narratives" / "narratives.parquet"

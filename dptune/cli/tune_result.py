@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from dptune.cli.accuracy import no_better, printed_scores
+from dptune.cli.accuracy import comparison, printed_scores
 from dptune.core.digits import at_most
 from dptune.core.metric import CHANGES
 from dptune.privacy.run_folder import RunFolder
@@ -77,15 +77,18 @@ def scores_of(tuned: Tuned, prepared: PreparedRun) -> tuple[dict[str, float], li
         for score, value in after.items():
             told |= {f"{score}_before_{whose}": before[score]} if score in changes else {}
             told[f"{score}_after_{whose}" if score in changes else f"{score}_{whose}"] = value
-        if sentence := no_better({score: pair[1] for score, pair in scores.items()}, records):
-            said.append(f"{name[0].upper()}{name[1:]}: {sentence[0].lower()}{sentence[1:]}")
+        untuned, tuned_scores = ({score: pair[place] for score, pair in scores.items()} for place in (0, 1))
+        sentence = comparison(tuned_scores, records, untuned)
+        said.append(f"{name[0].upper()}{name[1:]}: {sentence[0].lower()}{sentence[1:]}")
     return told, said
 
 
-def no_gain(tuned: Tuned) -> Iterator[str]:
-    """A sentence for each side whose perplexity is no better than before training."""
+def gains(tuned: Tuned) -> Iterator[str]:
+    """A sentence for each side on whether its perplexity is better than before training."""
     for name, (before, after) in tuned.perplexity.items():
-        if not after < before:
+        if after < before:
+            yield f"Better than no tuning: perplexity of {name} is {after:.4g}, and was {before:.4g}."
+        else:
             yield (
                 f"No better than the base model: perplexity of {name} was {before:.4g}, and is {after:.4g}. Less noise "
                 "in each step (more units, a larger batch, a larger epsilon) or a smaller learning rate may help; "

@@ -63,6 +63,8 @@ def tune_by_search(
 
     settings, described = with_labels(settings, described)
     base = open_base(model, settings, revision)
+    if not dry:
+        base.check_memory()
     book = Register.beside(out, register)
     if asked.score.on == "rehearsal":
         _tune_rehearsed(described, base, settings, asked, out, book, dry, as_json)

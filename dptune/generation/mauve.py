@@ -18,6 +18,7 @@ from dptune.core.errors import ConfigError
 from dptune.core.progress import Meter
 from dptune.training.models.causal import evaluation_mode, most_positions
 from dptune.training.models.model import ModelSource, load_base, load_config, load_tokenizer
+from dptune.training.models.model_names import name_of
 
 #: Tokens of a text that are read, as the package has them.
 _MOST_TOKENS = 1024
@@ -41,9 +42,8 @@ class Judge:
     @property
     def name(self) -> str:
         """The last part of a folder's path; else the name on the hub with its commit."""
-        if Path(self.source.source).is_dir():
-            return Path(self.source.source).resolve().name
-        return f"{self.source.source}@{self.source.revision}"
+        name, revision = name_of(self.source.source), self.source.revision
+        return name if revision is None else f"{name}@{revision}"
 
 
 def check(judge: Judge | None) -> None:
@@ -54,7 +54,7 @@ def check(judge: Judge | None) -> None:
     _package()
     if judge is None:
         raise ConfigError(_FIELD, "mauve needs a model that reads the texts", fix="name one, such as GPT-2 large")
-    folder = Path(judge.source.source)
+    folder = Path(judge.source.location)
     if folder.is_dir() and not any(folder.glob("*.safetensors")):
         raise ConfigError(_FIELD, f"{judge.name} holds no *.safetensors", fix="name a checkpoint with its weights")
     with _named():

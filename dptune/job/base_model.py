@@ -15,6 +15,7 @@ import torch
 from transformers.pytorch_utils import Conv1D
 
 from dptune.core.errors import ConfigError, first_line
+from dptune.core.files import sha256_once
 from dptune.core.lora import Lora
 from dptune.job.named_base import NamedBase
 from dptune.job.path_checks import check_model
@@ -38,6 +39,7 @@ from dptune.training.models.classifier import (
     load_classifier,
     load_classifier_config,
 )
+from dptune.training.models.memory import check_memory
 from dptune.training.models.model import (
     ModelSource,
     attach_lora,
@@ -49,7 +51,8 @@ from dptune.training.models.model import (
     load_tokenizer,
     without_weights,
 )
-from dptune.training.models.model_names import name_of
+from dptune.training.models.model_names import name_of, path_of, rounding
+from dptune.training.models.model_packages import is_packaged
 from dptune.training.models.quantization import BYTES_EACH, METHOD, keep_layout, method_of
 from dptune.training.models.target_modules import linear_layers, said_share
 from dptune.training.models.verbalizer import cut_at_beginning, load_verbalizer, load_verbalizer_config
@@ -65,8 +68,8 @@ class Base:
     """A base model that passed all checks; its weights are read by ``load``. Public.
 
     Attributes:
-        name: a hub id, or the last part of a folder's path, so that no path of this machine is handed on.
-        revision: the commit of a hub id; None for a folder.
+        name: a hub id, a package, or the last part of a path, so that no path of this machine is handed on.
+        revision: the commit of a hub id, or the version of a package; None for a folder or a GGUF file.
         identity: digest of configuration and weights' files, by which a resumed run recognises the model.
         device: the device that it runs on.
         parameters: number of parameters of the frozen model, which take ``frozen_bytes`` bytes together.
@@ -83,6 +86,7 @@ class Base:
         classifier: configuration of the classifier, whose ``head`` names the modules that train in full; None for a
             causal language model.
         words: word of each label of a classifier by label words, in the order of the logits; it has no head.
+        kind: GGML's name of the type of most weights of a GGUF file, such as "Q4_1"; None for other models.
     """
 
     name: str
@@ -108,11 +112,18 @@ class Base:
     classifier: Any = field(default=None, repr=False)
     head: tuple[str, ...] = ()
     words: Mapping[str, str] = field(default_factory=dict)
+    kind: str | None = None
 
     @property
     def weights(self) -> str | None:
-        """How the frozen weights are held, for the card: "bfloat16", or in 4 bits; None for float32."""
-        return self.quantization or ("bfloat16" if self.bytes_each == 2 else None)
+        """What the card says of the frozen weights: a GGUF file's rounding, "bfloat16", or 4 bits; None for float32."""
+        held = self.quantization or ("bfloat16" if self.bytes_each == 2 else None)
+        return ", held as ".join(filter(None, (self.kind and rounding(self.kind), held))) or None
+
+    def check_memory(self) -> None:
+        """Raise ConfigError, before a record is read, if the weights of a checkpoint do not fit in memory."""
+        if self.checkpoint is not None and not self.quantization:
+            check_memory(self.checkpoint.source, int(self.frozen_bytes))
 
     @cached_property
     def named(self) -> NamedBase:
@@ -123,7 +134,7 @@ class Base:
             held = "4 bits" if self.quantization else dtype
             return NamedBase(self.name, None, self.identity, held)
         digest = digest_of_weights(self.checkpoint.source, self.checkpoint.revision)
-        return NamedBase(self.name, self.revision, digest)
+        return NamedBase(self.name, self.revision, digest, kind=self.kind)
 
     @property
     def pairs(self) -> int:
@@ -157,8 +168,8 @@ def open_base(model: Any, settings: JobSettings, revision: str | None = None, to
     """Check a model and its tokenizer within seconds.
 
     Args:
-        model: a hub id (with ``revision``), a folder, or a transformers model, which then must be frozen and needs
-            ``tokenizer``.
+        model: a hub id (with ``revision``), a folder, a GGUF file, ``package:NAME``, or a transformers model, which
+            then must be frozen and needs ``tokenizer``.
 
     Raises: ConfigError naming what is missing: files, a causal form, target modules, padding.
     """
@@ -193,10 +204,11 @@ def open_base(model: Any, settings: JobSettings, revision: str | None = None, to
             tokenizer.padding_side = "right"
         if settings.gradient_checkpointing:
             layers_of(empty)
-        name, unused = name_of(str(model)), _check_files(checkpoint, empty, head)
+        name, unused = name_of(checkpoint.source), _check_files(checkpoint, empty, head)
+        revision, kind = checkpoint.revision, checkpoint.kind
         found = _describe_base(empty, empty, name, revision, "", lora, tokenizer, device, checkpoint, head)
-        identity = revision or _digest_of_folder(Path(model), config)
-        found = replace(found, identity=identity, notes=(*found.notes, *unused))
+        identity = _identity_of(checkpoint, config)
+        found = replace(found, identity=identity, notes=(*found.notes, *unused), kind=kind)
         return found if labels is None else replace(found, classifier=config, vocabulary=len(labels), words=words)
     if tokenizer is None:
         raise ConfigError("tokenizer", "is missing", fix="give the tokenizer that belongs to the loaded model")
@@ -294,7 +306,7 @@ def _sizes_of(model: Any, *, quantised: bool) -> tuple[int, float]:
 
 
 def _tokenizer_of(checkpoint: ModelSource) -> Any:
-    folder = Path(checkpoint.source)
+    folder = Path(checkpoint.location)
     fix = "save the model's tokenizer in its folder, or give tokenizer"
     names = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
     bare = folder.is_dir() and not any((folder / name).is_file() for name in names)
@@ -327,6 +339,16 @@ def _checked_tokenizer(tokenizer: Any, rows: int) -> tuple[str, ...]:
     if tokenizer.pad_token_id == tokenizer.eos_token_id:
         return ("the tokenizer has no padding token of its own: the end-of-text token pads, without loss",)
     return ()
+
+
+def _identity_of(checkpoint: ModelSource, config: Any) -> str:
+    """The commit of a hub id, the digest of a GGUF file, or one of a folder, wherever it lies."""
+    path = path_of(checkpoint.source)
+    if path is not None and path.is_file():
+        return sha256_once(path)
+    if checkpoint.revision is not None and not is_packaged(checkpoint.source):
+        return checkpoint.revision
+    return _digest_of_folder(Path(checkpoint.location), config)
 
 
 def _digest_of_folder(folder: Path, config: Any) -> str:

@@ -19,6 +19,8 @@ from dptune.job.named_base import NamedBase
 from dptune.privacy.certificate import SearchCertificate
 from dptune.privacy.ledger_file import LedgerContents
 from dptune.records.reading.template import template_columns
+from dptune.training.models.model_names import GGUF
+from dptune.training.models.model_packages import is_packaged
 
 START, END = "<!-- dptune: checked by `dptune verify` -->", "<!-- dptune: end -->"
 #: Names of the rows with figures that earlier versions rounded to the nearest.
@@ -131,10 +133,11 @@ def _measured(result: Mapping[str, Any]) -> list[str]:
 
 def _use(result: Mapping[str, Any]) -> list[str]:
     return [
+        *_imports(result),
         "from peft import PeftModel",
         f"from transformers import {_loader(result)}",
         "",
-        f'base = {_loader(result)}.from_pretrained("{result["base"]}"{_revision(result)})',
+        f"base = {_loader(result)}.from_pretrained({_place(result)})",
         'model = PeftModel.from_pretrained(base, "this folder")',
     ]
 
@@ -142,12 +145,13 @@ def _use(result: Mapping[str, Any]) -> list[str]:
 def _use_of_classifier(result: Mapping[str, Any]) -> list[str]:
     return [
         "import json",
+        *_imports(result),
         "from peft import PeftModel",
         "from transformers import AutoModelForSequenceClassification, AutoTokenizer",
         "",
         'labels, tokenizer = json.load(open("this folder/labels.json")), AutoTokenizer.from_pretrained("this folder")',
         "base = AutoModelForSequenceClassification.from_pretrained(",
-        f'    "{result["base"]}"{_revision(result)}, num_labels=len(labels), pad_token_id=tokenizer.pad_token_id',
+        f"    {_place(result)}, num_labels=len(labels), pad_token_id=tokenizer.pad_token_id",
         ")",
         'model = PeftModel.from_pretrained(base, "this folder").eval()',
         'labels[int(model(**tokenizer("a text", return_tensors="pt")).logits.argmax())]',
@@ -174,12 +178,13 @@ def _use_of_words(result: Mapping[str, Any]) -> list[str]:
         text = f'said["template"].format_map({json.dumps(values, ensure_ascii=False)})'
     return [
         "import json",
+        *_imports(result),
         "from peft import PeftModel",
         f"from transformers import {_loader(result)}, AutoTokenizer",
         "",
         'said, labels = json.load(open("this folder/words.json")), json.load(open("this folder/labels.json"))',
         'tokenizer = AutoTokenizer.from_pretrained("this folder", truncation_side="left")',
-        f'base = {_loader(result)}.from_pretrained("{result["base"]}"{_revision(result)})',
+        f"base = {_loader(result)}.from_pretrained({_place(result)})",
         'model = PeftModel.from_pretrained(base, "this folder").eval()',
         'words = [tokenizer(said["words"][label], add_special_tokens=False)["input_ids"][0] for label in labels]',
         f"text = {text}",
@@ -352,8 +357,17 @@ def _loader(result: Mapping[str, Any]) -> str:
     return str(result.get("loaded_by", "AutoModelForCausalLM"))
 
 
-def _revision(result: Mapping[str, Any]) -> str:
-    return f', revision="{result["revision"]}"' if result["revision"] else ""
+def _imports(result: Mapping[str, Any]) -> list[str]:
+    """The line that a base model in a package or a GGUF file needs, which only dptune finds."""
+    return ["from dptune import model_folder"] if "model_folder" in _place(result) else []
+
+
+def _place(result: Mapping[str, Any]) -> str:
+    """The arguments by which ``from_pretrained`` finds the base model."""
+    base, revision = str(result["base"]), result["revision"]
+    if is_packaged(base) or base.endswith(GGUF):
+        return f'model_folder("{base}")'
+    return f'"{base}"' + (f', revision="{revision}"' if revision else "")
 
 
 def _up(epsilon: float) -> str:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from dptune.core.files import read_json
+from dptune.training.models.model_names import rounding
 
 #: File of a delivered folder. Folders that earlier versions delivered lack it.
 BASE = "base.json"
@@ -19,19 +20,22 @@ class NamedBase:
     """The base model of a deliverable, which holds adapters alone. Public.
 
     Attributes:
-        name: a hub id, or the last part of a folder's path.
-        revision: the commit of a hub id; None for a folder.
+        name: a hub id, a package, or the last part of a path.
+        revision: the commit of a hub id, or the version of a package; None for a folder or a GGUF file.
         sha256: digest of its configuration and weights, see ``training.weight_files.digest_of_weights``. Of a model
             given from Python, of its numbers in memory (``training.model.frozen_fingerprint``). None where the weights
             were converted while they were loaded, so that no file here holds them.
         in_memory: type of the numbers of a model given from Python, such as "float32", or "4 bits"; None for other
             models.
+        kind: GGML's name of the type of most weights of a GGUF file, such as "Q4_1"; None for other models. ``sha256``
+            is then that of the file.
     """
 
     name: str
     revision: str | None
     sha256: str | None
     in_memory: str | None = None
+    kind: str | None = None
 
     @property
     def known_as(self) -> str:
@@ -44,11 +48,12 @@ class NamedBase:
         if self.sha256 is None:
             return f"{self.known_as}; no digest of its weights"
         of = f"its numbers in memory ({self.in_memory})" if self.in_memory else "its configuration and weights"
-        return f"{self.known_as}; SHA-256 of {of} {self.sha256}"
+        row = f"{self.known_as}; SHA-256 of {'its GGUF file' if self.kind else of} {self.sha256}"
+        return f"{row}; {rounded}" if self.kind and (rounded := rounding(self.kind)) else row
 
     def to_dict(self) -> dict[str, Any]:
-        """The content of ``BASE``."""
-        return asdict(self)
+        """The content of ``BASE``. Only a GGUF file has a kind, so that earlier versions read all other folders."""
+        return {name: value for name, value in asdict(self).items() if name != "kind" or value is not None}
 
 
 def read_base(path: Path) -> NamedBase | None:

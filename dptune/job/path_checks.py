@@ -11,7 +11,8 @@ from dptune.core.files import POINTER, sha256, why_unreadable
 from dptune.privacy.certificate import FILE as CERTIFICATE
 from dptune.privacy.run_folder import RunFolder
 from dptune.records.reading.source import RecordSource, is_hub_name
-from dptune.training.models.model_names import ADAPTER, check_pinned
+from dptune.training.models.model_names import ADAPTER, GGUF, revision_of
+from dptune.training.models.model_packages import is_packaged
 
 #: Files that transformers opens of a checkpoint's folder beside its weights, where it has them.
 MODEL_FILES = ("config.json", "tokenizer.json", "tokenizer_config.json", "tokenizer.model")
@@ -21,7 +22,14 @@ Kind = Literal["run", "search"]
 
 def check_model(source: str, revision: str | None) -> str:
     """The source of a model. Raises: ConfigError for a path that is no checkpoint, or a hub id without its commit."""
+    if is_packaged(source):
+        revision_of(source, revision)
+        return source
     path = Path(source).expanduser()
+    if path.suffix == GGUF and path.exists():
+        if what := why_unreadable(path):
+            raise ConfigError("model.source", f"{path} {what}", fix="copy or download it again")
+        return str(path)
     if path.is_dir():
         config = path / "config.json"
         if (what := why_unreadable(config)) == "is missing" and (path / ADAPTER).is_file():
@@ -37,10 +45,9 @@ def check_model(source: str, revision: str | None) -> str:
                 raise ConfigError("model.source", f"{file} {what}", fix=fix)
         return str(path)
     if path.exists() or source.startswith((".", "/", "~")) or source.count("/") > 1:
-        raise ConfigError(
-            "model.source", f"{source!r} is not a folder", fix="check the path of the checkpoint's folder"
-        )
-    check_pinned(source, revision)
+        problem, fix = f"{source!r} is not a folder, or a GGUF file", "check the path of the checkpoint"
+        raise ConfigError("model.source", problem, fix=fix)
+    revision_of(source, revision)
     return source
 
 

@@ -55,8 +55,9 @@ def tune(
     is not in that folder; ``telemetry="private"`` does not compute it and holds nobody out.
 
     Args:
-        model: a folder, a hub id with ``revision``, or a transformers model with its ``tokenizer``; the latter is
-            frozen, and gets no adapters itself.
+        model: a folder, a GGUF file, ``package:NAME`` (an installed package that holds a model), a hub id with
+            ``revision``, or a transformers model with its ``tokenizer``; the latter is frozen, and gets no adapters
+            itself.
         records: a path, a list of dicts, a ``datasets.Dataset``, a ``pandas.DataFrame`` or a ``pyarrow.Table``.
         delta: None takes a power of ten at or below 1 / (10 x units).
         unit: column whose values are protected as a whole; None protects single records.
@@ -108,6 +109,7 @@ def tune(
     check_data(source)
     chosen, source = with_labels(chosen, source)
     base = open_base(model, chosen, revision, tokenizer)
+    base.check_memory()
     folder = Path(out) if out is not None else Path(tempfile.mkdtemp(prefix="dptune-")) / "tuned"
     asked = None if search is None else SearchSettings.of(search, candidates=candidates)
     check_folder(folder, "run" if asked is None or asked.score.on == "rehearsal" else "search")

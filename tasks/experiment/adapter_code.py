@@ -1,6 +1,7 @@
 """Scores texts with a LoRA adapter. MLflow keeps this file beside an adapter's weights, and runs it on load.
 
-It needs MLflow, PEFT, PyTorch and transformers, and not dptune. Weights are safetensors: nothing is unpickled.
+It needs MLflow, PEFT, PyTorch and transformers, and dptune only for a base in a package or a GGUF file.
+Weights are safetensors: nothing is unpickled.
 """
 
 from __future__ import annotations
@@ -30,8 +31,14 @@ class ScoringAdapter(PythonModel):
         """
         config = context.model_config
         base, revision = config["base"], config["revision"]
+        path = Path(base)
+        if base.startswith("package:") or base.endswith(".gguf"):
+            from dptune import model_folder  # which finds such a base, and nothing else here needs
+            from dptune.training.models.model_names import path_of
+
+            path, base = path_of(base) or path, model_folder(base, config["dtype"])
         if config["base_sha256"]:
-            _check_base(Path(base), config["base_sha256"])
+            _check_base(path, config["base_sha256"])
         self.width = int(config["max_length"])
         self.tokenizer = AutoTokenizer.from_pretrained(base, revision=revision, trust_remote_code=False)
         compute = getattr(torch, config["dtype"])
@@ -70,11 +77,14 @@ class ScoringAdapter(PythonModel):
 
 def _check_base(folder: Path, expected: str) -> None:
     """Check that a local base model is the one that the adapter was trained on: on another, it predicts nonsense."""
-    if not folder.is_dir():
+    if not folder.exists():
         raise ValueError(f"the base model {folder} is not a folder here. Fix: {_OVERRIDE}.")
-    files = sorted(path for path in folder.iterdir() if path.is_file())
-    lines = "".join(f"{path.name} {_digest(path)}\n" for path in files)
-    if hashlib.sha256(lines.encode()).hexdigest() != expected:
+    if folder.is_file():  # GGUF
+        found = _digest(folder)
+    else:
+        files = sorted(path for path in folder.iterdir() if path.is_file())
+        found = hashlib.sha256("".join(f"{path.name} {_digest(path)}\n" for path in files).encode()).hexdigest()
+    if found != expected:
         raise ValueError(f"the base model {folder} is not the one that the adapter was trained on. Fix: {_OVERRIDE}.")
 
 

@@ -24,7 +24,7 @@ from dptune.job.deliverable import write_card
 from dptune.job.named_base import BASE, NamedBase
 from dptune.job.settings import rows_of
 from dptune.privacy.run_folder import RunFolder
-from dptune.training.models.model_names import name_of
+from dptune.training.models.model_names import name_of, path_of
 from dptune.training.models.weight_files import digest_of_weights
 from tasks.experiment.cells import Cell, model_digest
 from tasks.experiment.result import CellResult
@@ -59,18 +59,19 @@ def write_deliverable(cell: Cell, directory: Path, target: Path) -> str:
     shutil.copyfile(folder.ledger, target / folder.ledger.name)
     base, same = cell.model, model_digest(cell.model) == cell.inputs["model"]  # else another lies there by now
     digest = digest_of_weights(base.source, base.revision) if same else None
-    write_json(target / BASE, NamedBase(name_of(base.source), base.revision, digest).to_dict())
+    source = base.weights
+    write_json(target / BASE, NamedBase(name_of(base.source), source.revision, digest, kind=source.kind).to_dict())
     return write_card(target, _told(cell, result))
 
 
 def _told(cell: Cell, result: CellResult) -> dict[str, Any]:
     """What the card tells besides the ledger: settings, and perplexity of public records."""
     public = [figures[PUBLIC_PERPLEXITY.name] for figures in (result.before, result.after)]
-    training = asdict(cell.training)
+    training, rounded = asdict(cell.training), cell.model.weights.rounding
     shown = ("expected_batch_size", "epochs", "learning_rate", "max_length", "records_per_unit")
     return {
         "base": name_of(cell.model.source),
-        "revision": cell.model.revision,
+        "revision": cell.model.weights.revision,
         "loaded_by": _loader(cell),
         "perplexity": {PUBLIC: public},
         "settings": {
@@ -82,7 +83,7 @@ def _told(cell: Cell, result: CellResult) -> dict[str, Any]:
             "LoRA rank": cell.lora.rank,
             "LoRA alpha": cell.lora.alpha,
             **rows_of(cell.lora, besides=("rank", "alpha")),
-            "base weights": f"{cell.model.dtype}{', 4 bits' if cell.model.load_in_4bit else ''}",
+            "base weights": ", ".join(filter(None, (rounded, cell.model.dtype, cell.model.load_in_4bit and "4 bits"))),
             "seed of the start": cell.seed,
         },
     }
@@ -102,7 +103,7 @@ def _save(target: Path, adapter: Path, cell: Cell) -> None:
     from mlflow.types import ColSpec, Schema
 
     outputs = Schema([ColSpec("double", "log_likelihood"), ColSpec("long", "tokens")])
-    local = Path(cell.model.source).is_dir()
+    local = path_of(cell.model.source) is not None
     packages = [*_PACKAGES, "bitsandbytes"] if cell.model.load_in_4bit else _PACKAGES
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # it asks for an example of an input, which would be stored

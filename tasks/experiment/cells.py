@@ -35,6 +35,7 @@ from dptune.mechanisms.registry import (
 from dptune.privacy.run_folder import RunFolder
 from dptune.privacy.set_aside import fresh_start
 from dptune.records.parquet_file import read_about
+from dptune.training.models.model_names import path_of
 from tasks.identity import changes, name_digest
 from tasks.paths import EVAL, PUBLIC_VALIDATION, RUNS, TRAIN
 from tasks.settings.experiment import Model
@@ -239,11 +240,15 @@ def shared_digests(model: Model) -> dict[str, str]:
 
 def model_digest(model: Model) -> str:
     """The digest of a base model's files as they are now, or its pinned commit."""
-    local = Path(model.source)
-    if local.is_dir() and not (local / "config.json").is_file():
+    local = path_of(model.source)
+    if local is None:
+        return f"{model.source}@{model.revision}"
+    if local.is_file():
+        return sha256_once(local)
+    if not (local / "config.json").is_file():
         problem = f"{model.source!r} is not a model's folder: it has no config.json"
         raise ConfigError("experiment.models", problem, fix="give the folder of a checkpoint, or a pinned hub model")
-    return _digest_of_folder(local) if local.is_dir() else f"{model.source}@{model.revision}"
+    return _digest_of_folder(local)
 
 
 def _digest_of_folder(folder: Path) -> str:

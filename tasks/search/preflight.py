@@ -13,6 +13,7 @@ from dptune.job.weights import weights_in
 from dptune.privacy.run_folder import RunFolder
 from dptune.privacy.set_aside import runs_within
 from dptune.privacy.spent_budgets.register import Register
+from dptune.training.models.model_names import path_of
 from tasks.paths import EVAL, PUBLIC_MODEL, PUBLIC_VALIDATION, SPENT
 from tasks.search.request import folder_of, model_of
 from tasks.settings.params import Settings
@@ -55,7 +56,8 @@ def _asked(settings: Settings) -> str:
     """A digest of all settings, of the code of plug-ins, and of the sizes and times of the files that a search reads or
     made."""
     given = [settings.data.path, settings.data.public, TRAIN_SIDE, EVAL, ATTACK_SIDE, PUBLIC_VALIDATION]
-    folders = [PUBLIC_MODEL, Path(model_of(settings)[1].source), RunFolder(folder_of(settings)).adapter]
+    given.append(path_of(model_of(settings)[1].source))
+    folders = [PUBLIC_MODEL, RunFolder(folder_of(settings)).adapter]
     inside = [path for folder in (*filter(None, given), *folders) if folder.is_dir() for path in folder.rglob("*")]
     states = [
         (path.stat().st_size, path.stat().st_mtime_ns)

@@ -22,11 +22,11 @@ _RUNNER = re.compile(r"threads|dask|ray|(tcp|tls|ray)://[^\s/]+:\d+")
 
 
 class Model(StrictModel):
-    """A base model: hub id with its commit, or a local directory, which a stage may make later.
+    """A base model: hub id with its commit, an installed package, or a local path, which a stage may make later.
 
     Attributes:
-        source: hub id or folder.
-        revision: 40-digit commit of a hub id, which needs one.
+        source: hub id, folder, GGUF file, or package:NAME, an installed package that holds either.
+        revision: 40-digit commit of a hub id, which needs one; of a package its version, which may be left out.
         dtype: dtype of the frozen weights, in 4 bits of the products with them; adapters are float32.
         load_in_4bit: hold the weights of linear layers in 4 bits (bitsandbytes' NF4).
     """

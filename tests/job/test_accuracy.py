@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dptune.cli.accuracy import no_better, printed_scores, standard_error
+from dptune.cli.accuracy import comparison, printed_scores, standard_error
 
 
 def test_the_standard_error_is_that_of_a_mean_of_coins() -> None:
@@ -14,12 +14,25 @@ def test_the_standard_error_is_that_of_a_mean_of_coins() -> None:
 
 @pytest.mark.parametrize(("accuracy", "better"), [(0.4, False), (0.509, False), (0.52, False), (0.564, True)])
 def test_within_one_standard_error_it_is_no_better(accuracy: float, better: bool) -> None:
-    said = no_better({"accuracy": accuracy, "largest_class": 0.509}, 872)
-    assert (said is None) is better
-    if said:
-        assert said.startswith(
-            f"No better than a constant answer: accuracy {accuracy:g} with a standard error of 0.017"
-        )
+    said = comparison({"accuracy": accuracy, "largest_class": 0.509}, 872)
+    head = "Better than a constant answer" if better else "No better than a constant answer"
+    assert said.startswith(f"{head}: accuracy {accuracy:g} with a standard error of 0.017 on 872 records;")
+    assert said.endswith("always saying the most frequent label has 0.509.")
+
+
+@pytest.mark.parametrize(
+    ("accuracy", "untuned", "head"),
+    [
+        (0.7, 0.5, "Better than a constant answer, and than no tuning:"),
+        (0.7, 0.69, "Better than a constant answer, and no better than no tuning:"),
+        (0.6, 0.5, "No better than a constant answer, but better than no tuning:"),
+        (0.6, 0.6, "No better than a constant answer, and no better than no tuning:"),
+    ],
+)
+def test_no_tuning_is_compared_too(accuracy: float, untuned: float, head: str) -> None:
+    said = comparison({"accuracy": accuracy, "largest_class": 0.6}, 400, {"accuracy": untuned})
+    assert said.startswith(head)
+    assert said.endswith(f"and the model before tuning had {untuned:g}.")
 
 
 def test_people_read_what_the_largest_class_is() -> None:

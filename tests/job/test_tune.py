@@ -25,7 +25,7 @@ from typer.testing import CliRunner, Result
 
 import dptune
 from dptune.cli import app
-from dptune.cli.tune_result import no_gain
+from dptune.cli.tune_result import gains
 from dptune.core.errors import ConfigError, DptuneError
 from dptune.job import run
 from dptune.job.base_model import open_base
@@ -79,6 +79,7 @@ def test_each_kind_of_file_becomes_an_adapter_that_loads_and_verifies(name: str,
     told = re.findall(r"perplexity_(?:before|after)_held_out +│ (\S+)", done.stdout)
     before, after = map(float, told)
     assert ("No better than the base model: perplexity of held-out" in done.stdout) is (after >= before)
+    assert ("Better than no tuning: perplexity of held-out" in done.stdout) is (after < before)
     for gloss in ("(what is proved)", "(leaks of the controller ignored)", "not measured"):
         assert gloss in done.stdout
     assert "epsilon_certified is the one that counts: " in done.stdout
@@ -104,9 +105,9 @@ def test_each_kind_of_file_becomes_an_adapter_that_loads_and_verifies(name: str,
 
 @pytest.mark.parametrize(("after", "told"), [(2.9, True), (2.6, True), (math.nan, True), (2.5, False)])
 def test_a_model_that_training_made_no_better_is_called_so(after: float, told: bool) -> None:
-    said = list(no_gain(SimpleNamespace(perplexity={HELD_OUT: (2.6, after)})))
-    assert len(said) == told
-    assert all(f"was 2.6, and is {after:.4g}" in sentence for sentence in said)
+    (said,) = gains(SimpleNamespace(perplexity={HELD_OUT: (2.6, after)}))
+    assert said.startswith("No better than the base model") is told
+    assert said.startswith(f"Better than no tuning: perplexity of {HELD_OUT} is 2.5, and was 2.6.") is not told
 
 
 def test_python_rows_and_a_loaded_model(tmp_path: Path) -> None:

