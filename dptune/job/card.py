@@ -6,7 +6,6 @@ other line follows from private records: figures of held-out ones stay in the ru
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from decimal import ROUND_CEILING, Context
@@ -15,12 +14,10 @@ from typing import Any
 
 from dptune.core.digits import at_most
 from dptune.core.metric import CHANGES
+from dptune.job.card_code import cell, rule_of_words, use, use_of_classifier, use_of_words
 from dptune.job.named_base import NamedBase
 from dptune.privacy.certificate import SearchCertificate
 from dptune.privacy.ledger_file import LedgerContents
-from dptune.records.reading.template import template_columns
-from dptune.training.models.model_names import GGUF
-from dptune.training.models.model_packages import is_packaged
 
 START, END = "<!-- dptune: checked by `dptune verify` -->", "<!-- dptune: end -->"
 #: Names of the rows with figures that earlier versions rounded to the nearest.
@@ -109,9 +106,9 @@ def card_text(section: str, result: Mapping[str, Any], epsilon: float) -> str:
         "",
         "## Use",
         "",
-        *([_rule_of_words(result), ""] if by_words else []),
+        *([rule_of_words(result), ""] if by_words else []),
         "```python",
-        *(_use_of_words(result) if by_words else _use_of_classifier(result) if classifies else _use(result)),
+        *(use_of_words(result) if by_words else use_of_classifier(result) if classifies else use(result)),
         "```",
         "",
         "`dptune verify` with this folder computes each epsilon again, and compares the section Privacy with it.",
@@ -129,67 +126,6 @@ def _measured(result: Mapping[str, Any]) -> list[str]:
     if PUBLIC not in told:
         return ["Not shown: figures come only from public records, and none were given."]
     return [f"- {PUBLIC}: {(_scores if 'scores' in result else _perplexity)(told[PUBLIC])}"]
-
-
-def _use(result: Mapping[str, Any]) -> list[str]:
-    return [
-        *_imports(result),
-        "from peft import PeftModel",
-        f"from transformers import {_loader(result)}",
-        "",
-        f"base = {_loader(result)}.from_pretrained({_place(result)})",
-        'model = PeftModel.from_pretrained(base, "this folder")',
-    ]
-
-
-def _use_of_classifier(result: Mapping[str, Any]) -> list[str]:
-    return [
-        "import json",
-        *_imports(result),
-        "from peft import PeftModel",
-        "from transformers import AutoModelForSequenceClassification, AutoTokenizer",
-        "",
-        'labels, tokenizer = json.load(open("this folder/labels.json")), AutoTokenizer.from_pretrained("this folder")',
-        "base = AutoModelForSequenceClassification.from_pretrained(",
-        f"    {_place(result)}, num_labels=len(labels), pad_token_id=tokenizer.pad_token_id",
-        ")",
-        'model = PeftModel.from_pretrained(base, "this folder").eval()',
-        'labels[int(model(**tokenizer("a text", return_tensors="pt")).logits.argmax())]',
-    ]
-
-
-def said_words(words: Mapping[str, str]) -> str:
-    """Each label with its word, in quotes that show the space at its beginning."""
-    return ", ".join(f'{label}: "{word}"' for label, word in words.items())
-
-
-def _rule_of_words(result: Mapping[str, Any]) -> str:
-    """How a text becomes a label, as a sentence."""
-    template = result["template"]
-    put = "" if template is None else f'It is put into the template "{_cell(template)}". '
-    quoted = " or ".join(f'"{word}" ({_cell(label)})' for label, word in result["words"].items())
-    return f"How a text becomes a label: {put}The word that the model finds likeliest next decides: {quoted}."
-
-
-def _use_of_words(result: Mapping[str, Any]) -> list[str]:
-    template, text = result["template"], '"a text"'
-    if template is not None:
-        values = dict.fromkeys(template_columns(template), "a text")
-        text = f'said["template"].format_map({json.dumps(values, ensure_ascii=False)})'
-    return [
-        "import json",
-        *_imports(result),
-        "from peft import PeftModel",
-        f"from transformers import {_loader(result)}, AutoTokenizer",
-        "",
-        'said, labels = json.load(open("this folder/words.json")), json.load(open("this folder/labels.json"))',
-        'tokenizer = AutoTokenizer.from_pretrained("this folder", truncation_side="left")',
-        f"base = {_loader(result)}.from_pretrained({_place(result)})",
-        'model = PeftModel.from_pretrained(base, "this folder").eval()',
-        'words = [tokenizer(said["words"][label], add_special_tokens=False)["input_ids"][0] for label in labels]',
-        f"text = {text}",
-        'labels[int(model(**tokenizer(text, return_tensors="pt")).logits[0, -1, words].argmax())]',
-    ]
 
 
 def privacy_section(
@@ -253,7 +189,7 @@ def privacy_section(
             "",
             "Not covered:",
             "",
-            *(f"- {_cell(one)}" for one in not_covered),
+            *(f"- {cell(one)}" for one in not_covered),
             END,
         ]
     )
@@ -324,7 +260,7 @@ def _proved(certificate: SearchCertificate | None) -> str:
 
 def table(rows: Mapping[str, str]) -> list[str]:
     """Lines of a table of two columns, in which nothing can leave its cell."""
-    return ["| | |", "| --- | --- |", *(f"| {_cell(name)} | {_cell(value)} |" for name, value in rows.items())]
+    return ["| | |", "| --- | --- |", *(f"| {cell(name)} | {cell(value)} |" for name, value in rows.items())]
 
 
 def _searched(certificate: SearchCertificate, published: float) -> dict[str, str]:
@@ -350,24 +286,6 @@ def _scores(scores: Mapping[str, Sequence[float | str]]) -> str:
     parts = [f"{metric.title} {_perplexity(scores[metric.name])}" for metric in CHANGES if metric.name in scores]
     explained = "; ".join(metric.explanation for metric in CHANGES if metric.explanation)
     return f"{'; '.join(parts)}; a constant answer has accuracy {float(scores['largest_class'][1]):.4g}\n\n{explained}."
-
-
-def _loader(result: Mapping[str, Any]) -> str:
-    """transformers' automatic class that loads the base model; earlier versions loaded them all by one."""
-    return str(result.get("loaded_by", "AutoModelForCausalLM"))
-
-
-def _imports(result: Mapping[str, Any]) -> list[str]:
-    """The line that a base model in a package or a GGUF file needs, which only dptune finds."""
-    return ["from dptune import model_folder"] if "model_folder" in _place(result) else []
-
-
-def _place(result: Mapping[str, Any]) -> str:
-    """The arguments by which ``from_pretrained`` finds the base model."""
-    base, revision = str(result["base"]), result["revision"]
-    if is_packaged(base) or base.endswith(GGUF):
-        return f'model_folder("{base}")'
-    return f'"{base}"' + (f', revision="{revision}"' if revision else "")
 
 
 def _up(epsilon: float) -> str:
@@ -405,9 +323,4 @@ def _range(shown: list[str]) -> str:
 
 
 def _plain(value: Any) -> str:
-    return f"{value:.6g}" if isinstance(value, float) else _cell(str(value))
-
-
-def _cell(text: str) -> str:
-    """Text that stays within its table cell: labels and names of columns may hold any characters."""
-    return " ".join(text.replace("|", "/").replace("<", "(").replace(">", ")").split())
+    return f"{value:.6g}" if isinstance(value, float) else cell(str(value))

@@ -21,7 +21,8 @@ from peft import PeftModel
 from dptune.core.errors import ConfigError, DivergedError, DptuneError
 from dptune.core.files import forget_times, jsonable, locked, private_directory, read_json, replacing_folder, write_json
 from dptune.core.progress import Meter
-from dptune.job.card import HELD_OUT, PUBLIC, said_words
+from dptune.job.card import HELD_OUT, PUBLIC
+from dptune.job.card_code import said_words
 from dptune.job.deliverable import deliver, write_card, write_weights
 from dptune.job.path_checks import check_folder
 from dptune.job.preparation import PreparedRun

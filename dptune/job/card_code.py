@@ -1,0 +1,95 @@
+"""Code on a card: how to load the base model and the adapter, and how to ask them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from dptune.records.reading.template import template_columns
+from dptune.training.models.model_names import GGUF
+from dptune.training.models.model_packages import is_packaged
+
+
+def use(result: Mapping[str, Any]) -> list[str]:
+    return [
+        *_imports(result),
+        "from peft import PeftModel",
+        f"from transformers import {_loader(result)}",
+        "",
+        f"base = {_loader(result)}.from_pretrained({_place(result)})",
+        'model = PeftModel.from_pretrained(base, "this folder")',
+    ]
+
+
+def use_of_classifier(result: Mapping[str, Any]) -> list[str]:
+    return [
+        "import json",
+        *_imports(result),
+        "from peft import PeftModel",
+        "from transformers import AutoModelForSequenceClassification, AutoTokenizer",
+        "",
+        'labels, tokenizer = json.load(open("this folder/labels.json")), AutoTokenizer.from_pretrained("this folder")',
+        "base = AutoModelForSequenceClassification.from_pretrained(",
+        f"    {_place(result)}, num_labels=len(labels), pad_token_id=tokenizer.pad_token_id",
+        ")",
+        'model = PeftModel.from_pretrained(base, "this folder").eval()',
+        'labels[int(model(**tokenizer("a text", return_tensors="pt")).logits.argmax())]',
+    ]
+
+
+def said_words(words: Mapping[str, str]) -> str:
+    """Each label with its word, in quotes that show the space at its beginning."""
+    return ", ".join(f'{label}: "{word}"' for label, word in words.items())
+
+
+def rule_of_words(result: Mapping[str, Any]) -> str:
+    """How a text becomes a label, as a sentence."""
+    template = result["template"]
+    put = "" if template is None else f'It is put into the template "{cell(template)}". '
+    quoted = " or ".join(f'"{word}" ({cell(label)})' for label, word in result["words"].items())
+    return f"How a text becomes a label: {put}The word that the model finds likeliest next decides: {quoted}."
+
+
+def use_of_words(result: Mapping[str, Any]) -> list[str]:
+    template, text = result["template"], '"a text"'
+    if template is not None:
+        values = dict.fromkeys(template_columns(template), "a text")
+        text = f'said["template"].format_map({json.dumps(values, ensure_ascii=False)})'
+    return [
+        "import json",
+        *_imports(result),
+        "from peft import PeftModel",
+        f"from transformers import {_loader(result)}, AutoTokenizer",
+        "",
+        'said, labels = json.load(open("this folder/words.json")), json.load(open("this folder/labels.json"))',
+        'tokenizer = AutoTokenizer.from_pretrained("this folder", truncation_side="left")',
+        f"base = {_loader(result)}.from_pretrained({_place(result)})",
+        'model = PeftModel.from_pretrained(base, "this folder").eval()',
+        'words = [tokenizer(said["words"][label], add_special_tokens=False)["input_ids"][0] for label in labels]',
+        f"text = {text}",
+        'labels[int(model(**tokenizer(text, return_tensors="pt")).logits[0, -1, words].argmax())]',
+    ]
+
+
+def _loader(result: Mapping[str, Any]) -> str:
+    """transformers' automatic class that loads the base model; earlier versions loaded them all by one."""
+    return str(result.get("loaded_by", "AutoModelForCausalLM"))
+
+
+def _imports(result: Mapping[str, Any]) -> list[str]:
+    """The line that a base model in a package or a GGUF file needs, which only dptune finds."""
+    return ["from dptune import model_folder"] if "model_folder" in _place(result) else []
+
+
+def _place(result: Mapping[str, Any]) -> str:
+    """The arguments by which ``from_pretrained`` finds the base model."""
+    base, revision = str(result["base"]), result["revision"]
+    if is_packaged(base) or base.endswith(GGUF):
+        return f'model_folder("{base}")'
+    return f'"{base}"' + (f', revision="{revision}"' if revision else "")
+
+
+def cell(text: str) -> str:
+    """Text that stays within its table cell: labels and names of columns may hold any characters."""
+    return " ".join(text.replace("|", "/").replace("<", "(").replace(">", ")").split())
