@@ -27,7 +27,7 @@ from dptune.core.errors import DivergedError
 from dptune.core.files import write_json
 from dptune.core.units import RECORD
 from dptune.job.base_model import Base, open_base
-from dptune.job.card import HELD_OUT
+from dptune.job.delivery.card import HELD_OUT
 from dptune.job.preparation import PreparedRun, calibrated_schedule, prepare_sides
 from dptune.job.run import Tuned, figures_of, run
 from dptune.job.search.kinds import settings_of

@@ -18,7 +18,7 @@ from peft import get_peft_model_state_dict, set_peft_model_state_dict
 from scipy.optimize import brentq
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from dptune.core.lora import Lora
+from dptune.core.settings import Lora
 from dptune.prediction.mixture import law
 from dptune.prediction.predictor import PrivatePredictor, next_log_probabilities, weights_of
 from dptune.prediction.protocols import FixedMixture

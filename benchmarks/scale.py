@@ -29,7 +29,7 @@ import numpy as np
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from dptune.core.lora import Lora
+from dptune.core.settings import Lora
 from dptune.mechanisms.registry import build
 from dptune.privacy.accounting.renyi_filter import RenyiFilter
 from dptune.privacy.entropy import OsEntropy

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig
 
-from dptune.core.lora import Lora
+from dptune.core.settings import Lora
 from dptune.training.data import Tokens
 from dptune.training.models.model import attach_lora, fuse_activations
 

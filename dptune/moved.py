@@ -15,9 +15,9 @@ from types import ModuleType
 _PACKAGES = {"dptune.corpus": "dptune.records", "dptune.tuning": "dptune.job"}
 #: Modules that went into another package, by the package that they were in and the one that they are in.
 _MODULES = {
-    ("dptune", "dptune.core"): "bounds digits errors files plugins progress streams units step_settings update_rule",
+    ("dptune", "dptune.core"): "bounds digits errors files plugins progress streams units",
     ("dptune", "dptune.mechanisms"): "noise_search",
-    ("dptune.training", "dptune.core"): "lora",
+    ("dptune.job", "dptune.job.delivery"): "card deliverable synthetic_card weights",
     ("dptune.training", "dptune.training.models"): "causal classifier head model target_modules verbalizer "
     "weight_files pretrain public_model",
     ("dptune.training", "dptune.training.tokens"): "chat_template encoding token_file",
@@ -37,7 +37,8 @@ _MODULES = {
 }
 #: Modules with another name.
 _RENAMED = {
-    "dptune.invalid": "dptune.core.validation_errors",
+    **dict.fromkeys(("dptune.step_settings", "dptune.update_rule", "dptune.training.lora"), "dptune.core.settings"),
+    "dptune.invalid": "dptune.core.errors",
     "dptune.options": "dptune.core.overrides",
     "dptune.stopping": "dptune.core.interrupts",
     "dptune.privacy.filters": "dptune.privacy.accounting.renyi_filter",
@@ -54,10 +55,10 @@ _RENAMED = {
     "dptune.training.together": "dptune.training.gradients.shared_pass",
     "dptune.training.rehearsal": "dptune.training.gradients.gradient_check",
     "dptune.training.labelled": "dptune.training.tokens.labelled_texts",
-    "dptune.job.finished": "dptune.job.finished_adapter",
+    "dptune.job.finished": "dptune.job.delivery.finished_adapter",
     "dptune.job.places": "dptune.job.path_checks",
-    "dptune.job.verifying": "dptune.job.verification",
-    "dptune.job.loading": "dptune.job.adapter_loading",
+    "dptune.job.verifying": "dptune.job.delivery.verification",
+    "dptune.job.loading": "dptune.job.delivery.adapter_loading",
     "dptune.job.labels": "dptune.job.label_checks",
     "dptune.job.prepare": "dptune.job.preparation",
     "dptune.job.base": "dptune.job.base_model",
@@ -81,7 +82,7 @@ def place_of(name: str) -> str | None:
         >>> place_of("dptune.errors")
         'dptune.core.errors'
         >>> place_of("dptune.tuning.card")
-        'dptune.job.card'
+        'dptune.job.delivery.card'
     """
     new = name
     for old, package in _PACKAGES.items():

@@ -20,8 +20,8 @@ import typer
 from dptune.cli.console import show_progress
 from dptune.core.errors import ConfigError, DataError
 from dptune.core.files import locked, private_directory, write_text
-from dptune.job.card import has_guarantee, why_not
-from dptune.job.finished_adapter import FinishedAdapter, open_adapter
+from dptune.job.delivery.card import has_guarantee, why_not
+from dptune.job.delivery.finished_adapter import FinishedAdapter, open_adapter
 from dptune.job.path_checks import card_beside
 from dptune.privacy.ledger_file import read_ledger
 from dptune.privacy.run_folder import RunFolder

@@ -18,9 +18,9 @@ from dptune.cli.ledgers import _show_search
 from dptune.cli.step_audit import _show_audit
 from dptune.cli.tune_result import attack_of
 from dptune.core.errors import ConfigError
-from dptune.job import verification
+from dptune.job.delivery import verification
+from dptune.job.delivery.verification import CardError, consistent_certificate
 from dptune.job.search.search import certificate_of
-from dptune.job.verification import CardError, consistent_certificate
 from dptune.prediction import deployment
 from dptune.privacy.certificate import SearchCertificate
 from dptune.privacy.release import Release

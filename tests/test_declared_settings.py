@@ -20,9 +20,7 @@ from dptune.cli.tune_messages import flag
 from dptune.core.bounds import Chance, Few
 from dptune.core.declarations import check, declared, problem_of
 from dptune.core.errors import ConfigError
-from dptune.core.lora import Lora
-from dptune.core.step_settings import ScheduleSettings
-from dptune.core.update_rule import UpdateRule
+from dptune.core.settings import Lora, ScheduleSettings, UpdateRule
 from dptune.job.defaults import schedule_of
 from dptune.job.run_spec import training_plan
 from dptune.job.search.space import SEARCHED

@@ -15,8 +15,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from dptune.core.digits import at_least, at_most
-from dptune.core.errors import DptuneError
-from dptune.core.validation_errors import problem_of
+from dptune.core.errors import DptuneError, problem_of
 
 #: The usage error of click, or of typer's own copy of click.
 _UsageError: Any = typer.BadParameter.__mro__[1]

@@ -39,7 +39,7 @@ def verify(
     certified. Status 2: the ledger or folder is refused.
     """
     from dptune.cli.figures import of_certificate, of_ledger, of_winner
-    from dptune.job.verification import CARD, check_deliverable, consistent_certificate, deliverable_within
+    from dptune.job.delivery.verification import CARD, check_deliverable, consistent_certificate, deliverable_within
     from dptune.privacy.certificate import FILE, read_certificate
     from dptune.privacy.ledger_file import read_ledger
     from dptune.privacy.run_folder import RunFolder
@@ -85,7 +85,7 @@ def _say_alone(file: Path) -> None:
 
 def _end(certified: float, leaks: Sequence[str], *, no_guarantee: bool) -> None:
     """Say last that no epsilon is certified, if none is; the command then ends with status 1, unless it was asked."""
-    from dptune.job.card import NO_GUARANTEE, has_guarantee, why_not
+    from dptune.job.delivery.card import NO_GUARANTEE, has_guarantee, why_not
 
     if has_guarantee(certified):
         return
@@ -97,9 +97,9 @@ def _end(certified: float, leaks: Sequence[str], *, no_guarantee: bool) -> None:
 
 def _say(contents: LedgerContents, card: Path | None, *, searched: bool) -> None:
     """Print what was compared, and what the figures are about."""
-    from dptune.job.card import covered, has_guarantee
-    from dptune.job.named_base import NO_DIGEST, read_base
-    from dptune.job.verification import beside, compared, linked
+    from dptune.job.delivery.card import covered, has_guarantee
+    from dptune.job.delivery.named_base import NO_DIGEST, read_base
+    from dptune.job.delivery.verification import beside, compared, linked
     from dptune.prediction.protocols import PROTOCOLS
 
     if card is not None:

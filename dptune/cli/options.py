@@ -17,9 +17,8 @@ from dptune.cli.mechanisms import completions
 from dptune.cli.tune_messages import by_option, flag
 from dptune.core.declarations import Declared, declared, differing
 from dptune.core.errors import ConfigError, DptuneError
-from dptune.core.lora import Lora
 from dptune.core.overrides import assignments
-from dptune.core.step_settings import ScheduleSettings
+from dptune.core.settings import Lora, ScheduleSettings
 from dptune.job.settings import RENAMED, TuneSettings
 
 if TYPE_CHECKING:

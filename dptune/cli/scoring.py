@@ -74,8 +74,8 @@ def score(
     as_json: AsJson = False,
 ) -> None:
     """Score an adapter on records: its outputs against references, its perplexity, or a classifier's accuracy."""
+    from dptune.job.delivery.verification import adapter_within, is_classifier
     from dptune.job.path_checks import check_data, check_model
-    from dptune.job.verification import adapter_within, is_classifier
 
     adapter = adapter_within(adapter)
     classifies = is_classifier(adapter, label)

@@ -21,7 +21,7 @@ _PRINTED = 6
 
 def with_glosses(figures: Mapping[str, Any]) -> dict[str, Any]:
     """Figures of a ledger, with what the card says of each epsilon beside it."""
-    from dptune.job.card import GLOSSES, NOT_MEASURED
+    from dptune.job.delivery.card import GLOSSES, NOT_MEASURED
 
     found: dict[str, Any] = {}
     for name, value in figures.items():
@@ -46,7 +46,7 @@ def figures_of(tuned: Tuned) -> dict[str, float]:
 
 def where_figures_stay(tuned: Tuned) -> Iterator[str]:
     """A sentence for the owner where figures of held-out private records were shown."""
-    from dptune.job.card import HELD_OUT
+    from dptune.job.delivery.card import HELD_OUT
 
     if HELD_OUT in {**tuned.perplexity, **tuned.scores}:
         folder, measure = RunFolder(tuned.folder), "Accuracy" if tuned.scores else "Perplexity"

@@ -4,7 +4,7 @@ A setting is written once, as a field whose sentence stands in the docstring of 
 params.yaml, Prefect's forms, the card and the reference pages take it from here, so a new field is behind every door.
 
 Example:
-    >>> from dptune.core.update_rule import UpdateRule
+    >>> from dptune.core.settings import UpdateRule
     >>> declared(UpdateRule)["momentum"].sentence
     'Momentum of optimizer sgd.'
     >>> problem_of(declared(UpdateRule)["momentum"].kind, 1.5)

@@ -21,16 +21,16 @@ from peft import PeftModel
 from dptune.core.errors import ConfigError, DivergedError, DptuneError
 from dptune.core.files import forget_times, jsonable, locked, private_directory, read_json, replacing_folder, write_json
 from dptune.core.progress import Meter
-from dptune.job.card import HELD_OUT, PUBLIC
-from dptune.job.card_code import said_words
-from dptune.job.deliverable import deliver, write_card, write_weights
+from dptune.job.delivery.card import HELD_OUT, PUBLIC
+from dptune.job.delivery.card_code import said_words
+from dptune.job.delivery.deliverable import deliver, write_card, write_weights
+from dptune.job.delivery.verification import CARD, check_deliverable
+from dptune.job.delivery.weights import partial_of
 from dptune.job.path_checks import check_folder
 from dptune.job.preparation import PreparedRun
 from dptune.job.run_spec import job_spec
 from dptune.job.settings import FREE, as_written_now, rows_of
-from dptune.job.verification import CARD, check_deliverable
 from dptune.job.versions import VERSIONS, check_versions
-from dptune.job.weights import partial_of
 from dptune.mechanisms.planning import as_charged, planned
 from dptune.privacy.accountants import Epsilons
 from dptune.privacy.certificate import SearchCertificate

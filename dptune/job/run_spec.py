@@ -11,7 +11,7 @@ from typing import Any
 
 from dptune.core.declarations import part_of
 from dptune.core.errors import ConfigError
-from dptune.core.step_settings import ScheduleSettings
+from dptune.core.settings import ScheduleSettings
 from dptune.job.base_model import Base
 from dptune.job.settings import JobSettings
 from dptune.mechanisms.mechanism import Mechanism

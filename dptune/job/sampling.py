@@ -14,10 +14,10 @@ import torch
 from dptune.core.errors import ConfigError
 from dptune.core.files import fsync_directory, replacing, sha256, write_text
 from dptune.generation.decoding import Continuation, Decoding, check_lengths, continuations, open_ids, seeded
-from dptune.job.adapter_loading import check_base, check_vocabulary, load_adapter
-from dptune.job.finished_adapter import FinishedAdapter, open_adapter
+from dptune.job.delivery.adapter_loading import check_base, check_vocabulary, load_adapter
+from dptune.job.delivery.finished_adapter import FinishedAdapter, open_adapter
+from dptune.job.delivery.synthetic_card import synthetic_card
 from dptune.job.path_checks import card_beside, check_model, check_new_file
-from dptune.job.synthetic_card import synthetic_card
 from dptune.records.reading.read import read
 from dptune.records.reading.record import Text
 from dptune.records.reading.source import Data, RecordSource

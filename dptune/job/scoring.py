@@ -16,10 +16,10 @@ from dptune.core.files import read_json, write_text
 from dptune.generation.decoding import Decoding, decode
 from dptune.generation.mauve import Judge, check_number
 from dptune.generation.text_metrics import check_names, score
-from dptune.job.adapter_loading import check_base, check_vocabulary, load_adapter
+from dptune.job.delivery.adapter_loading import check_base, check_vocabulary, load_adapter
+from dptune.job.delivery.verification import LABELS, RECORDS, WORDS, adapter_within, check_files, is_classifier
 from dptune.job.label_checks import check_labels
 from dptune.job.preparation import DEFAULT_LABEL
-from dptune.job.verification import LABELS, RECORDS, WORDS, adapter_within, check_files, is_classifier
 from dptune.records.reading.fields import WAYS
 from dptune.records.reading.read import Records, read_and_say
 from dptune.records.reading.record import Chat, PromptTarget, Text

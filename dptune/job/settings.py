@@ -13,9 +13,7 @@ from annotated_types import Ge, Lt
 from dptune.core.bounds import Count, CountOrZero, Delta, Epochs, Epsilon, LearningRate, Rows, Seed
 from dptune.core.declarations import NAMES_NOTHING, declared, differing, names_nothing, part_of
 from dptune.core.errors import ConfigError
-from dptune.core.lora import Dropout, Lora
-from dptune.core.step_settings import BatchSize, LossOn, ScheduleSettings, Width
-from dptune.core.update_rule import Average
+from dptune.core.settings import Average, BatchSize, Dropout, Lora, LossOn, ScheduleSettings, Width
 from dptune.job.label_checks import HIDDEN, HIDDEN_NAMED, RENAME_HIDDEN
 from dptune.records.reading.spelling import spelled
 

@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from dptune.core import step_settings, update_rule
+from dptune.core import settings
 from dptune.core.errors import ConfigError
-from dptune.core.update_rule import UpdateRule
+from dptune.core.settings import UpdateRule
 from dptune.mechanisms.registry import part_names, part_version
 from dptune.privacy import accountants, entropy
 from dptune.privacy.set_aside import fresh_start, said_within
@@ -22,7 +22,7 @@ _log = logging.getLogger(__name__)
 #: Key of the versions among the settings that a run's folder keeps.
 VERSIONS = "versions"
 #: Parts that are one for all runs, and the modules whose ``VERSION`` is theirs.
-SHARED = {"loop": step_settings, "sampler": entropy, "accountant": accountants}
+SHARED = {"loop": settings, "sampler": entropy, "accountant": accountants}
 
 
 def versions_of(mechanism: str, options: Mapping[str, Any], rule: UpdateRule) -> dict[str, int]:
@@ -37,7 +37,7 @@ def versions_of(mechanism: str, options: Mapping[str, Any], rule: UpdateRule) ->
     return (
         {part: int(module.VERSION) for part, module in SHARED.items() if part not in unused}
         | {f"{kind} {name}": part_version(kind, name) for kind, name in parts.items()}
-        | {part: update_rule.VERSIONS[part] for part in rules if part in update_rule.VERSIONS}  # not "average none"
+        | {part: settings.VERSIONS[part] for part in rules if part in settings.VERSIONS}  # not "average none"
     )
 
 

@@ -5,7 +5,7 @@ it needs the noise of each gradient. Checkpoints save, check and restore what is
 that are declared. The mean of the weights is kept in ``optimizer.state`` too, so that one checkpoint holds all of it. A
 run keeps its own optimiser: other ranks have none, and runs that are stacked on one base model share no state.
 
-A new optimiser takes two files: an entry here, and its name in ``dptune.core.update_rule.Optimizer``.
+A new optimiser takes two files: an entry here, and its name in ``dptune.core.settings.Optimizer``.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any, Literal
 import torch
 
 from dptune.core.errors import ConfigError
-from dptune.core.update_rule import Optimizer, UpdateRule
+from dptune.core.settings import Optimizer, UpdateRule
 from dptune.mechanisms.clippers.clipping import PairBlocks
 from dptune.mechanisms.interfaces import Released
 from dptune.mechanisms.mechanism import Mechanism

@@ -12,8 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from dptune.core.errors import ConfigError
-from dptune.core.step_settings import StepSettings
-from dptune.core.update_rule import UpdateRule
+from dptune.core.settings import StepSettings, UpdateRule
 from dptune.mechanisms.gradient_interfaces import Gradients
 from dptune.mechanisms.interfaces import Released
 from dptune.mechanisms.mechanism import Mechanism

@@ -22,7 +22,7 @@ from dptune.records.wikitext import cleaned_articles
 from tasks.corpus.validation import write_public_narratives
 from tasks.paths import NEEDED, PUBLIC_MODEL, PUBLIC_NARRATIVES, SKIPPED
 from tasks.settings.params import load_settings
-from tasks.settings.pretrain import Pretrain
+from tasks.settings.training import Pretrain
 from tasks.stage import run_command
 
 _REASON = f"no model of experiment.models has {PUBLIC_MODEL} as its source, so it is not trained"

@@ -19,9 +19,9 @@ from typing import Any
 import yaml
 
 from dptune.core.files import read_json, write_json, write_text
-from dptune.job.card import PUBLIC
-from dptune.job.deliverable import write_card
-from dptune.job.named_base import BASE, NamedBase
+from dptune.job.delivery.card import PUBLIC
+from dptune.job.delivery.deliverable import write_card
+from dptune.job.delivery.named_base import BASE, NamedBase
 from dptune.job.settings import rows_of
 from dptune.privacy.run_folder import RunFolder
 from dptune.training.models.model_names import name_of, path_of

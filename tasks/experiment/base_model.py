@@ -5,12 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from dptune.core.declarations import declared
-from dptune.core.lora import Lora
-from dptune.core.step_settings import ScheduleSettings
+from dptune.core.settings import Lora, ScheduleSettings
 from dptune.job.base_model import Base, open_base
 from dptune.job.settings import JobSettings
-from tasks.settings.experiment import Model
-from tasks.settings.task import Task
+from tasks.settings.experiment import Model, Task
 from tasks.settings.training import TrainingSettings
 
 

@@ -21,7 +21,7 @@ from dptune.core import plugins
 from dptune.core.declarations import plain
 from dptune.core.errors import ConfigError
 from dptune.core.files import sha256, sha256_once, write_text
-from dptune.core.lora import Lora
+from dptune.core.settings import Lora
 from dptune.job.versions import versions_of
 from dptune.mechanisms.gradient_interfaces import Federation
 from dptune.mechanisms.registry import (
@@ -38,11 +38,10 @@ from dptune.records.parquet_file import read_about
 from dptune.training.models.model_names import path_of
 from tasks.identity import changes, name_digest
 from tasks.paths import EVAL, PUBLIC_VALIDATION, RUNS, TRAIN
-from tasks.settings.experiment import Model
+from tasks.settings.experiment import Model, Task
 from tasks.settings.mechanisms import epsilons_of, learning_rate_of, options_on, rule_of
 from tasks.settings.params import Settings
 from tasks.settings.strict import StrictModel
-from tasks.settings.task import Task
 from tasks.settings.training import RULE, TrainingSettings
 
 #: Name of a file in a run's folder that says that its results are in MLflow.

@@ -17,10 +17,9 @@ from dptune.mechanisms.registry import build, lacks_noise
 from dptune.records.catalogue import find_source
 from tasks.paths import CHECKED, EVAL, NEEDED, PUBLIC_MODEL, PUBLIC_VALIDATION, TRAIN
 from tasks.settings.data import Data
-from tasks.settings.experiment import Model
+from tasks.settings.experiment import Model, Task
 from tasks.settings.mechanisms import epsilons_of, learning_rate_of, options_on, rule_of
 from tasks.settings.params import Settings, load_settings
-from tasks.settings.task import Task
 from tasks.stage import run_stage
 
 _log = logging.getLogger(__name__)

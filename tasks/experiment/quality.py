@@ -25,7 +25,7 @@ from dptune.training.scores import score_classifier
 from tasks.experiment.preparation import PreparedCell
 from tasks.metrics import HELD_OUT_SCORES
 from tasks.paths import EVAL
-from tasks.settings.task import Task
+from tasks.settings.experiment import Task
 
 #: Functions from model, tokens, rows of a batch and autocast dtype to a figure, by the ``measure`` of metrics.
 MEASURES: dict[str, Callable[..., float]] = {"perplexity": perplexity}

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from dptune.core.files import put_folder, sha256
-from dptune.job.weights import written_adapter
+from dptune.job.delivery.weights import written_adapter
 from dptune.mechanisms.agents.rl import LearnedControl
 from dptune.privacy.ledger_file import LedgerContents
 from dptune.privacy.run_folder import RunFolder

@@ -23,7 +23,7 @@ from dptune.core.declarations import part_of, plain
 from dptune.core.digits import at_most
 from dptune.core.errors import DataError
 from dptune.core.files import jsonable, locked, private_directory, read_json, sha256, write_json
-from dptune.core.update_rule import UpdateRule
+from dptune.core.settings import UpdateRule
 from dptune.job.versions import versions_of
 from dptune.privacy.run_folder import RunFolder
 from dptune.privacy.set_aside import set_aside, spending_of

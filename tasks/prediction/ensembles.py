@@ -14,7 +14,7 @@ import torch
 from dptune.core.declarations import plain
 from dptune.core.errors import ConfigError
 from dptune.core.files import locked, private_directory, write_json, write_text
-from dptune.core.lora import Lora
+from dptune.core.settings import Lora
 from dptune.prediction import ensemble
 from dptune.prediction.deployment import SERVED_OPTIONS, has_answered
 from dptune.prediction.ensemble import partition

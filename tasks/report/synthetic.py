@@ -11,7 +11,7 @@ import altair as alt
 
 from dptune.core.digits import at_most
 from dptune.core.files import read_json
-from dptune.job.card import NO_GUARANTEE, has_guarantee, why_not
+from dptune.job.delivery.card import NO_GUARANTEE, has_guarantee, why_not
 from dptune.job.sampling import Sampled
 from tasks.charts.canvas import Figure, Panel, save, values
 from tasks.charts.looks import BLUE, looks

@@ -15,9 +15,9 @@ from pathlib import Path
 
 from dptune.core.errors import ConfigError, DivergedError, DptuneError
 from dptune.core.files import read_json, write_json
+from dptune.job.delivery.weights import weights_in
 from dptune.job.preparation import PreparedRun
 from dptune.job.run import Tuned, check_same
-from dptune.job.weights import weights_in
 from dptune.privacy.run_folder import RunFolder
 from dptune.privacy.set_aside import FOLDER, earlier_runs, runs_within, spending_of
 

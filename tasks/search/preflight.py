@@ -9,7 +9,7 @@ from pathlib import Path
 from dptune.core.files import forget_times, read_json, write_json
 from dptune.core.files import sha256 as digest_of
 from dptune.core.plugins import plugins_of
-from dptune.job.weights import weights_in
+from dptune.job.delivery.weights import weights_in
 from dptune.privacy.run_folder import RunFolder
 from dptune.privacy.set_aside import runs_within
 from dptune.privacy.spent_budgets.register import Register

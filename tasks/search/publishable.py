@@ -15,7 +15,7 @@ from typing import Any
 
 from dptune.core.errors import ConfigError
 from dptune.core.files import read_json
-from dptune.job.card import HELD_OUT, PUBLIC
+from dptune.job.delivery.card import HELD_OUT, PUBLIC
 from dptune.job.preparation import PreparedRun
 from dptune.job.run import Tuned, figures_of
 from dptune.job.search.space import Space

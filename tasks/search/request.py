@@ -7,8 +7,7 @@ from pathlib import Path
 
 from dptune.core.declarations import declared
 from dptune.core.errors import ConfigError
-from dptune.core.lora import Lora
-from dptune.core.step_settings import ScheduleSettings
+from dptune.core.settings import Lora, ScheduleSettings
 from dptune.core.units import RECORD
 from dptune.job.search.space import Space
 from dptune.job.settings import RENAMED, TuneSettings

@@ -1,4 +1,4 @@
-"""The section `data`: where the records come from, and whose privacy is kept."""
+"""The sections `data` and `canaries`: the records, whose privacy is kept, and the secrets planted among them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Annotated, Any
 from annotated_types import Ge, Lt
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
-from dptune.core.bounds import Rows, Seed
+from dptune.core.bounds import Few, FewOrZero, Rows, Seed
 from dptune.core.errors import ConfigError, DataError, DptuneError
 from dptune.core.units import RECORD
 from dptune.records.benchmarks import BENCHMARKS
@@ -171,3 +171,28 @@ class Data(StrictModel):
         """The user's copy of the table: DPTUNE_UCI_PATH, else ``path``."""
         given = os.environ.get("DPTUNE_UCI_PATH")
         return Path(given) if given else self.path
+
+
+class Canaries(StrictModel):
+    """Numbers of secrets to plant, each in a row of its own; nothing is planted if all are 0.
+
+    Attributes:
+        extraction: number of secrets that are always planted, to be extracted.
+        repeats: number of rows that carry each of them.
+        audit: number of secrets that a fair coin plants or leaves out; it limits the epsilon that can be shown.
+        crafted: number of gradients that an auditor adds to every run, by coins; they cost utility.
+        carrier_seed: seed of the public texts that carry secrets; the secrets and coins have none.
+    """
+
+    extraction: FewOrZero
+    repeats: Few = 1
+    audit: FewOrZero
+    crafted: FewOrZero = 0
+    carrier_seed: Seed
+
+    @field_validator("crafted")
+    @classmethod
+    def _several(cls, count: int) -> int:
+        if count == 1:
+            raise ValueError("1 is too few: use 0, or hundreds")
+        return count

@@ -8,9 +8,8 @@ from typing import Annotated, Any
 from pydantic import TypeAdapter, ValidationError
 
 from dptune.core.bounds import LearningRate
-from dptune.core.errors import ConfigError
-from dptune.core.update_rule import UpdateRule
-from dptune.core.validation_errors import problem_of
+from dptune.core.errors import ConfigError, problem_of
+from dptune.core.settings import UpdateRule
 from dptune.mechanisms.mechanism import Mechanism
 from dptune.mechanisms.options import option_names
 from dptune.mechanisms.registry import build, takes_noise

@@ -8,24 +8,20 @@ from typing import Annotated, Any
 from pydantic import Field, ValidationError, field_validator, model_validator
 
 from dptune.core.errors import ConfigError
-from dptune.core.lora import Lora
 from dptune.core.plugins import load
+from dptune.core.settings import Lora
 from dptune.core.streams import read_input
 from tasks.settings.audit import Audit
-from tasks.settings.canaries import Canaries
-from tasks.settings.data import Data
-from tasks.settings.experiment import Experiment
+from tasks.settings.data import Canaries, Data
+from tasks.settings.experiment import Experiment, Task
 from tasks.settings.library_section import LibrarySection
 from tasks.settings.mechanisms import check_entry, with_sweeps
 from tasks.settings.policy import PolicySettings
 from tasks.settings.prediction import Prediction
-from tasks.settings.pretrain import Pretrain
-from tasks.settings.refusals import refusal
 from tasks.settings.search import Search
 from tasks.settings.strict import StrictModel, as_value_error
-from tasks.settings.strict_yaml import load_yaml
-from tasks.settings.task import Task
-from tasks.settings.training import REQUIRED, TrainingSettings
+from tasks.settings.strict_yaml import load_yaml, refusal
+from tasks.settings.training import REQUIRED, Pretrain, TrainingSettings
 
 _Module = Annotated[str, Field(pattern=r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*$", max_length=200)]
 

@@ -11,12 +11,11 @@ from pydantic import ValidationError
 
 from dptune.core.bounds import Chance, Delta, Epsilon, Few, FewOrZero, Seed
 from dptune.core.errors import ConfigError
-from dptune.core.lora import Lora
+from dptune.core.settings import Lora
 from dptune.policy.language.schedule import BanditSettings
 from tasks.settings.library_section import LibrarySection, read_section
-from tasks.settings.refusals import refusal
 from tasks.settings.strict import STRICT
-from tasks.settings.strict_yaml import load_assignments
+from tasks.settings.strict_yaml import load_assignments, refusal
 
 _FEWEST_CANARIES = 12
 _LORA = Lora(rank=4, alpha=8, dropout=0.0)

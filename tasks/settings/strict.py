@@ -42,7 +42,7 @@ def as_value_error(check: Callable[..., Any], *arguments: Any) -> None:
 
 
 def text_of(error: ConfigError) -> str:
-    """Problem and fix without the field, which pydantic names; ``tasks.settings.refusals`` takes the two apart."""
+    """Problem and fix without the field, which pydantic names; ``tasks.settings.strict_yaml`` takes the two apart."""
     return f"{error.problem}. Fix: {error.fix}"
 
 

@@ -10,12 +10,11 @@ from annotated_types import Ge, Gt, Le, MinLen
 from pydantic import ValidationError
 
 from dptune.core.bounds import CountOrZero, Delta, Epsilon, Few, LearningRate, Positive, Rows, Seed
-from dptune.core.step_settings import StepSettings
+from dptune.core.settings import StepSettings
 from dptune.policy.tenants.schedule import MetaTraining
 from tasks.settings.library_section import read_section
-from tasks.settings.refusals import refusal
 from tasks.settings.strict import STRICT
-from tasks.settings.strict_yaml import load_assignments
+from tasks.settings.strict_yaml import load_assignments, refusal
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,7 +16,7 @@ from dptune.audit.text.membership import auc
 from dptune.audit.text.prompts import attack_figures, insert_secret, log_ratios, opening, secret_scores, update_scores
 from dptune.audit.verdict import Certificate
 from dptune.core.errors import ConfigError
-from dptune.core.lora import Lora
+from dptune.core.settings import Lora
 from dptune.policy.language.learner import LanguageLearner
 from dptune.policy.language.lexicon import Lexicon
 from dptune.policy.language.policy import LanguagePolicy

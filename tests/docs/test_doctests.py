@@ -53,14 +53,14 @@ WITHOUT = {
     "dptune.training.spec.RunSpec",
     "dptune.training.spec.TrainingPlan",
     "dptune.training.spec.header_of",
-    "dptune.job.finished_adapter.FinishedAdapter",
-    "dptune.job.finished_adapter.open_adapter",
+    "dptune.job.delivery.finished_adapter.FinishedAdapter",
+    "dptune.job.delivery.finished_adapter.open_adapter",
     "dptune.job.run.Tuned",
     "dptune.job.sampling.Sampled",
     "dptune.job.sampling.sample",
     "dptune.job.suggest.Suggestion",
     "dptune.job.suggest.suggest",
-    "dptune.job.verification.check_deliverable",
+    "dptune.job.delivery.verification.check_deliverable",
 }
 
 

@@ -21,8 +21,7 @@ from dptune.audit.one_run import one_run
 from dptune.audit.step import audit_step
 from dptune.audit.text.membership import membership_report
 from dptune.audit.updates import audit_updates
-from dptune.core.lora import Lora
-from dptune.core.update_rule import UpdateRule
+from dptune.core.settings import Lora, UpdateRule
 from dptune.mechanisms.agents.linear_agent import PARAMETERS
 from dptune.mechanisms.interfaces import Observation, RunFacts
 from dptune.mechanisms.planning import Schedule, calibrated, fitted, price

@@ -17,10 +17,10 @@ from typing import Any
 
 import yaml
 
-from dptune.core import update_rule
+from dptune.core import settings
 from dptune.core.declarations import defaults_of, plain
-from dptune.core.lora import Lora
 from dptune.core.plugins import is_outside
+from dptune.core.settings import Lora
 from dptune.job.versions import SHARED
 from dptune.mechanisms.options import option_defaults
 from dptune.mechanisms.registry import PARTS, part_version
@@ -30,10 +30,9 @@ from dptune.prediction.shard_tuning import ShardTuning
 from tasks.experiment.cells import Cell
 from tasks.identity import ROOT
 from tasks.settings.audit import Audit
-from tasks.settings.experiment import Model
+from tasks.settings.experiment import Model, Task
 from tasks.settings.prediction import Prediction
 from tasks.settings.rlhf import Rlhf
-from tasks.settings.task import Task
 from tasks.settings.tenants import Tenants
 from tasks.settings.training import TrainingSettings
 from tests.golden.runs import RUNS, Figures
@@ -85,13 +84,13 @@ def versions() -> dict[str, int]:
     kinds = {part: part_version(*part.split(" ")) for part in own_parts()}
     shared = {part: int(module.VERSION) for part, module in SHARED.items()}
     results = {name: int(import_module(module).VERSION) for name, module in RESULTS.items()}
-    return dict(sorted((shared | update_rule.VERSIONS | kinds | results).items()))
+    return dict(sorted((shared | settings.VERSIONS | kinds | results).items()))
 
 
 def place_of(part: str) -> str:
     """The file in which a part's version is raised, and how it is called there."""
-    if part in update_rule.VERSIONS:
-        return f'VERSIONS["{part}"] in dptune/core/update_rule.py'
+    if part in settings.VERSIONS:
+        return f'VERSIONS["{part}"] in dptune/core/settings.py'
     if part in own_parts():
         cls = own_parts()[part]
         return f"{cls.__name__}.VERSION in {Path(inspect.getfile(cls)).relative_to(ROOT)}"

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from dptune.core import update_rule
+from dptune.core import settings
 from dptune.mechanisms.agents import linear_agent
 from dptune.mechanisms.registry import MECHANISMS
 from dptune.privacy import accountants
@@ -45,7 +45,7 @@ def test_the_figures_were_made_with_the_present_versions() -> None:
 
 def test_every_part_has_a_golden_run_and_a_version_of_its_own() -> None:
     used = {part for golden in RUNS.values() for part in golden.uses}
-    assert used >= {*table.own_parts(), *update_rule.VERSIONS, *table.SHARED, *table.RESULTS}
+    assert used >= {*table.own_parts(), *settings.VERSIONS, *table.SHARED, *table.RESULTS}
     for part, cls in table.own_parts().items():
         assert "VERSION" in vars(cls), f"{part}: give {cls.__name__} a VERSION = 1 of its own"
     for part, version in table.versions().items():
@@ -167,7 +167,7 @@ def test_one_per_cent_more_is_noticed_and_the_sentence_says_what_to_raise(
 
 
 def test_no_plant_is_missing() -> None:
-    assert {*table.own_parts(), *update_rule.VERSIONS, *table.SHARED} - {"noise none"} <= {*PLANTS}
+    assert {*table.own_parts(), *settings.VERSIONS, *table.SHARED} - {"noise none"} <= {*PLANTS}
 
 
 def test_a_raised_version_asks_for_new_figures_and_rounding_is_no_change() -> None:
@@ -204,7 +204,7 @@ def test_a_changed_default_names_what_to_raise_and_a_new_one_is_only_recorded() 
     assert "Lora.alpha was 16 and is 8" in of_lora
     ensembles = {"ensembles": table.versions()["ensembles"] - 1}  # raised already; the others are not
     of_lora, _ = table.problems_of_defaults(known | {"versions": known["versions"] | ensembles}, other)
-    places = [f"VERSION in {file}" for file in ("dptune/core/step_settings.py", "tasks/policy/rlhf.py")]
+    places = [f"VERSION in {file}" for file in ("dptune/core/settings.py", "tasks/policy/rlhf.py")]
     assert f"raise {' and '.join(places)} and VERSION in tasks/policy/tenants.py by 1" in of_lora
     assert "Task.beams was 1 and is gone" in of_task
     new["Lora"]["another"] = None

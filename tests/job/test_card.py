@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dptune.core.files import write_text
-from dptune.job import verification
-from dptune.job.card import END, HELD_OUT, PUBLIC, START, card_text, privacy_section, score_text
-from dptune.job.verification import CARD, CONFIG, WEIGHTS, CardError, check_deliverable, section_of
+from dptune.job.delivery import verification
+from dptune.job.delivery.card import END, HELD_OUT, PUBLIC, START, card_text, privacy_section, score_text
+from dptune.job.delivery.verification import CARD, CONFIG, WEIGHTS, CardError, check_deliverable, section_of
 from dptune.privacy.certificate import SearchCertificate
 from dptune.privacy.ledger import Ledger
 from dptune.privacy.ledger_file import LedgerContents, read_ledger

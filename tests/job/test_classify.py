@@ -24,12 +24,12 @@ from dptune.cli import app
 from dptune.core.errors import ConfigError, DataError
 from dptune.job import run_spec
 from dptune.job.base_model import open_base
-from dptune.job.card import HELD_OUT, PUBLIC
 from dptune.job.defaults import schedule_of
+from dptune.job.delivery.card import HELD_OUT, PUBLIC
+from dptune.job.delivery.verification import CardError, check_deliverable
 from dptune.job.preparation import prepare, with_labels
 from dptune.job.settings import TuneSettings
 from dptune.job.suggest import suggest
-from dptune.job.verification import CardError, check_deliverable
 from dptune.records.reading.read import read
 from dptune.records.reading.record import Labelled, Record
 from dptune.records.reading.source import RecordSource

@@ -23,14 +23,14 @@ from dptune.cli import app
 from dptune.core.errors import DivergedError
 from dptune.core.files import NO_TIME, read_json
 from dptune.job import run as tuning_run
-from dptune.job.card import HELD_OUT, PUBLIC
-from dptune.job.deliverable import deliver as deliver_folder
+from dptune.job.delivery.card import HELD_OUT, PUBLIC
+from dptune.job.delivery.deliverable import deliver as deliver_folder
+from dptune.job.delivery.verification import check_deliverable
+from dptune.job.delivery.weights import partial_of
 from dptune.job.run import Tuned
 from dptune.job.search import candidates as candidates_module
 from dptune.job.search.plan import Plan
 from dptune.job.search.space import Space
-from dptune.job.verification import check_deliverable
-from dptune.job.weights import partial_of
 from dptune.privacy.run_folder import RunFolder
 from dptune.privacy.selection_law import SelectionLaw
 from dptune.training.data import Tokens

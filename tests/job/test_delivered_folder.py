@@ -18,8 +18,8 @@ import dptune
 from dptune.cli import app
 from dptune.core.errors import DptuneError
 from dptune.core.files import sha256
-from dptune.job.card import END, START
-from dptune.job.verification import CARD, CONFIG, RECORDS, WEIGHTS, check_deliverable, section_of
+from dptune.job.delivery.card import END, START
+from dptune.job.delivery.verification import CARD, CONFIG, RECORDS, WEIGHTS, check_deliverable, section_of
 
 LEDGER = "ledger.jsonl"
 Change = Callable[[Path], object]

@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 
 from dptune import tune
 from dptune.cli import app
-from dptune.core.lora import Lora
+from dptune.core.settings import Lora
 from dptune.job.base_model import open_base
 from dptune.job.search import search as search_module
 from dptune.job.settings import TuneSettings

@@ -20,14 +20,15 @@ from typer.testing import CliRunner
 
 from dptune import tune
 from dptune.cli import app
-from dptune.job import run, verification
-from dptune.job.card import END, SENTENCE, START
+from dptune.job import run
+from dptune.job.delivery import verification
+from dptune.job.delivery.card import END, SENTENCE, START
+from dptune.job.delivery.verification import CARD, CardError, check_deliverable, consistent_certificate, section_of
 from dptune.job.run import Tuned
 from dptune.job.search.candidates import SearchRun, prepared_candidate
 from dptune.job.search.journal import Journal
 from dptune.job.search.plan import Plan
 from dptune.job.search.search import certificate_of, plan_of_search
-from dptune.job.verification import CARD, CardError, check_deliverable, consistent_certificate, section_of
 from dptune.privacy.certificate import SearchCertificate
 from dptune.privacy.entropy import OsEntropy
 from dptune.privacy.ledger import Ledger

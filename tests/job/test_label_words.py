@@ -18,15 +18,15 @@ from typer.testing import CliRunner, Result
 import dptune
 from dptune.cli import app
 from dptune.core.errors import ConfigError
-from dptune.core.lora import Lora
+from dptune.core.settings import Lora
 from dptune.job.base_model import open_base
-from dptune.job.card import PUBLIC
 from dptune.job.defaults import schedule_of
+from dptune.job.delivery.card import PUBLIC
+from dptune.job.delivery.verification import CardError, check_deliverable
 from dptune.job.preparation import prepare, with_labels
 from dptune.job.run import Tuned
 from dptune.job.scoring import score_adapter
 from dptune.job.settings import TuneSettings
-from dptune.job.verification import CardError, check_deliverable
 from dptune.records.reading.source import RecordSource
 from dptune.training.data import plain_ids
 from dptune.training.gradients.parameter_groups import PairModules, trained_blocks

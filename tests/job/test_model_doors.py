@@ -18,8 +18,8 @@ from dptune.cli import app
 from dptune.core.errors import ConfigError
 from dptune.job import base_model
 from dptune.job.base_model import open_base
+from dptune.job.delivery.verification import check_deliverable
 from dptune.job.settings import TuneSettings
-from dptune.job.verification import check_deliverable
 from dptune.training.models import memory
 
 pytest.importorskip("gguf", reason="needs the library gguf (pip install 'dptune[models]')")

@@ -19,16 +19,16 @@ import dptune
 from dptune.cli import app
 from dptune.core.errors import ConfigError
 from dptune.core.files import write_text
-from dptune.job import card as card_module
-from dptune.job.deliverable import write_card
-from dptune.job.finished_adapter import open_adapter
-from dptune.job.synthetic_card import synthetic_card
-from dptune.job.verification import CARD, CONFIG, RECORDS, WEIGHTS, CardError, check_deliverable
+from dptune.job.delivery import card as card_module
+from dptune.job.delivery.deliverable import write_card
+from dptune.job.delivery.finished_adapter import open_adapter
+from dptune.job.delivery.synthetic_card import synthetic_card
+from dptune.job.delivery.verification import CARD, CONFIG, RECORDS, WEIGHTS, CardError, check_deliverable
 from dptune.privacy.ledger import Ledger
 from dptune.privacy.ledger_file import read_ledger
 from dptune.privacy.release import Release
 from dptune.privacy.run_header import RunHeader
-from tasks.experiment.guarantee import GUARANTEE, guarantee, shared_guarantees
+from tasks.experiment.result import GUARANTEE, guarantee, shared_guarantees
 
 PRIVATE = Release(0.1, 4.0)
 #: Runs by what is wrong with them: releases, leaks of the run, and the reason that is told; none of a sound one.
@@ -189,7 +189,7 @@ def test_python_samples_no_run_without_a_guarantee_unless_asked(
     header = replace(adapter.contents.header, accounting="published", leaks=("a leak",))
     leaky = replace(adapter.contents, header=header)
     given: Any = replace(adapter, contents=leaky) if opened else texts_adapter()
-    monkeypatch.setattr("dptune.job.finished_adapter.check_deliverable", lambda path: leaky)
+    monkeypatch.setattr("dptune.job.delivery.finished_adapter.check_deliverable", lambda path: leaky)
     with pytest.raises(ConfigError, match=r"has no certified epsilon \(a leak\)") as refused:
         dptune.sample(given, checkpoint(), 2)
     assert refused.value.field == "adapter"

@@ -11,8 +11,8 @@ from typer.testing import CliRunner, Result
 
 from dptune.cli import app
 from dptune.core.errors import ConfigError, DataError
+from dptune.job.delivery.verification import check_deliverable
 from dptune.job.plugin_source import records_of
-from dptune.job.verification import check_deliverable
 from dptune.records import catalogue
 
 MODULE = """

@@ -8,7 +8,7 @@ from textwrap import dedent
 import pytest
 from tiny_tuning import checkpoint
 
-from dptune.job.verification import check_deliverable
+from dptune.job.delivery.verification import check_deliverable
 
 README = Path(__file__).parents[2] / "README.md"
 

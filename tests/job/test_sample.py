@@ -25,11 +25,11 @@ from dptune.core.files import sha256
 from dptune.generation import decoding
 from dptune.generation.decoding import Continuation
 from dptune.job import sampling
-from dptune.job.adapter_loading import load_adapter
-from dptune.job.deliverable import write_card
-from dptune.job.finished_adapter import open_adapter
+from dptune.job.delivery.adapter_loading import load_adapter
+from dptune.job.delivery.deliverable import write_card
+from dptune.job.delivery.finished_adapter import open_adapter
+from dptune.job.delivery.verification import CardError, check_deliverable
 from dptune.job.sampling import Sampled, summary_of
-from dptune.job.verification import CardError, check_deliverable
 from dptune.privacy.ledger import Ledger
 from dptune.privacy.ledger_file import read_ledger
 from dptune.privacy.release import Release

@@ -21,8 +21,8 @@ from dptune.cli import app
 from dptune.cli.tune_messages import set_up_logs
 from dptune.core.errors import ConfigError, DataError
 from dptune.generation.decoding import Decoding
+from dptune.job.delivery.verification import check_deliverable
 from dptune.job.scoring import references_of, score_adapter
-from dptune.job.verification import check_deliverable
 from dptune.records.reading.read import read
 from dptune.records.reading.source import RecordSource
 from dptune.training.evaluation import perplexity

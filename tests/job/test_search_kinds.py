@@ -12,13 +12,13 @@ import pytest
 from tiny_search import asked, draws, prepared, start, usual
 
 from dptune.core.errors import ConfigError
-from dptune.job.card import guarantee_rows
+from dptune.job.delivery.card import guarantee_rows
+from dptune.job.delivery.verification import check_deliverable
 from dptune.job.search import kinds as kinds_module
 from dptune.job.search import search as search_module
 from dptune.job.search.kinds import check_kinds
 from dptune.job.search.plan import Plan
 from dptune.job.search.search import plan_of_search, planned_certificate, working_folder
-from dptune.job.verification import check_deliverable
 from dptune.mechanisms.controllers import geoclip
 from dptune.mechanisms.mechanism import Mechanism
 from dptune.privacy.certificate import SearchCertificate

@@ -17,7 +17,7 @@ from dptune.cli import app
 from dptune.core.errors import ConfigError, DivergedError, DptuneError
 from dptune.core.files import locked, private_directory, write_text
 from dptune.job import tune as tune_module
-from dptune.job.card import HELD_OUT
+from dptune.job.delivery.card import HELD_OUT
 from dptune.job.search import rehearsal as module
 from dptune.job.search.rehearsal import Rehearsed, rehearsal_file, rehearsed
 from dptune.job.search.settings import SearchSettings

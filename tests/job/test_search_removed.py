@@ -16,11 +16,11 @@ from tiny_search import draws, killed, outcomes, start
 
 from dptune.core.errors import DptuneError
 from dptune.core.files import sha256
+from dptune.job.delivery.verification import CardError
 from dptune.job.search import candidates as candidates_module
 from dptune.job.search import search as search_module
 from dptune.job.search.journal import FILE, Journal, LostError
 from dptune.job.search.search import working_folder
-from dptune.job.verification import CardError
 from dptune.privacy.set_aside import spending_of
 from dptune.privacy.spent_budgets.register import Register
 

@@ -19,7 +19,8 @@ from dptune.cli import app
 from dptune.core.errors import ConfigError, DivergedError, DptuneError
 from dptune.core.files import NO_TIME
 from dptune.job.base_model import open_base
-from dptune.job.finished_adapter import open_adapter
+from dptune.job.delivery.finished_adapter import open_adapter
+from dptune.job.delivery.verification import CardError, check_deliverable
 from dptune.job.preparation import PreparedRun, prepare
 from dptune.job.sampling import Sampled
 from dptune.job.search import candidates as candidates_module
@@ -31,7 +32,6 @@ from dptune.job.search.score import ONE, best_of, clipped_sum, draw_noise, noisy
 from dptune.job.search.search import NoWinnerError, search, working_folder
 from dptune.job.search.settings import SearchSettings
 from dptune.job.settings import TuneSettings
-from dptune.job.verification import CardError, check_deliverable
 from dptune.privacy.certificate import FILE, ScoreTerms, commitment_of, exceeds, read_certificate
 from dptune.privacy.entropy import FixedSeed
 from dptune.privacy.ledger_file import LedgerError, read_ledger

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 from dptune.cli import app
 from dptune.core.errors import ConfigError
-from dptune.job.card import PUBLIC
+from dptune.job.delivery.card import PUBLIC
 from dptune.job.search import search as search_module
 from dptune.job.search.plan import PlanError
 from dptune.job.search.search import check_prepared, prepare_search, search, working_folder

@@ -21,13 +21,13 @@ from typer.testing import CliRunner
 
 from dptune.cli import app
 from dptune.core.errors import ConfigError, DivergedError
-from dptune.job import verification
-from dptune.job.card import END, START, privacy_section
-from dptune.job.finished_adapter import open_adapter
+from dptune.job.delivery import verification
+from dptune.job.delivery.card import END, START, privacy_section
+from dptune.job.delivery.finished_adapter import open_adapter
+from dptune.job.delivery.synthetic_card import synthetic_card
+from dptune.job.delivery.verification import CardError, check_deliverable, section_of
 from dptune.job.run import Tuned
 from dptune.job.search.search import NoWinnerError
-from dptune.job.synthetic_card import synthetic_card
-from dptune.job.verification import CardError, check_deliverable, section_of
 from dptune.privacy.certificate import FILE, SCORE_LEDGER, ScoreTerms
 from dptune.privacy.ledger import Ledger
 from dptune.privacy.ledger_file import LedgerError, encode, read_ledger, seal

@@ -29,10 +29,10 @@ from dptune.cli.tune_result import gains
 from dptune.core.errors import ConfigError, DptuneError
 from dptune.job import run
 from dptune.job.base_model import open_base
-from dptune.job.card import END, HELD_OUT, PUBLIC, START
+from dptune.job.delivery.card import END, HELD_OUT, PUBLIC, START
+from dptune.job.delivery.verification import CardError, check_deliverable, section_of
 from dptune.job.preparation import PreparedRun, prepare
 from dptune.job.settings import TuneSettings
-from dptune.job.verification import CardError, check_deliverable, section_of
 from dptune.privacy.ledger_file import read_ledger
 from dptune.records.reading.source import RecordSource
 from dptune.training.models.model import trainable_state

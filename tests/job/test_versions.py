@@ -13,7 +13,7 @@ import tiny_search
 from tiny_tuning import QUICK, checkpoint, rows
 
 from dptune import tune
-from dptune.core import step_settings, update_rule
+from dptune.core import settings
 from dptune.core.errors import ConfigError
 from dptune.job import run
 from dptune.job.run import Tuned
@@ -24,13 +24,13 @@ from dptune.privacy import accountants, entropy
 from dptune.privacy.ledger_file import read_ledger
 
 RAISES: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
-    "loop": lambda patch: patch.setattr(step_settings, "VERSION", 2),
+    "loop": lambda patch: patch.setattr(settings, "VERSION", 2),
     "sampler": lambda patch: patch.setattr(entropy, "VERSION", 2),
     "accountant": lambda patch: patch.setattr(accountants, "VERSION", 2),
     "clipper flat": lambda patch: patch.setattr(Flat, "VERSION", 2),
     "noise gaussian": lambda patch: patch.setattr(Gaussian, "VERSION", 2),
-    "optimizer adamw": lambda patch: patch.setitem(update_rule.VERSIONS, "optimizer adamw", 2),
-    "average tail": lambda patch: patch.setitem(update_rule.VERSIONS, "average tail", 2),
+    "optimizer adamw": lambda patch: patch.setitem(settings.VERSIONS, "optimizer adamw", 2),
+    "average tail": lambda patch: patch.setitem(settings.VERSIONS, "average tail", 2),
 }
 
 
@@ -112,8 +112,8 @@ def test_a_search_goes_on_with_no_other_version_of_a_part_that_a_candidate_may_u
     tiny_search.draws(monkeypatch, 1)
     tiny_search.killed(monkeypatch, tmp_path, space=space)
     with monkeypatch.context() as patch:
-        patch.setitem(update_rule.VERSIONS, "optimizer sgd", 2)
+        patch.setitem(settings.VERSIONS, "optimizer sgd", 2)
         with pytest.raises(ConfigError, match=r"begun with another version of dptune.*\(optimizer sgd 1 -> 2\)"):
             tiny_search.start(tmp_path, space=space)
-    monkeypatch.setitem(update_rule.VERSIONS, "optimizer adam_bc", 2)
+    monkeypatch.setitem(settings.VERSIONS, "optimizer adam_bc", 2)
     assert tiny_search.start(tmp_path, space=space).certificate is not None

@@ -16,8 +16,8 @@ from tiny_vision import KINDS, vision_checkpoint
 
 import dptune
 from dptune.core.errors import ConfigError
-from dptune.core.lora import Lora
-from dptune.job.adapter_loading import load_adapter
+from dptune.core.settings import Lora
+from dptune.job.delivery.adapter_loading import load_adapter
 from dptune.training.gradients.parameter_groups import lora_pairs
 from dptune.training.models.model import ModelSource, attach_lora, load_base, load_config, without_weights
 from dptune.training.models.target_modules import linear_layers

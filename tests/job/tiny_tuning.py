@@ -13,9 +13,9 @@ from typing import Any
 
 import tiny_ensemble
 
-from dptune.job.deliverable import write_card
-from dptune.job.named_base import BASE
-from dptune.job.verification import LABELS
+from dptune.job.delivery.deliverable import write_card
+from dptune.job.delivery.named_base import BASE
+from dptune.job.delivery.verification import LABELS
 
 #: What a run of a second or two needs.
 QUICK: dict[str, Any] = {"epochs": 2, "expected_batch_size": 8, "rank": 2, "target_modules": ("c_attn",)}

@@ -19,7 +19,7 @@ from tiny_families import tiny
 from tiny_models import CPU, FAMILIES, adapted, gpt2, records, trainable
 
 from dptune.core.errors import ConfigError
-from dptune.core.lora import Lora
+from dptune.core.settings import Lora
 from dptune.prediction.ensemble import (
     load_adapters,
     partition,

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from tiny_models import CPU
 
-from dptune.core.lora import Lora
+from dptune.core.settings import Lora
 from dptune.prediction.ensemble import Manifest, partition, tune_shard, write_manifest
 from dptune.prediction.protocols import FixedMixture
 from dptune.prediction.shard_tuning import ShardTuning

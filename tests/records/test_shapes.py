@@ -26,7 +26,7 @@ from dptune.records.reading.read import read, read_sides
 from dptune.records.reading.record import Chat, Content, PromptTarget, Text, row_key, unit_key
 from dptune.records.reading.report import describe
 from dptune.records.reading.source import Fractions, RecordSource
-from tasks.settings.task import Task
+from tasks.settings.experiment import Task
 
 ASKED, SAID = {"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}
 CALL = {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "f", "arguments": {"x": 1}}}]}

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from tiny_pipeline import BUDGET, cells, static, write_params
 
-from dptune.core import step_settings
+from dptune.core import settings as core_settings
 from dptune.core.errors import ConfigError
 from dptune.core.files import sha256
-from dptune.core.update_rule import UpdateRule
+from dptune.core.settings import UpdateRule
 from tasks.corpus.canaries import plant
 from tasks.experiment.cells import Cell, of_a_pass
 from tasks.paths import EVAL, PUBLIC_MODEL, PUBLIC_VALIDATION, RUNS
@@ -127,7 +127,7 @@ INPUTS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     "public validation": append_byte(PUBLIC_VALIDATION),
     "weights": append_byte(PUBLIC_MODEL / "model.safetensors"),
     "tokenizer": append_byte(PUBLIC_MODEL / "tokenizer.json"),
-    "version": lambda patch: patch.setattr(step_settings, "VERSION", 2),
+    "version": lambda patch: patch.setattr(core_settings, "VERSION", 2),
 }
 
 

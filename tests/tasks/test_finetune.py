@@ -17,7 +17,7 @@ import torch
 from peft import PeftModel
 from tiny_pipeline import BUDGET, STEPS, UNITS, figures, mode, nonprivate, read_json, run_stages, static
 
-from dptune.core import lora, update_rule
+from dptune.core import settings
 from dptune.core.errors import ConfigError, DataError, DivergedError, DptuneError
 from dptune.core.files import locked
 from dptune.mechanisms.mechanism import Mechanism
@@ -36,7 +36,7 @@ from tasks.experiment import preparation as job
 from tasks.experiment.cell_training import check_converged
 from tasks.experiment.cells import Cell, digests
 from tasks.experiment.finetune import main, run_cell
-from tasks.experiment.guarantee import GUARANTEE
+from tasks.experiment.result import GUARANTEE
 from tasks.paths import EVAL, RUNS, TOKENS, TRAIN, planted_secrets
 from tasks.stage import run_stage
 
@@ -487,7 +487,7 @@ def test_no_secret_reaches_the_cell_the_output_or_a_log(
 
 def test_a_cell_that_diverges_leaves_no_result(pipeline: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A rate that no setting allows; what was charged is counted as an unfinished run's."""
-    for module in (update_rule, lora):
+    for module in (settings, settings):
         monkeypatch.setattr(module, "check", lambda *_: None)
     cell = static()
     cell = cell.model_copy(update={"training": replace(cell.training, learning_rate=1e30)})

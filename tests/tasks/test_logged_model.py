@@ -23,7 +23,7 @@ from mlflow.artifacts import download_artifacts
 from mlflow.entities import DatasetInput, Run
 from tiny_pipeline import UNITS, built, copied, prepare_environment, static
 
-from dptune.job.verification import CardError, check_deliverable
+from dptune.job.delivery.verification import CardError, check_deliverable
 from dptune.records.parquet_file import read_about
 from tasks.experiment import cell_training, finetune
 from tasks.experiment.finetune import run_cell

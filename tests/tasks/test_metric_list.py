@@ -11,7 +11,7 @@ import pytest
 from tiny_pipeline import read_json, static
 
 from dptune.core.metric import CHANGES, LABEL_SCORES, Metric
-from dptune.job import card
+from dptune.job.delivery import card
 from dptune.training.scores import Scores
 from tasks import metrics
 from tasks.charts.curves import curves

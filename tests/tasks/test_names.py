@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 from tiny_pipeline import ROOT, STEPS, UNITS, cells, static, write_params
 
-from dptune.core import step_settings, update_rule
+from dptune.core import settings
 from dptune.core.declarations import differing, plain
 from dptune.core.errors import ConfigError, DptuneError
-from dptune.core.lora import Lora
+from dptune.core.settings import Lora
 from dptune.mechanisms.clippers.clipping import Flat
 from dptune.mechanisms.controllers.quantile import Quantile
 from dptune.mechanisms.options import option_defaults
@@ -31,8 +31,7 @@ from tasks.experiment.finetune import run_cell
 from tasks.grid import planned_cells
 from tasks.identity import changes, name_digest
 from tasks.paths import EVAL, PUBLIC_MODEL, RUNS, TRAIN
-from tasks.settings.experiment import Model
-from tasks.settings.task import Task
+from tasks.settings.experiment import Model, Task
 from tasks.settings.training import TrainingSettings
 
 THREE = {"experiment": {"mechanisms": ["nonprivate", "static", "quantile"]}}
@@ -81,7 +80,7 @@ def test_an_edit_that_moves_no_number_renames_nothing_and_a_raised_version_only_
     for module in sorted([*tree.glob("dptune/**/*.py"), *tree.glob("tasks/**/*.py")]):
         with module.open("a", encoding="utf-8") as file:
             file.write('\n\ndef an_unused_function() -> float:\n    """Never called."""\n    return 3.0\n')
-    (tree / "dptune/mechanisms/fresh.py").write_text(
+    (tree / "dptune/mechanisms/clippers/fresh.py").write_text(
         "from dataclasses import dataclass\n"
         "from dptune.mechanisms.clippers.clipping import Flat\n"
         "from dptune.mechanisms.registry import clipper, mechanism\n\n\n"
@@ -91,12 +90,13 @@ def test_an_edit_that_moves_no_number_renames_nothing_and_a_raised_version_only_
     )
     (tree / "tasks/charts/fresh.py").write_text('"""A chart."""\n')
     (tree / "dptune/generation/fresh.py").write_text('"""A metric."""\n')
-    edit(tree / "dptune/core/lora.py", "    rslora: bool = False\n", "    rslora: bool = False\n    fresh: int = 3\n")
-    edit(tree / "dptune/core/step_settings.py", "    warmup_steps: CountOrZero = 100\n",
+    edit(tree / "dptune/core/settings.py", "    rslora: bool = False\n",
+         "    rslora: bool = False\n    fresh: int = 3\n")  # fmt: skip
+    edit(tree / "dptune/core/settings.py", "    warmup_steps: CountOrZero = 100\n",
          "    warmup_steps: CountOrZero = 100\n    fresh: bool = False\n")  # fmt: skip
     edit(tree / "dptune/mechanisms/controllers/quantile.py", "    target: float = 0.5\n",
          "    target: float = 0.5\n    fresh: float = 1.0\n")  # fmt: skip
-    edit(tree / "tasks/settings/task.py", "    beams: Few = 1\n", "    beams: Few = 1\n    fresh: str = 'no'\n")
+    edit(tree / "tasks/settings/experiment.py", "    beams: Few = 1\n", "    beams: Few = 1\n    fresh: str = 'no'\n")
     assert folders_of(tree) == before
     quantile = tree / "dptune/mechanisms/controllers/quantile.py"
     quantile.write_text(quantile.read_text().replace("    VERSION = 1", "    VERSION = 2"))
@@ -105,13 +105,13 @@ def test_an_edit_that_moves_no_number_renames_nothing_and_a_raised_version_only_
 
 
 RAISED: dict[str, tuple[Any, set[str]]] = {
-    "loop": (lambda patch: patch.setattr(step_settings, "VERSION", 2), {"nonprivate", "static", "quantile"}),
+    "loop": (lambda patch: patch.setattr(settings, "VERSION", 2), {"nonprivate", "static", "quantile"}),
     "sampler": (lambda patch: patch.setattr(entropy, "VERSION", 2), {"nonprivate", "static", "quantile"}),
     "accountant": (lambda patch: patch.setattr(accountants, "VERSION", 2), {"static", "quantile"}),
     "clipper": (lambda patch: patch.setattr(Flat, "VERSION", 2), {"static", "quantile"}),
     "controller": (lambda patch: patch.setattr(Quantile, "VERSION", 2), {"quantile"}),
-    "optimizer": (lambda patch: patch.setitem(update_rule.VERSIONS, "optimizer sgd", 2), {"static"}),
-    "average": (lambda patch: patch.setitem(update_rule.VERSIONS, "average ema", 2), {"quantile"}),
+    "optimizer": (lambda patch: patch.setitem(settings.VERSIONS, "optimizer sgd", 2), {"static"}),
+    "average": (lambda patch: patch.setitem(settings.VERSIONS, "average ema", 2), {"quantile"}),
 }
 
 

@@ -17,7 +17,7 @@ from tiny_pipeline import mode, params, read_json, write_params
 from dptune.core.declarations import declared
 from dptune.core.errors import ConfigError, DataError, DivergedError, DptuneError
 from dptune.core.files import locked, private_directory, write_text
-from dptune.core.step_settings import ScheduleSettings
+from dptune.core.settings import ScheduleSettings
 from dptune.job.search import candidates as candidates_module
 from dptune.job.search import rehearsal as rehearsal_module
 from dptune.job.search.plan import Plan

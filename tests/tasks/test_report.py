@@ -18,8 +18,7 @@ from dptune.core.errors import DataError
 from tasks.charts.canvas import blank, save
 from tasks.charts.seed_groups import over_seeds
 from tasks.experiment.cell_list import read_results
-from tasks.experiment.guarantee import GUARANTEE
-from tasks.experiment.result import CellResult
+from tasks.experiment.result import GUARANTEE, CellResult
 from tasks.report import experiment as module
 from tasks.report.experiment import write_report
 

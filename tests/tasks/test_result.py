@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from dptune.core.errors import DataError
-from dptune.job.card import covered
+from dptune.job.delivery.card import covered
 from tasks.experiment.result import CellResult
 from tests.browser.samples import result
 

@@ -11,7 +11,7 @@ import pytest
 
 from dptune.core.errors import DptuneError
 from dptune.core.files import private_directory, replacing, write_json, write_text
-from dptune.job.weights import partial_of, weights_in
+from dptune.job.delivery.weights import partial_of, weights_in
 from dptune.privacy.ledger import Ledger
 from dptune.privacy.release import Release
 from dptune.privacy.run_folder import RunFolder

@@ -16,8 +16,8 @@ from tiny_pipeline import mode, read_json, write_params
 from dptune.core.digits import at_most
 from dptune.core.errors import ConfigError, DivergedError
 from dptune.core.files import private_directory, write_json, write_text
+from dptune.job.delivery.verification import CARD
 from dptune.job.search import rehearsal as rehearsal_module
-from dptune.job.verification import CARD
 from dptune.privacy.ledger_file import read_ledger
 from dptune.privacy.run_folder import RunFolder
 from dptune.privacy.set_aside import FOLDER, runs_within, said_within

@@ -18,7 +18,7 @@ from tiny_families import BIDIRECTIONAL, CAUSAL, tiny
 from tiny_models import records, trainable
 
 from dptune.core.errors import ConfigError
-from dptune.core.lora import Lora
+from dptune.core.settings import Lora
 from dptune.training.gradients.gradient_check import rehearse
 from dptune.training.gradients.parameter_groups import lora_pairs
 from dptune.training.models.causal import check_causal, check_configuration

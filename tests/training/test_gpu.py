@@ -20,7 +20,7 @@ from tiny_models import CPU, each_record, make_plan, records, row_gradient, weig
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from dptune.core.lora import Lora
+from dptune.core.settings import Lora
 from dptune.mechanisms.noises.gaussian import Gaussian, signed_tail_on, standard_normal
 from dptune.mechanisms.registry import MECHANISMS, build, lacks_noise
 from dptune.prediction.mixture import law

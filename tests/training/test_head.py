@@ -16,8 +16,7 @@ from tiny_models import CPU, each_record, make_header, make_plan, weights
 from transformers import AutoConfig, AutoModel, AutoModelForMaskedLM, AutoModelForSequenceClassification, T5Config
 
 from dptune.core.errors import ConfigError
-from dptune.core.lora import Lora
-from dptune.core.update_rule import UpdateRule
+from dptune.core.settings import Lora, UpdateRule
 from dptune.mechanisms.gradient_interfaces import Gradients
 from dptune.mechanisms.registry import MECHANISMS, build
 from dptune.privacy.entropy import OsEntropy

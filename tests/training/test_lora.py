@@ -16,7 +16,7 @@ from tiny_models import CPU, FAMILIES, each_record, gpt2, llama, make_header, ma
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from dptune.core.errors import ConfigError
-from dptune.core.lora import Lora
+from dptune.core.settings import Lora
 from dptune.mechanisms.registry import build
 from dptune.privacy.entropy import FixedSeed, OsEntropy
 from dptune.training.gradients.gradient_check import rehearse

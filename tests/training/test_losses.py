@@ -11,7 +11,7 @@ from tiny_models import DEVICE, adapted, llama, records, row_loss, trainable
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from dptune.core.lora import Lora
+from dptune.core.settings import Lora
 from dptune.training import losses
 from dptune.training.data import Tokens
 from dptune.training.losses import model_losses, sequence_losses, token_losses

@@ -10,7 +10,7 @@ from peft import PeftModel
 from tiny_models import CPU, adapted, gpt2, llama, trainable
 
 from dptune.core.errors import ConfigError
-from dptune.core.lora import Lora
+from dptune.core.settings import Lora
 from dptune.training.models.model import (
     DivergedError,
     ModelSource,

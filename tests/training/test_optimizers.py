@@ -15,9 +15,9 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from tiny_models import adapted, each_record, make_header, make_plan, records, trainable, weights
 
-from dptune.core import declarations, update_rule
+from dptune.core import declarations, settings
 from dptune.core.errors import ConfigError
-from dptune.core.update_rule import UpdateRule
+from dptune.core.settings import UpdateRule
 from dptune.mechanisms.interfaces import Knobs, Released
 from dptune.mechanisms.mechanism import Mechanism
 from dptune.mechanisms.registry import build
@@ -427,7 +427,7 @@ PLANTED = OptimizerKind(
 def planted(monkeypatch: pytest.MonkeyPatch) -> UpdateRule:
     """A rule with an optimiser that is declared as a new one is: an entry, and a name."""
     monkeypatch.setitem(OPTIMIZERS, "turned", PLANTED)  # type: ignore[arg-type]
-    monkeypatch.setattr(update_rule, "Optimizer", Literal["adamw", "adam_bc", "sgd", "turned"])
+    monkeypatch.setattr(settings, "Optimizer", Literal["adamw", "adam_bc", "sgd", "turned"])
     monkeypatch.setattr(declarations, "_declared", declarations._declared.__wrapped__)  # fields' types were kept
     return UpdateRule(optimizer="turned")  # type: ignore[arg-type]
 

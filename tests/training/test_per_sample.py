@@ -11,7 +11,7 @@ import torch
 from tiny_models import DEVICE, FAMILIES, adapted, llama, records, row_gradient, trainable, with_prompts
 
 from dptune.core.errors import ConfigError
-from dptune.core.lora import Lora
+from dptune.core.settings import Lora
 from dptune.training import losses
 from dptune.training.data import Tokens
 from dptune.training.evaluation import perplexity

@@ -29,7 +29,7 @@ from tiny_models import (
 from transformers.pytorch_utils import Conv1D
 
 from dptune.core.errors import ConfigError
-from dptune.core.lora import Lora
+from dptune.core.settings import Lora
 from dptune.mechanisms.registry import build
 from dptune.privacy.entropy import FixedSeed, OsEntropy
 from dptune.training.gradients import gradient_check

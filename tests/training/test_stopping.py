@@ -15,7 +15,7 @@ from tiny_models import FAMILIES, adapted, close, each_record, make_header, make
 
 from dptune.core.errors import DivergedError
 from dptune.core.interrupts import stop_request
-from dptune.core.lora import Lora
+from dptune.core.settings import Lora
 from dptune.mechanisms.registry import build
 from dptune.privacy.entropy import OsEntropy
 from dptune.privacy.ledger import Ledger

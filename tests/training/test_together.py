@@ -14,7 +14,7 @@ import torch
 from tiny_models import FAMILIES, each_record, make_header, make_plan, records, weights, with_prompts
 
 from dptune.core.errors import ConfigError, DivergedError
-from dptune.core.lora import Lora
+from dptune.core.settings import Lora
 from dptune.mechanisms.registry import build
 from dptune.privacy.budget_gate import BudgetError
 from dptune.privacy.entropy import FixedSeed, OsEntropy

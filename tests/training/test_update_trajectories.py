@@ -23,7 +23,7 @@ from transcribed_coordinates import AdaClip
 from transcribed_radii import Quantile
 from transcriptions import PerPair, Transcription
 
-from dptune.core.update_rule import UpdateRule
+from dptune.core.settings import UpdateRule
 from dptune.mechanisms.mechanism import Mechanism
 from dptune.mechanisms.registry import build
 from dptune.privacy.entropy import FixedSeed

@@ -11,7 +11,7 @@ import torch
 from tiny_models import FAMILIES
 
 from dptune.core.errors import ConfigError
-from dptune.core.lora import Lora
+from dptune.core.settings import Lora
 from dptune.training.gradients.parameter_groups import PairModules, trained_blocks
 from dptune.training.losses import is_classifier, model_losses
 from dptune.training.models.causal import plain_tokens

@@ -10,7 +10,7 @@ from tiny_models import VOCABULARY
 from torch.nn.functional import cross_entropy
 from transformers import AutoConfig, AutoModelForSequenceClassification
 
-from dptune.core.lora import Lora
+from dptune.core.settings import Lora
 from dptune.training.data import Tokens, with_context
 from dptune.training.models.model import attach_lora
 

@@ -12,7 +12,7 @@ import torch
 from torch.nn.functional import cross_entropy
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM
 
-from dptune.core.lora import Lora
+from dptune.core.settings import Lora
 from dptune.privacy.entropy import Entropy, OsEntropy
 from dptune.privacy.ledger import Ledger
 from dptune.privacy.run_header import RunHeader

@@ -33,14 +33,14 @@ from dptune.core.files import (
     private_directory,
     sha256,
 )
-from dptune.job.deliverable import write_weights
+from dptune.job.delivery.deliverable import write_weights
+from dptune.job.delivery.weights import partial_of
 from dptune.job.preparation import PreparedRun, trained_schedule
 from dptune.job.run import spec_of
 from dptune.job.search.journal import Journal, LostError
 from dptune.job.search.kinds import build_mechanism, candidate_schedule, settings_of
 from dptune.job.search.plan import Drawn, Plan, PlanError
 from dptune.job.search.score import Array, draw_noise, noisy_score, unit_losses
-from dptune.job.weights import partial_of
 from dptune.mechanisms.planning import Calibrated, planned
 from dptune.privacy.budget_gate import BudgetError
 from dptune.privacy.certificate import SCORE_LEDGER, ScoreTerms, SearchCertificate, exceeds

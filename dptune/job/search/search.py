@@ -28,7 +28,9 @@ from dptune.core.digits import at_most
 from dptune.core.errors import ConfigError, DptuneError
 from dptune.core.files import forget_times, fsync_directory, locked, private_directory, sha256, write_json, write_text
 from dptune.job.base_model import Base
-from dptune.job.deliverable import deliver
+from dptune.job.delivery.deliverable import deliver
+from dptune.job.delivery.verification import WEIGHTS, check_deliverable
+from dptune.job.delivery.weights import partial_of
 from dptune.job.path_checks import check_folder
 from dptune.job.preparation import PreparedRun, prepare
 from dptune.job.run import Tuned, figures_of, paired, result_of, spec_of, tuned_of
@@ -50,9 +52,7 @@ from dptune.job.search.request import asked_of, changes
 from dptune.job.search.score import best_of
 from dptune.job.search.settings import SearchSettings
 from dptune.job.settings import TuneSettings
-from dptune.job.verification import WEIGHTS, check_deliverable
 from dptune.job.versions import VERSIONS, check_versions
-from dptune.job.weights import partial_of
 from dptune.privacy.certificate import (
     FILE,
     SCORE_LEDGER,

@@ -15,7 +15,7 @@ from typing import Any
 
 from dptune.core.declarations import declared
 from dptune.core.errors import ConfigError
-from dptune.core.update_rule import UpdateRule
+from dptune.core.settings import UpdateRule
 from dptune.job.settings import RENAMED
 from dptune.privacy.entropy import Entropy, uniform
 

@@ -10,7 +10,7 @@ import torch
 from transformers import DynamicCache
 
 from dptune.core.errors import ConfigError
-from dptune.core.lora import Lora
+from dptune.core.settings import Lora
 from dptune.policy.language.prompts import Prompts
 from dptune.training.gradients.parameter_groups import lora_pairs
 from dptune.training.gradients.stacked_adapters import StackedAdapters

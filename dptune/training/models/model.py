@@ -19,7 +19,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from dptune.core.errors import ConfigError, DivergedError, first_line
 from dptune.core.files import naming
-from dptune.core.lora import Lora
+from dptune.core.settings import Lora
 from dptune.training.gradients.parameter_groups import PairModules, lora_pairs, trained_blocks
 from dptune.training.losses import is_classifier
 from dptune.training.models.causal import auto_class, check_causal, check_configuration, check_embeddings, check_weights

@@ -11,7 +11,7 @@ from peft.utils import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING as TAR
 from transformers.pytorch_utils import Conv1D
 
 from dptune.core.errors import ConfigError
-from dptune.core.lora import Lora
+from dptune.core.settings import Lora
 
 _LINEAR = (torch.nn.Linear, Conv1D)
 #: Names that families give to their query and value projections, or to those of all three in one layer. A family that

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from dptune.core.errors import ConfigError, DataError
-from dptune.core.step_settings import LossOn
+from dptune.core.settings import LossOn
 from dptune.records.parquet_file import decode_content
 from dptune.records.reading.record import Chat, Labelled, PromptTarget, Record, Text
 from dptune.records.reading.report import TokenCounts

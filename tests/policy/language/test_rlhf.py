@@ -20,7 +20,7 @@ from scipy.stats import norm
 from tiny_models import VOCABULARY, gpt2
 
 from dptune.core.errors import ConfigError
-from dptune.core.lora import Lora
+from dptune.core.settings import Lora
 from dptune.policy.language.learner import USERS, Figures, LanguageLearner, bandit_loss
 from dptune.policy.language.lexicon import CLINICAL, Lexicon
 from dptune.policy.language.policy import Factors, LanguagePolicy, flat_adapters, write_adapters

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from tiny_models import gpt2, records, release_lines
 
 from dptune.core.errors import ConfigError, DivergedError
-from dptune.core.lora import Lora
+from dptune.core.settings import Lora
 from dptune.mechanisms.agents.linear_agent import FEATURES, PARAMETERS, initial_parameters
 from dptune.mechanisms.agents.policy_file import SavedPolicy
 from dptune.mechanisms.controllers.rldp import Rldp

@@ -9,7 +9,7 @@ import pytest
 import torch
 from tiny_models import gpt2, records
 
-from dptune.core.lora import Lora
+from dptune.core.settings import Lora
 from dptune.mechanisms.agents.linear_agent import PARAMETERS
 from dptune.policy.method import Dppg
 from dptune.policy.tenants import training as module

@@ -14,8 +14,8 @@ from typing import Any
 
 from dptune.core.digits import at_most
 from dptune.core.metric import CHANGES
-from dptune.job.card_code import cell, rule_of_words, use, use_of_classifier, use_of_words
-from dptune.job.named_base import NamedBase
+from dptune.job.delivery.card_code import cell, rule_of_words, use, use_of_classifier, use_of_words
+from dptune.job.delivery.named_base import NamedBase
 from dptune.privacy.certificate import SearchCertificate
 from dptune.privacy.ledger_file import LedgerContents
 

@@ -7,10 +7,10 @@ from importlib.metadata import version
 from typing import Any
 
 from dptune.core.files import sha256
-from dptune.job.card import NO_GUARANTEE, guarantee_rows, has_guarantee, table, why_not
-from dptune.job.finished_adapter import FinishedAdapter
-from dptune.job.named_base import read_base
-from dptune.job.verification import WEIGHTS
+from dptune.job.delivery.card import NO_GUARANTEE, guarantee_rows, has_guarantee, table, why_not
+from dptune.job.delivery.finished_adapter import FinishedAdapter
+from dptune.job.delivery.named_base import read_base
+from dptune.job.delivery.verification import WEIGHTS
 from dptune.privacy.certificate import FILE
 from dptune.privacy.run_folder import RunFolder
 

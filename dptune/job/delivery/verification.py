@@ -14,7 +14,7 @@ from pathlib import Path
 from dptune.core.digits import at_most
 from dptune.core.errors import ConfigError, DptuneError
 from dptune.core.files import sha256, sha256_once
-from dptune.job.card import (
+from dptune.job.delivery.card import (
     DELTA,
     EARLIER,
     END,
@@ -33,7 +33,7 @@ from dptune.job.card import (
     table,
     why_not,
 )
-from dptune.job.named_base import BASE, read_base
+from dptune.job.delivery.named_base import BASE, read_base
 from dptune.job.search.space import Space
 from dptune.privacy.certificate import FILE, SCORE_LEDGER, SearchCertificate, exceeds, read_certificate
 from dptune.privacy.ledger_file import LedgerContents, read_ledger

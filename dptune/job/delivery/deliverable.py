@@ -25,10 +25,10 @@ from dptune.core.files import (
     write_json,
     write_text,
 )
-from dptune.job.card import TAG, card_text, has_guarantee
-from dptune.job.named_base import BASE, NamedBase
-from dptune.job.verification import CARD, CONFIG, section_of
-from dptune.job.weights import partial_of, written_adapter
+from dptune.job.delivery.card import TAG, card_text, has_guarantee
+from dptune.job.delivery.named_base import BASE, NamedBase
+from dptune.job.delivery.verification import CARD, CONFIG, section_of
+from dptune.job.delivery.weights import partial_of, written_adapter
 from dptune.privacy.run_folder import RunFolder
 
 

@@ -9,8 +9,8 @@ from peft import PeftModel, get_peft_model_state_dict
 
 from dptune.core.errors import ConfigError, first_line
 from dptune.core.files import read_json
-from dptune.job.named_base import BASE, NO_DIGEST, read_base
-from dptune.job.verification import CONFIG, WEIGHTS
+from dptune.job.delivery.named_base import BASE, NO_DIGEST, read_base
+from dptune.job.delivery.verification import CONFIG, WEIGHTS
 from dptune.training.models.model import ModelSource, frozen_fingerprint
 from dptune.training.models.model_names import name_of
 from dptune.training.models.weight_files import digest_of_weights, read_tensors

@@ -1,0 +1,210 @@
+"""Settings that every door takes: update rule, steps, schedule and LoRA adapters. Public; it imports no torch.
+
+Example:
+    >>> UpdateRule(schedule="linear").rate_share(row=6, steps=10, warmup_steps=2)
+    0.5
+    >>> Lora(rank=4).alpha
+    16
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Literal
+
+from annotated_types import Ge, Gt, Le, Len, Lt, MinLen
+
+from dptune.core.bounds import Chance, Count, CountOrZero, Epochs, Few, LearningRate, Rank, Rows, Share, TokenCount
+from dptune.core.declarations import NAMES_NOTHING, check, part_of
+from dptune.core.errors import ConfigError, first_line
+
+Optimizer = Literal["adamw", "adam_bc", "sgd"]
+RateSchedule = Literal["constant", "linear", "cosine"]
+Average = Literal["none", "ema", "tail"]
+#: Version of each optimiser and each average of the weights. Raise one when a change moves the weights that it gives:
+#: tests/golden says when.
+VERSIONS = {"optimizer adamw": 1, "optimizer adam_bc": 1, "optimizer sgd": 1, "average ema": 1, "average tail": 1}
+PartOfAll = Annotated[float, Gt(0), Le(1)]
+
+
+@dataclass(frozen=True)
+class UpdateRule:
+    """How released gradients move the weights.
+
+    Attributes:
+        optimizer: "adamw"; "adam_bc", Adam that subtracts the known noise variance from its second moment (DP-AdamBC,
+            Tang et al. 2024); or "sgd" with momentum.
+        momentum: momentum of optimizer sgd.
+        noise_floor: least share of the noise that adam_bc leaves in the second moment; a small one makes steps explode.
+        schedule: learning rate after warm-up: "constant", or falling to final_share of it in a line or a cosine.
+        final_share: share of the learning rate that a falling schedule ends at.
+        average: weights that a run ends with: the last ones ("none"), their moving average ("ema"), or the mean of
+            those after the last steps ("tail").
+        average_share: share of the steps that average tail uses; at least as many as correlated noise has bands.
+        average_decay: decay of average ema in one step.
+    """
+
+    optimizer: Optimizer = "adamw"
+    momentum: Chance = 0.9
+    noise_floor: PartOfAll = 0.5
+    schedule: RateSchedule = "constant"
+    final_share: Share = 0.0
+    average: Average = "none"
+    average_share: PartOfAll = 0.1
+    average_decay: Chance = 0.9
+
+    def __post_init__(self) -> None:
+        """Raises: ConfigError for a value of the wrong type or out of bounds."""
+        check(self)
+
+    def rate_share(self, row: int, steps: int, warmup_steps: int) -> float:
+        """The share of the learning rate after warm-up at release ``row`` of ``steps``, counted from 0."""
+        if self.schedule == "constant":
+            return 1.0
+        done = min(1.0, max(0.0, (row - warmup_steps) / max(1, steps - warmup_steps)))
+        left = 1 - done if self.schedule == "linear" else (1 + math.cos(math.pi * done)) / 2
+        return self.final_share + (1 - self.final_share) * left
+
+    def first_averaged(self, steps: int, bands: int) -> int:
+        """The first release whose weights enter a tail's mean, counted from 0."""
+        return max(0, steps - max(math.ceil(self.average_share * steps), bands)) if self.average == "tail" else 0
+
+
+#: Tokens that count in the loss.
+LossOn = Literal["completion", "assistant", "all"]
+BatchSize = Annotated[float, Ge(1e-3), Le(1e9)]
+Width = Annotated[TokenCount, Ge(3)]
+
+#: Version of the training loop (``dptune.training``, tokens and adapters included). Raise it when a change moves a
+#: released number of every run: tests/golden says when.
+VERSION = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepSettings:
+    """Rate, micro-batches, precision and checkpoints of a run. Public.
+
+    Attributes:
+        learning_rate: learning rate after warm-up.
+        warmup_steps: steps of linear warm-up.
+        physical_batch_size: rows of every micro-batch, filled up where units are fewer; changes memory and speed only.
+        checkpoint_every: steps between checkpoints: the most that a killed run loses.
+        autocast: "bfloat16" runs the forward pass in bfloat16; left out, it runs in the dtype of the weights.
+        gradient_checkpointing: keep only the inputs of transformer layers and run each layer again on the way back:
+            less memory, more time, the same gradients.
+    """
+
+    learning_rate: LearningRate = 5e-4
+    warmup_steps: CountOrZero = 100
+    # It moves the last digits of float32 sums; which masks dropout draws follows the system's entropy anyway. The
+    # default is for models of any size; params.yaml has 32, for its small one.
+    physical_batch_size: Rows = field(default=16, metadata=NAMES_NOTHING)
+    checkpoint_every: Count = field(default=50, metadata=NAMES_NOTHING)  # it decides only what a kill loses
+    autocast: Literal["bfloat16"] | None = None
+    gradient_checkpointing: bool = field(default=False, metadata=NAMES_NOTHING)  # the same products, made twice
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScheduleSettings(StepSettings, UpdateRule):
+    """Schedule of a private run, as every door that trains takes it. Public.
+
+    Attributes:
+        expected_batch_size: expected number of units of a batch; each enters by its own coin.
+        epochs: expected number of batches that each unit is in.
+        max_length: width of every batch in tokens, one of which stays padding; longer records are cut, never split.
+        records_per_unit: most records that one unit brings to a batch, where the unit is a column.
+    """
+
+    expected_batch_size: BatchSize
+    epochs: Epochs
+    max_length: Width
+    records_per_unit: Rows
+
+    @property
+    def rule(self) -> UpdateRule:
+        """Optimiser, schedule of the learning rate and average of the weights."""
+        return part_of(UpdateRule, self)
+
+
+_Layer = Annotated[str, Len(1, 200)]
+Dropout = Annotated[float, Ge(0), Lt(1)]
+#: Starts that read no record and leave the frozen weights alone; True is PEFT's default, B = 0.
+STARTS = (True, "gaussian", "orthogonal")
+#: Why PEFT's other starts are refused, by the first word of their name.
+_REFUSED_STARTS = {
+    **dict.fromkeys(("eva", "corda", "lora_ga"), "reads records, which no epsilon would cover"),
+    **dict.fromkeys(("pissa", "olora", "loftq"), "changes the frozen weights, which runs share and adapters rely on"),
+    "mica": "freezes the other factor, whose gradients are not supported",
+}
+
+
+@dataclass(frozen=True)
+class Lora:
+    """Hyper-parameters of the LoRA adapters, each with PEFT's meaning.
+
+    Attributes:
+        rank: LoRA rank: inner size of the two factors whose product updates a layer.
+        alpha: LoRA scaling: updates are multiplied by alpha / rank.
+        dropout: share of the adapters' inputs that is dropped in training.
+        target_modules: linear layers to adapt: names, each the end of a whole name; a regular expression of whole
+            names; or "all-linear" for all but the output layer. Left out, PEFT's choice for the model's family.
+        rslora: scale updates by alpha / sqrt(rank) in place of alpha / rank.
+        rank_pattern: rank of the layers whose name ends in, or matches, the key.
+        alpha_pattern: alpha of the layers whose name ends in, or matches, the key.
+        init_lora_weights: start of the adapters: true for PEFT's default, "gaussian" or "orthogonal".
+    """
+
+    rank: Rank = 8
+    alpha: Few = 16
+    dropout: Dropout = 0.05
+    target_modules: Annotated[tuple[_Layer, ...], MinLen(1)] | Annotated[str, Len(1, 1000)] | None = None
+    rslora: bool = False
+    rank_pattern: Mapping[str, Rank] = field(default_factory=dict)
+    alpha_pattern: Mapping[str, Few] = field(default_factory=dict)
+    init_lora_weights: Literal[True] | str = True  # checked below, where each refusal has its reason
+
+    def __post_init__(self) -> None:
+        """Raises: ConfigError for a value out of bounds, a start that is refused, and a pattern without numbers."""
+        _check_start(self.init_lora_weights)
+        check(self, "lora." if type(self) is Lora else "")
+        _check_targets(self.target_modules)
+        for name in ("rank_pattern", "alpha_pattern"):
+            _check_pattern(f"lora.{name}", getattr(self, name))
+        for rank in (self.rank, *self.rank_pattern.values()):
+            if self.init_lora_weights == "orthogonal" and rank % 2:
+                raise ConfigError("lora.init_lora_weights", f"orthogonal needs even ranks, not {rank}", fix="change it")
+
+
+def _check_start(start: object) -> None:
+    if start is True or (isinstance(start, str) and start in STARTS):
+        return
+    reason = next((why for name, why in _REFUSED_STARTS.items() if str(start).startswith(name)), "is unknown")
+    if start is False:
+        reason = "starts from random adapters, which move the model before it learned anything"
+    raise ConfigError("lora.init_lora_weights", f"{start!r} {reason}", fix="use true, gaussian or orthogonal")
+
+
+def _check_targets(targets: object) -> None:
+    """Raise ConfigError for an empty value, which would count as left out, and for what is no text or list of texts."""
+    names = targets if isinstance(targets, list | tuple) else (targets,)
+    if targets is not None and not (names and all(isinstance(name, str) and name for name in names)):
+        fix = 'name layers, such as ("q_proj", "v_proj"); or leave it out'
+        raise ConfigError("lora.target_modules", f"{targets!r} names no layers", fix=fix)
+
+
+def _check_pattern(field: str, pattern: object) -> None:
+    """Raise ConfigError unless a pattern maps names, which are regular expressions, to positive whole numbers."""
+    if not isinstance(pattern, Mapping):
+        raise ConfigError(field, f"{pattern!r} is not a mapping", fix="map names of layers to numbers: {q_proj: 4}")
+    for key, value in pattern.items():
+        if not (isinstance(value, int) and not isinstance(value, bool) and value > 0):
+            raise ConfigError(field, f"{key}: {value!r} is not a positive whole number", fix="give one, such as 4")
+        try:
+            re.compile(key)
+        except (re.error, TypeError) as error:
+            raise ConfigError(
+                field, f"{key!r} is not the name of a layer ({first_line(error)})", fix="mend it"
+            ) from None
