@@ -53,7 +53,8 @@ def rehearse(model: Any, pairs: Sequence[Block], *, checkpointing: bool = False)
             "has transformers' gradient checkpointing on, which works only in training mode, and runs are "
             "not in that mode"
         )
-        fix = "call model.gradient_checkpointing_disable(), and set training.gradient_checkpointing"
+        fix = "take it out of config.json, or call model.gradient_checkpointing_disable(); and set "
+        fix += "training.gradient_checkpointing"
         raise ConfigError("model", problem, fix=fix)
     ids, mask = _records(model)
     with evaluation_mode(model), _random_up_factors(pairs):
