@@ -24,6 +24,7 @@ from dptune.cli.tuning_options import (
 )
 from dptune.core.errors import ConfigError, FullDeviceError, is_out_of_memory
 from dptune.core.files import read_json
+from dptune.core.interrupts import ends_like_ctrl_c
 from dptune.core.overrides import assignments
 from dptune.job.settings import TuneSettings
 from dptune.records.reading.formats import ENDINGS, Format
@@ -39,6 +40,7 @@ _SHOWN = 200
 
 
 @takes_settings()
+@ends_like_ctrl_c()
 def tune(
     model: Model,
     data: Annotated[Path | None, typer.Option(help=f"Records: {', '.join(ENDINGS)}, or a saved data set.")] = None,
