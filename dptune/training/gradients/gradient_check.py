@@ -210,7 +210,7 @@ def _evaluation_error(model: Any, width: int) -> Exception | None:
     try:
         with evaluation_mode(model):
             if is_classifier(model):
-                logits = label_logits(model, ids, mask)
+                logits, _ = label_logits(model, ids, mask)
             else:
                 logits = model(input_ids=ids, attention_mask=attention_mask(mask), use_cache=False).logits
         if not bool(torch.isfinite(logits).all()):
