@@ -167,7 +167,7 @@ def test_a_new_field_is_behind_every_door(tmp_path: Path) -> None:
     shutil.copytree(ROOT / "docs" / "generate", tmp_path / "docs" / "generate")
     for file in ("params.yaml", "pyproject.toml"):
         shutil.copy(ROOT / file, tmp_path)
-    source = tmp_path / "dptune" / "core" / "update_rule.py"
+    source = tmp_path / "dptune" / "core" / "settings.py"
     text = source.read_text(encoding="utf-8")
     text = text.replace(
         "        average_decay: decay", "        weight_decay: share that is planted.\n        average_decay: decay"

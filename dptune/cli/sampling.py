@@ -10,6 +10,7 @@ import typer
 from dptune.cli.console import notice, show
 from dptune.cli.options import AsJson, Model, Revision, takes_settings
 from dptune.cli.tune_messages import by_option, set_up_logs
+from dptune.core.interrupts import ends_like_ctrl_c
 
 _INTERRUPTED = 130
 _COVERED = (
@@ -20,6 +21,7 @@ _NOT_COVERED = "SYNTHETIC, with NO GUARANTEE: the adapter has no certified epsil
 
 
 @takes_settings("device", "dtype", "load_in_4bit")
+@ends_like_ctrl_c()
 def sample(
     adapter: Annotated[Path, typer.Argument(help="Folder that dptune tune wrote.")],
     model: Model,

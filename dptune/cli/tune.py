@@ -26,6 +26,7 @@ from dptune.cli.tune_messages import by_option, check_command, set_up_logs
 from dptune.cli.tune_search import search_of_options, tune_by_search
 from dptune.core.errors import ConfigError, FullDeviceError, is_out_of_memory
 from dptune.core.files import read_json
+from dptune.core.interrupts import ends_like_ctrl_c
 from dptune.core.overrides import assignments
 from dptune.job.settings import TuneSettings
 from dptune.records.reading.formats import ENDINGS, Format
@@ -41,6 +42,7 @@ _SHOWN = 200
 
 
 @takes_settings()
+@ends_like_ctrl_c()
 def tune(
     model: Model,
     data: Annotated[Path | None, typer.Option(help=f"Records: {', '.join(ENDINGS)}, or a saved data set.")] = None,

@@ -45,9 +45,13 @@ class DivergedError(DptuneError):
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an error's message, without its full stop; its type where it has none."""
-    lines = str(error).strip().splitlines()
-    return lines[0].strip().rstrip(".") if lines else type(error).__name__
+    """The first line of an error's message, without its full stop; its type where it has none.
+
+    Where that line only announces what follows, it is joined with the second.
+    """
+    lines = [line.strip() for line in str(error).strip().splitlines()]
+    said = " ".join(lines[:2]) if lines and lines[0].endswith(":") else "".join(lines[:1])
+    return said.rstrip(".") or type(error).__name__
 
 
 class FullDeviceError(DptuneError):

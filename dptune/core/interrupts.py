@@ -42,3 +42,20 @@ def stop_request() -> Iterator[Callable[[], bool]]:
             signal.signal(number, handler)
     if came:
         raise KeyboardInterrupt
+
+
+@contextmanager
+def ends_like_ctrl_c() -> Iterator[None]:
+    """Context, or decorator, by which SIGTERM is a KeyboardInterrupt: what is half made goes, and a sentence is said.
+
+    Only in the main thread, and where nobody else handles SIGTERM.
+    """
+    main = threading.current_thread() is threading.main_thread()
+    if not main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+        yield
+        return
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)

@@ -188,6 +188,7 @@ TEMPLATES = {
     "{{ messages[7]['content'] }}{{ zz.yy }}": r"fails over a made-up chat",
     "{{ '' }}": r"renders chats with other answers alike \(''\)",
     "5": r"renders chats with other answers alike \('5'\)",
+    "{{ range(10**5)|random }}{{ messages[1]['content'] }}": r"renders the same chat otherwise each time",
 }
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
+import signal
 from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
@@ -11,15 +13,17 @@ from pathlib import Path
 import pytest
 from click.testing import Result
 from safetensors.torch import load_file, save_file
-from tiny_tuning import QUICK, checkpoint, rows
+from tiny_tuning import QUICK, checkpoint, rows, write_csv
 from typer.testing import CliRunner
 
 import dptune
 from dptune.cli import app
 from dptune.core.errors import DptuneError
 from dptune.core.files import sha256
+from dptune.job.delivery import deliverable
 from dptune.job.delivery.card import END, START
 from dptune.job.delivery.verification import CARD, CONFIG, RECORDS, WEIGHTS, check_deliverable, section_of
+from dptune.privacy.spent_budgets.register import Register
 
 LEDGER = "ledger.jsonl"
 Change = Callable[[Path], object]
@@ -200,3 +204,22 @@ def test_a_note_beside_a_ledger_is_no_card(tmp_path: Path) -> None:
     shutil.copyfile(run() / LEDGER, tmp_path / LEDGER)
     (tmp_path / CARD).write_text("Our runs.")
     assert verify(tmp_path).exit_code == 0
+
+
+def test_a_term_during_delivery_says_how_to_go_on_and_leaves_nothing_half_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As batch systems and containers send it; a second try pays nothing more."""
+    data, out = write_csv(tmp_path / "records.csv", rows()), tmp_path / "out"
+    given = ["--model", str(checkpoint()), "--data", str(data), "--epsilon", "8", "--delta", "0.001", "--epochs", "1"]
+    given += ["--expected-batch-size", "8", "--rank", "2", "--target-modules", "c_attn", "--out", str(out)]
+    with monkeypatch.context() as patch:
+        patch.setattr(deliverable, "forget_times", lambda _: os.kill(os.getpid(), signal.SIGTERM))
+        done = CliRunner().invoke(app, ["tune", *given])
+    assert done.exit_code == 130, done.output
+    assert re.search(r"^stopped: at release (\d+) of \1; run again to go on$", done.stderr.strip().splitlines()[-1])
+    assert not (out / "adapter").exists()
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    assert CliRunner().invoke(app, ["tune", *given]).exit_code == 0
+    assert verify(out / "adapter").exit_code == 0
+    assert Register(tmp_path / "spent.jsonl").totals()[0].entries == 1

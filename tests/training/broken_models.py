@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
+_PIECES = {"continuing_subword_prefix": "##", "max_input_chars_per_word": 9}
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 SHARDS = ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors")
 QUERY, NORM, WORDS, PLACES = "c_attn.weight", "ln_f.bias", "wte.weight", "wpe.weight"
@@ -157,15 +158,36 @@ BROKEN: dict[str, tuple[Change, str]] = {
     ),
     "all zero": (
         _tensors(lambda tensors: {name: torch.zeros_like(one) for name, one in tensors.items()}),
+        r"gives a short text the same predictions whatever it reads.*all zero",
+    ),
+    "all the same": (
+        _tensors(lambda tensors: {name: torch.full_like(one, 0.01) for name, one in tensors.items()}),
+        r"gives a short text the same predictions whatever it reads",
+    ),
+    "attention that goes nowhere": (
+        _tensors(lambda tensors: {name: one * (".attn.c_proj." not in name) for name, one in tensors.items()}),
         r"no gradient at all of a short text.*all zero",
     ),
     "too large": (
-        _tensors(lambda tensors: {name: one * 1e30 for name, one in tensors.items()}),
+        _tensors(lambda tensors: {name: one * 1e16 for name, one in tensors.items()}),
         r"computes no finite numbers of a short text in float32",
     ),
+    "a number too large": (
+        _number(WORDS, 1e20, -1),
+        r"wte\.weight in .*model\.safetensors holds a number that is too large to compute with \(1e\+20\)",
+    ),
+    "no perplexity": (_one("ln_f.weight", lambda one: one + 1e9), r"an infinite perplexity \(a loss of \d"),
     "whole numbers": (_one(QUERY, lambda one: one.to(torch.int8)), r"c_attn\.weight in .*is stored as I8, which is no"),
     "truth values": (_one(QUERY, lambda one: one > 0), r"c_attn\.weight in .*is stored as BOOL"),
     "complex numbers": (_one(QUERY, lambda one: one.to(torch.complex64)), r"c_attn\.weight in .*is stored as C64"),
+    "no layers": (_config(n_layer=0), r"config\.json asks for 0 layers, and adapters need at least one"),
+    "no tensors": (lambda folder: save_file({}, folder / WEIGHTS), r"model\.safetensors holds no weights"),
+    "an index of files elsewhere": (
+        _index(json.dumps({"weight_map": {"a": "../model.safetensors"}})),
+        r"index\.json names '\.\./model\.safetensors', which is not a file in the same folder",
+    ),
+    "an index of numbers": (_index('{"weight_map": {"a": 5}}'), r"index\.json names 5, which is not a file"),
+    "a width in words": (_config(n_embd="16"), r"cannot be loaded \(Validation error for field 'n_embd': .*int"),
     "more layers": (_config(n_layer=3), r"(lacks weights of GPT2LMHeadModel.*h\.1|config\.json asks for)"),
     "far more layers": (_config(n_layer=10**5), r"config\.json asks for 100,000 layers, and the files beside it hold"),
     "wider": (_config(n_embd=64), r"config\.json asks for [\d,]+ weights, and the files beside it hold"),
@@ -187,6 +209,14 @@ BROKEN: dict[str, tuple[Change, str]] = {
         _tokenizer(normalizer={"type": "Replace", "pattern": {"Regex": ".*"}, "content": ""}),
         r"tokenizer: maps made-up texts such as .* to no token",
     ),
+    "a tokenizer of one token": (
+        _tokenizer(normalizer={"type": "Replace", "pattern": {"Regex": ".+"}, "content": "a"}),
+        r"tokenizer: maps made-up texts such as .* to the same tokens",
+    ),
+    "a tokenizer that fails": (
+        _tokenizer(model={"type": "WordPiece", "unk_token": "[UNK]", "vocab": {"a": 0}} | _PIECES, post_processor=None),
+        r"tokenizer: fails over made-up texts such as .*UNK",
+    ),
     "a norm of nothing": (_config(layer_norm_epsilon=-1e9), r"computes no finite numbers of a short text"),
     "pickled": (
         lambda folder: (torch.save(load_file(folder / WEIGHTS), folder / "model.bin"), (folder / WEIGHTS).unlink()),
@@ -197,6 +227,8 @@ BROKEN: dict[str, tuple[Change, str]] = {
 BY_HEADERS = (
     *("classes that are a number", "classes that are numbers", "a text model that is a number"),
     *("an encoder that is not there", "a tokenizer of nothing"),
+    *("no layers", "no tensors", "an index of files elsewhere", "an index of numbers", "a width in words"),
+    *("a tokenizer of one token", "a tokenizer that fails"),
     *("cut in half", "empty", "a pointer", "a link to nowhere", "a shard less", "a torn index", "wider"),
     *("another shape", "a weight less", "other names", "whole numbers", "truth values", "complex numbers"),
     *("more layers", "far more layers", "another vocabulary", "more positions", "not tied", "another family"),

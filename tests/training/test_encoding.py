@@ -216,6 +216,13 @@ def test_a_template_that_rewrites_earlier_turns_is_refused_by_name() -> None:
     assert encoded(chat("a", "b", "c", "d"), tokens, "all")[1]
 
 
+def test_a_template_that_reverses_messages_is_refused_by_name() -> None:
+    """Nothing would count in the loss, and a run would train on noise alone."""
+    tokens = tokenizer(template="{% for message in messages|reverse %}<s>{{ message['content'] }}<e>{% endfor %}")
+    with pytest.raises(DataError, match=r"a\.jsonl, row 1, column 'messages': .*message 2 otherwise.*loss_on: all"):
+        encoded(chat("a", "b"), tokens)
+
+
 def test_a_chat_that_cannot_be_rendered_is_located() -> None:
     template = "{% if messages[0]['role'] != 'user' %}{{ raise_exception('no') }}{% endif %}" + CHATML
     first = Chat(({"role": "system", "content": "a"}, {"role": "assistant", "content": "b"}))

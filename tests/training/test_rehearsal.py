@@ -464,6 +464,17 @@ def test_an_evaluation_that_fails_at_every_length_is_not_blamed_on_the_length() 
         check_width(model, 16)
 
 
+def test_a_model_whose_predictions_are_no_numbers_at_a_width_is_refused_before_a_charge() -> None:
+    model = adapted("llama")
+    with torch.no_grad():
+        base = model.get_base_model()
+        base.lm_head.register_forward_hook(lambda _, __, out: out / (torch.arange(out.shape[1])[:, None] < 12))
+    check_width(model, 12)
+    said = r"the model does not take 16 tokens \(ArithmeticError: .*not finite numbers\)\. Fix: use 12 or less"
+    with pytest.raises(ConfigError, match=said):
+        check_width(model, 16)
+
+
 def test_linear_attention_that_keeps_no_cache_is_evaluated_without_one() -> None:
     """RecurrentGemma fails where its cache is asked for, and no run asks for it."""
     model = attach_lora(tiny("recurrent_gemma"), Lora(2, 4, 0.0, ("linear_x", "linear_y")), 0)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from dptune.core.digits import at_most
 from dptune.core.errors import ConfigError, DptuneError
-from dptune.core.files import sha256, sha256_once
+from dptune.core.files import sha256, sha256_once, why_unreadable
 from dptune.job.delivery.card import (
     DELTA,
     EARLIER,
@@ -112,8 +112,8 @@ def check_deliverable(path: Path) -> LedgerContents:
     card = path / CARD
     contents = read_ledger(RunFolder(path).ledger)
     for needed in (card, path / WEIGHTS, path / CONFIG):
-        if not needed.is_file():
-            raise DptuneError(f"{needed}: is missing. Fix: take the whole folder that the run delivered.")
+        if what := why_unreadable(needed):
+            raise DptuneError(f"{needed}: {what}. Fix: take the whole folder that the run delivered.")
     if not contents.complete:  # what it says is the price of its lines, and weights may follow from more
         problem = f"{RunFolder(path).ledger}: has no end, so that more may have been released"
         raise CardError(f"{problem}. Fix: take the whole folder that the run delivered.")

@@ -53,7 +53,8 @@ def rehearse(model: Any, pairs: Sequence[Block], *, checkpointing: bool = False)
             "has transformers' gradient checkpointing on, which works only in training mode, and runs are "
             "not in that mode"
         )
-        fix = "call model.gradient_checkpointing_disable(), and set training.gradient_checkpointing"
+        fix = "take it out of config.json, or call model.gradient_checkpointing_disable(); and set "
+        fix += "training.gradient_checkpointing"
         raise ConfigError("model", problem, fix=fix)
     ids, mask = _records(model)
     with evaluation_mode(model), _random_up_factors(pairs):
@@ -200,7 +201,8 @@ def check_width(model: Any, width: int) -> None:
 
 @torch.no_grad()
 def _evaluation_error(model: Any, width: int) -> Exception | None:
-    """What the model raises of a text of ``width`` tokens, as it is evaluated; None if nothing."""
+    """What the model raises of a text of ``width`` tokens, as it is evaluated, also if it predicts no finite numbers;
+    None if nothing."""
     base, device = model.get_base_model(), next(model.parameters()).device
     tokens = plain_tokens(base)
     ids = tokens[torch.arange(width) % len(tokens)][None].to(device)
@@ -208,9 +210,11 @@ def _evaluation_error(model: Any, width: int) -> Exception | None:
     try:
         with evaluation_mode(model):
             if is_classifier(model):
-                label_logits(model, ids, mask)
+                logits, _ = label_logits(model, ids, mask)
             else:
-                model(input_ids=ids, attention_mask=attention_mask(mask), use_cache=False)
+                logits = model(input_ids=ids, attention_mask=attention_mask(mask), use_cache=False).logits
+        if not bool(torch.isfinite(logits).all()):
+            raise ArithmeticError("its predictions are not finite numbers")
     except Exception as error:  # each model has its own way to refuse a text
         return error
     return None

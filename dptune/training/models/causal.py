@@ -30,6 +30,8 @@ _OTHER_TASK = re.compile(r"Classification|QuestionAnswering|MultipleChoice|NextS
 #: Number of tokens of the probe, and the share of the largest logit that may be rounding, in units of the dtype's eps.
 _PROBE, _ROUNDING = 8, 4
 _SOME = 3
+#: The exponential of a larger mean loss is infinite in float64.
+_MOST_LOSS = 709
 #: Names that families give to the most tokens of a text; the second is MPT's.
 _WIDTHS = ("max_position_embeddings", "max_seq_len")
 
@@ -130,7 +132,8 @@ def check_causal(source: str, model: Any) -> None:
     lets its first positions see ahead. Weights made so that only a later position does would pass: the guarantee does
     not rest on this check, but on each record's own loss; only the perplexity would mean less.
 
-    Raises: ConfigError if they do, or if the model cannot read tokens alone.
+    Raises: ConfigError if they do, if the model cannot read tokens alone, or if its predictions are no use to train on:
+        not finite, of an infinite perplexity, or the same whatever it reads.
     """
     width = min(_PROBE, most_positions(model) or _PROBE)
     ids = _probe(model, width)
@@ -144,6 +147,14 @@ def check_causal(source: str, model: Any) -> None:
         problem = f"{source!r} ({type(model).__name__}) computes no finite numbers of a short text in {logits.dtype}"
         fix = "check its config.json, and that its weights are of this model; or give another dtype"
         raise ConfigError(_FIELD, problem.replace("torch.", ""), fix=fix)
+    given = logits.double().log_softmax(-1)
+    loss = -float(given[0, :-1].gather(-1, ids[0, 1:, None]).mean())
+    useless = f"an infinite perplexity (a loss of {loss:.2g})" if loss > _MOST_LOSS else ""
+    if ids.min() < ids.max() and float((given[:, -1] - given[0, -1]).abs().max()) <= torch.finfo(torch.float32).eps:
+        useless = "the same predictions whatever it reads"
+    if useless:
+        fix = "check its config.json, that its weights are of this model, and that they are not all zero"
+        raise ConfigError(_FIELD, f"{source!r} ({type(model).__name__}) gives a short text {useless}", fix=fix)
     allowed = _ROUNDING * torch.finfo(logits.dtype).eps * float(logits.abs().max())
     for position in range(1, width):
         moved = float((logits[position, :position].float() - logits[0, :position].float()).abs().max())

@@ -165,7 +165,9 @@ def check_headers(base: ModelSource, empty: Any, check: Callable[[Mapping[str, A
 
 def _not_loaded(base: ModelSource, error: Exception) -> ConfigError:
     problem = f"{base.source!r} cannot be loaded ({first_line(error)})"
-    return ConfigError("model.source", problem, fix="check the name, revision, files and network")
+    here = "check its config.json and the files beside it; or copy or download it again"
+    fix = here if Path(base.source).is_dir() else "check the name, revision, files and network"
+    return ConfigError("model.source", problem, fix=fix)
 
 
 def fuse_activations(model: Any) -> Any:

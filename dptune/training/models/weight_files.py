@@ -31,6 +31,8 @@ _FIELD = "model.source"
 _CONFIG, _WHOLE, _INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 #: Types that weights of numbers may be stored in, by safetensors' names.
 _NUMBERS = ("F", "BF")
+#: No square of such a number is one in float32 or bfloat16.
+_TOO_LARGE = 1.8e19
 #: A model of so many layers is built within seconds.
 _LAYERS = 1000
 _NUMBER = re.compile(r"\.\d+\.")
@@ -110,11 +112,14 @@ def check_enough(source: str, asked: int, stored: dict[str, Stored]) -> None:
 
 
 def check_layers(source: str, config: Any, stored: dict[str, Stored]) -> None:
-    """Refuse a number of layers that no file here could hold, before so many are built, which takes minutes.
+    """Refuse no layers at all, and a number that no file here could hold, before so many are built for minutes.
 
     Raises: ConfigError naming config.json.
     """
     asked = getattr(config.get_text_config(), "num_hidden_layers", None)
+    if isinstance(asked, int) and asked < 1:
+        problem = f"{source}/config.json asks for {asked} layers, and adapters need at least one"
+        raise ConfigError(_FIELD, problem, fix="give the config.json of these weights")
     if stored and isinstance(asked, int) and asked > max(_LAYERS, len(stored)):  # some families share one layer's
         problem = (
             f"{source}/config.json asks for {asked:,} layers, and the files beside it hold {len(stored):,} tensors"
@@ -167,7 +172,8 @@ def unused_layers(empty: Any, unexpected: Collection[Any]) -> list[str]:
 
 
 def check_finite(source: str, model: Any, stored: dict[str, Stored] | None = None) -> None:
-    """Look at every weight once. A number that is none reaches every gradient, or waits for the record that meets it.
+    """Look at every weight once. A number that is none reaches every gradient, or waits for the record that meets it;
+    so does one beyond any trained weight, whose square is none.
 
     Args:
         stored: the headers of the files that the weights were read from, for the file's name.
@@ -181,16 +187,21 @@ def check_finite(source: str, model: Any, stored: dict[str, Stored] | None = Non
         if one and not quantised and weight.is_floating_point() and not one.dtype.startswith(_NUMBERS):
             problem = f"{where} is stored as {one.dtype}, which is not a type of real numbers"
             raise ConfigError(_FIELD, problem, fix="save the model again in float32 or bfloat16")
-        if not all(_is_finite(part) for part in (weight, *states_of(weight))):
-            problem = f"{where} holds a number that is not finite (NaN or infinity)"
+        sizes = [_largest(part) for part in (weight, *states_of(weight))]
+        if not all(size < _TOO_LARGE for size in sizes):  # nor a NaN
+            finite = all(map(math.isfinite, sizes))
+            what = f"too large to compute with ({max(sizes):.2g})" if finite else "not finite (NaN or infinity)"
+            problem = f"{where} holds a number that is {what}"
             raise ConfigError(_FIELD, problem, fix=f"{_AGAIN}; if it was trained so, train it again")
 
 
 @torch.no_grad()
-def _is_finite(weight: torch.Tensor) -> bool:
+def _largest(weight: torch.Tensor) -> float:
+    """The largest size of its numbers; NaN if one of them is."""
     if not weight.is_floating_point() or not weight.numel() or weight.is_meta:
-        return True
-    return all(math.isfinite(float(end)) for end in torch.aminmax(weight.detach()))
+        return 0.0
+    least, most = map(float, torch.aminmax(weight.detach()))
+    return max(-least, most)  # of a NaN both are
 
 
 def _folder_of(source: str, revision: str | None) -> Path | None:
@@ -213,10 +224,14 @@ def _files(folder: Path) -> list[Path]:
         return []
     try:
         named = set(read_json(index)["weight_map"].values())
-        return [folder / name for name in sorted(named)]
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         problem = f"{index} is not an index of shards ({type(error).__name__}: {first_line(error)})"
         raise ConfigError(_FIELD, problem, fix=_AGAIN) from None
+    for name in named:  # a file elsewhere would be read, and no digest of the folder would count it
+        if not isinstance(name, str) or Path(name).name != name:
+            problem = f"{index} names {name!r}, which is not a file in the same folder"
+            raise ConfigError(_FIELD, problem, fix=_AGAIN)
+    return [folder / name for name in sorted(named)]
 
 
 def _header(file: Path) -> dict[str, Stored]:
@@ -226,11 +241,14 @@ def _header(file: Path) -> dict[str, Stored]:
     try:
         with safe_open(file, framework="pt") as weights:
             parts = {name: weights.get_slice(name) for name in weights.keys()}  # noqa: SIM118 (no mapping)
-            return {name: Stored(file, str(part.get_dtype()), tuple(part.get_shape())) for name, part in parts.items()}
+            found = {name: Stored(file, str(part.get_dtype()), tuple(part.get_shape())) for name, part in parts.items()}
     except OSError:
         raise
     except Exception as error:  # the library's own, and whatever a header may make it raise
         raise ConfigError(_FIELD, f"{file} is cut off or damaged ({first_line(error)})", fix=_AGAIN) from None
+    if not found:
+        raise ConfigError(_FIELD, f"{file} holds no weights", fix=_AGAIN)
+    return found
 
 
 def _stored_as(name: str, stored: dict[str, Stored]) -> Stored | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from copy import deepcopy
 from typing import Any
 
-from dptune.core.errors import ConfigError
+from dptune.core.errors import ConfigError, first_line
 
 _FIELD = "add_bos_token"
 #: Made-up texts, of which each tokenizer knows some.
@@ -17,13 +17,27 @@ _TEXTS = ("a", "The 2nd of May, A-B.", "0 1 2", "ACGT", "数学", "Привет"
 
 
 def check_reads(tokenizer: Any) -> None:
-    """Raise ConfigError for a tokenizer that maps every text to no token; it is tried on made-up texts alone."""
-    if not any(tokenizer(text, verbose=False, add_special_tokens=False)["input_ids"] for text in _TEXTS):
+    """Raise ConfigError for a tokenizer that fails over a text, or maps all to no token or to the same ones.
+
+    It is tried on made-up texts alone.
+    """
+    fix = "mend its normalizer and vocabulary, or give the model's own"
+    try:
+        read = [list(tokenizer(text, verbose=False, add_special_tokens=False)["input_ids"]) for text in _TEXTS]
+    except Exception as error:  # whatever the tokenizers library raises, such as for an unknown token that is missing
+        problem = f"fails over made-up texts such as {_TEXTS[1]!r} ({first_line(error)})"
+        raise ConfigError("tokenizer", problem, fix=fix) from error
+    if not any(read):
         if len(tokenizer) <= len(tokenizer.all_special_tokens):  # transformers makes one where no file is found
             problem = "the tokenizer has no vocabulary: its files are missing, or hold none"
             raise ConfigError("tokenizer", problem, fix="save the model's own tokenizer in its folder")
         problem = f"maps made-up texts such as {_TEXTS[1]!r} to no token, so that nothing would be learned"
-        raise ConfigError("tokenizer", problem, fix="mend its normalizer and vocabulary, or give the model's own")
+        raise ConfigError("tokenizer", problem, fix=fix)
+    if all(ids == read[0] for ids in read):
+        problem = (
+            f"maps made-up texts such as {_TEXTS[0]!r} and {_TEXTS[1]!r} to the same tokens, so that nothing would "
+        )
+        raise ConfigError("tokenizer", f"{problem}be learned", fix=fix)
 
 
 def beginning_of(tokenizer: Any) -> list[int]:

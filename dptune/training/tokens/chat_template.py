@@ -44,8 +44,8 @@ def check_template(tokenizer: Any) -> None:
 
     A template that takes none of them is at fault, and no row of the data.
 
-    Raises: ConfigError for one that is no template, that raises of each of them, or that renders all alike. A tokenizer
-        without a template passes.
+    Raises: ConfigError for one that is no template, that raises of each of them, that renders one otherwise each time,
+        or all alike. A tokenizer without a template passes.
     """
     try:
         dated_template(tokenizer)
@@ -56,7 +56,8 @@ def check_template(tokenizer: Any) -> None:
         for parts in (False, True):
             texts: list[str] = []
             try:
-                texts = [render_chat(_made_up(text, system=system, parts=parts), tokenizer) for text in ("Yes.", "No.")]
+                made_up = [_made_up(text, system=system, parts=parts) for text in ("Yes.", "No.", "Yes.")]
+                texts = [render_chat(messages, tokenizer) for messages in made_up]
             except Exception as error:  # whatever a template may raise
                 errors.append(error)
             said += [texts] if texts else []
@@ -64,7 +65,10 @@ def check_template(tokenizer: Any) -> None:
     if not said:
         problem = f"fails over a made-up chat of a user and an assistant ({type(errors[0]).__name__}: "
         raise ConfigError("tokenizer.chat_template", f"{problem}{first_line(errors[0])})", fix=fix)
-    if not any(one != other for one, other in said):
+    if any(one != again for one, _, again in said):
+        problem = "renders the same chat otherwise each time, so that a run could not go on"
+        raise ConfigError("tokenizer.chat_template", problem, fix=fix)
+    if not any(one != other for one, other, _ in said):
         problem = f"renders chats with other answers alike ({said[0][0][:_SHOWN]!r}), so that nothing would be learned"
         raise ConfigError("tokenizer.chat_template", problem, fix=fix)
 
@@ -143,6 +147,16 @@ class Turns:
         if prompt and (end := self._behind(prompted, other, count)).endswith(prompt):
             ends.append(end.removesuffix(prompt))
         return last + max(_shared(self.text[last:], end) for end in ends)
+
+    def span(self, place: int) -> tuple[int, int]:
+        """Where what a message says begins and ends in ``text``.
+
+        Raises: TurnError if it is not found, or has no character left, as where a template reverses the messages.
+        """
+        start, end = self.start(place), self.end(place + 1)
+        if start >= end and self._messages[place].get("content"):
+            raise TurnError(place)
+        return start, end
 
     def start(self, place: int) -> int:
         """Where what a message says begins in ``text``: behind the prompt for it, or where it leaves that prompt.

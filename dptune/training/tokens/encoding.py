@@ -187,7 +187,7 @@ def _chat(record: Record, chat: Chat, tokenizer: Any, *, every: bool) -> Counted
             own = _common_prefix(_plain(turns.text[: turns.start(chat.prompt)], tokenizer), ids)
             counts[max(own, _common_prefix(_plain(prompted, tokenizer), ids)) :] = True
         for place in () if chat.prompt else learned:
-            ends = (_plain(turns.text[:end], tokenizer) for end in (turns.start(place), turns.end(place + 1)))
+            ends = (_plain(turns.text[:end], tokenizer) for end in turns.span(place))
             first, last = (_common_prefix(own, ids) for own in ends)
             counts[first:last] = True
     except TurnError as error:
