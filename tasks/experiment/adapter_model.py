@@ -83,7 +83,9 @@ def _told(cell: Cell, result: CellResult) -> dict[str, Any]:
             "LoRA rank": cell.lora.rank,
             "LoRA alpha": cell.lora.alpha,
             **rows_of(cell.lora, besides=("rank", "alpha")),
-            "base weights": ", ".join(filter(None, (rounded, cell.model.dtype, cell.model.load_in_4bit and "4 bits"))),
+            "base weights": ", ".join(
+                filter(None, (rounded, cell.model.dtype, "4 bits" if cell.model.load_in_4bit else None))
+            ),
             "seed of the start": cell.seed,
         },
     }
