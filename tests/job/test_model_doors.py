@@ -132,6 +132,18 @@ def test_what_is_not_there_is_said_before_a_record_is_read(tmp_path: Path, model
     assert said in " ".join(done.output.split())
 
 
+@pytest.mark.parametrize("task", [[], ["--task", "classify", "--labels", "a,b"]])
+def test_a_cut_file_is_named_once_before_a_record_is_read(tmp_path: Path, task: list[str]) -> None:
+    content = (tmp_path / "tiny.gguf").read_bytes()
+    (cut := tmp_path / "cut.gguf").write_bytes(content[: len(content) // 2])
+    (data := tmp_path / "records.csv").write_bytes(b"\xff\xfe not read")
+    done = CliRunner().invoke(app, ["tune", "--model", str(cut), "--data", str(data), *QUICK, *task])
+    told = " ".join(done.output.split())
+    assert "--model: " in told
+    assert "is cut off: its weights end at byte" in told
+    assert told.count("Fix:") == 1
+
+
 def test_a_model_larger_than_memory_is_refused_before_a_record_is_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
