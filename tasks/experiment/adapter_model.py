@@ -67,7 +67,8 @@ def write_deliverable(cell: Cell, directory: Path, target: Path) -> str:
 def _told(cell: Cell, result: CellResult) -> dict[str, Any]:
     """What the card tells besides the ledger: settings, and perplexity of public records."""
     public = [figures[PUBLIC_PERPLEXITY.name] for figures in (result.before, result.after)]
-    training, rounded = asdict(cell.training), cell.model.weights.rounding
+    training, four_bits = asdict(cell.training), "4 bits" if cell.model.load_in_4bit else None
+    held = ", ".join(filter(None, (cell.model.weights.rounding, cell.model.dtype, four_bits)))
     shown = ("expected_batch_size", "epochs", "learning_rate", "max_length", "records_per_unit")
     return {
         "base": name_of(cell.model.source),
@@ -83,7 +84,7 @@ def _told(cell: Cell, result: CellResult) -> dict[str, Any]:
             "LoRA rank": cell.lora.rank,
             "LoRA alpha": cell.lora.alpha,
             **rows_of(cell.lora, besides=("rank", "alpha")),
-            "base weights": ", ".join(filter(None, (rounded, cell.model.dtype, cell.model.load_in_4bit and "4 bits"))),
+            "base weights": held,
             "seed of the start": cell.seed,
         },
     }

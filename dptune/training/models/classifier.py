@@ -162,5 +162,7 @@ def check_classifier_weights(
 
 
 def _not_loaded(base: ModelSource, error: Exception) -> ConfigError:
+    if isinstance(error, ConfigError):  # of a GGUF file, which is converted when it is first read
+        return error
     problem = f"{base.source!r} cannot be loaded as a classifier ({first_line(error)})"
     return ConfigError(_FIELD, problem, fix="check the name, revision, files and network")

@@ -164,6 +164,8 @@ def check_headers(base: ModelSource, empty: Any, check: Callable[[Mapping[str, A
 
 
 def _not_loaded(base: ModelSource, error: Exception) -> ConfigError:
+    if isinstance(error, ConfigError):  # of a GGUF file, which is converted when it is first read
+        return error
     problem = f"{base.source!r} cannot be loaded ({first_line(error)})"
     here = "check its config.json and the files beside it; or copy or download it again"
     fix = here if Path(base.source).is_dir() else "check the name, revision, files and network"
