@@ -74,7 +74,7 @@ def test_delta_and_noise_are_rounded_up_and_cards_of_earlier_versions_stay_true(
         ledger.charge(Release(1.0, 4.0000012))
         ledger.finish()
     for name in (WEIGHTS, CONFIG):
-        write_text(tmp_path / name, "")
+        write_text(tmp_path / name, "a stand-in")
     now, epsilon = section_of(tmp_path)
     assert epsilon == read_ledger(tmp_path / "ledger.jsonl").epsilons.certified
     assert "| delta | 3.33334e-07 |" in now
@@ -124,7 +124,7 @@ def test_a_second_section_of_the_name_is_refused(heading: str, before: bool, tmp
         ledger.charge(Release(1.0, 4.0))
         ledger.finish()
     for name in (WEIGHTS, CONFIG):
-        write_text(tmp_path / name, "")
+        write_text(tmp_path / name, "a stand-in")
     own, said = section_of(tmp_path)[0], f"{heading}\n\nThe epsilon is 0.1."
     harmless = "---\ntags:\n- privacy\n---\n\n# Model\n\nPrivacy matters.\n\n## Privacy of others\n\n"
     write_text(tmp_path / CARD, f"{harmless}{own}\n\n## Training\n")

@@ -101,7 +101,7 @@ def run_in(winner: Path, name: str, *files: str) -> Path:
     """A run that checks the ranking of a winner: one release, weights, a checkpoint, and these files."""
     folder = winner / FOLDER / name
     for file in ("checkpoint.safetensors", "adapter/adapter_model.safetensors", *files):
-        write_text(folder / file, "")
+        write_text(folder / file, "a stand-in")
     header = RunHeader("static", "gdp_clt", "certified", None, 1e-6, "record", 10)
     with Ledger.create(RunFolder(folder).ledger, header, Counter()) as ledger:
         ledger.charge(Release(1.0, 4.0))

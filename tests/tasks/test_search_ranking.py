@@ -124,7 +124,7 @@ def _weights_that_an_earlier_version_left_go(out: Path) -> None:
     """It kept no outcome of a run, and the page that was made then is not shown for theirs."""
     for run in runs_within(out):
         (run / OUTCOME).unlink()
-        write_text(RunFolder(run).adapter / "adapter_model.safetensors", "")
+        write_text(RunFolder(run).adapter / "adapter_model.safetensors", "a stand-in")
     settings, page = settings_of(check_ranking=False), REPORT / PAGE
     write_text(page, "its page")
     remember_shown(settings, page, "its answer")
