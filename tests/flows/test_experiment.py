@@ -34,7 +34,7 @@ from tasks.report.experiment import report
 from tasks.settings.params import load_settings
 from tasks.stage import ERROR_FILE, run_stage
 
-pytestmark = pytest.mark.system
+pytestmark = [pytest.mark.system, pytest.mark.road]
 
 #: Both cells in one process: what a process imports takes longer than a tiny cell.
 QUICK = {"experiment": {"cells_together": 2}}

@@ -224,7 +224,7 @@ MODELS: dict[str, tuple[Callable[[Path], Path | str], str, str]] = {
         "40-digit",
     ),
     "no config": (_without("config.json"), "holds no config.json", "save_pretrained wrote"),
-    "torn config": (lambda folder: _torn(folder, "config.json"), "--model: ", "check the name"),
+    "torn config": (lambda folder: _torn(folder, "config.json"), "--model: ", "check its config.json"),
     "an encoder": (_changed("config.json", model_type="bert", architectures=["BertModel"]), "--model: ", "causal"),
     "no tokenizer": (_without("tokenizer.json", "tokenizer_config.json"), "tokenizer: ", "save the model's tokenizer"),
     "torn tokenizer": (lambda folder: _torn(folder, "tokenizer.json"), "tokenizer: ", "save the model's tokenizer"),
