@@ -10,6 +10,7 @@ import numpy as np
 
 from dptune.core.errors import ConfigError
 from dptune.records.reading.fields import RecordMaker
+from dptune.records.reading.findings import Finding
 from dptune.records.reading.reader import rows_of
 from dptune.records.reading.record import Record, fingerprint
 from dptune.records.reading.rows import checked
@@ -27,7 +28,7 @@ class Sides:
         train, eval, test: records of each side of the split; a side that is not asked for is empty.
         public: records of nobody.
         way: how the train side's texts were made of rows, one of ``fields.WAYS``; empty where nobody said.
-        alike: units whose names differ from another's in spelling alone (``spelling.loosely``).
+        findings: what was perhaps meant otherwise, with counts. Private.
         unread: names of the columns of which nothing was made, though nobody chose the columns of the record.
         unread_later: such columns that the first row lacks.
     """
@@ -37,7 +38,7 @@ class Sides:
     test: Records = field(default=(), repr=False)
     public: Records = field(default=(), repr=False)
     way: str = ""
-    alike: int = 0
+    findings: tuple[Finding, ...] = field(default=(), repr=False)
     unread: tuple[str, ...] = ()
     unread_later: tuple[str, ...] = ()
 
@@ -78,7 +79,11 @@ def read_and_say(
     """What ``read`` returns, and the maker, which says how texts were made of rows. Raises as it does."""
     found = checked(source, rows_of(source, source.data if data is None else data))
     maker = RecordMaker(source, found.file, found.columns, found.first_row, found.table, public)
-    return tuple(maker.record(number, row) for number, row in found.rows), maker
+    records = tuple(maker.record(number, row) for number, row in found.rows)
+    if found.open_end:
+        named = {source.unit: maker.findings.units, source.label: maker.findings.labels}
+        maker.findings.end_open(named.get(found.columns[-1]))
+    return records, maker
 
 
 def read_sides(source: RecordSource) -> Sides:
@@ -98,13 +103,18 @@ def read_sides(source: RecordSource) -> Sides:
     """
     public = () if source.public is None else read(source, source.public, public=True)
     whole, maker = read_and_say(source)
-    said: dict[str, Any] = {name: getattr(maker, name) for name in ("way", "alike", "unread", "unread_later")}
+    said: dict[str, Any] = {name: getattr(maker, name) for name in ("way", "unread", "unread_later")}
+    findings = maker.findings.found()
     if isinstance(source.split, Fractions):
         dealt = _deal(source, source.split, whole)
-        return replace(dealt, public=public, **said)
+        return replace(dealt, public=public, findings=findings, **said)
     given = {name: getattr(source.split, name) for name in ("eval", "test")}
-    others: dict[str, Any] = {name: read(source, data) for name, data in given.items() if data is not None}
-    return Sides(whole, public=public, **said, **others)
+    others = dict[str, Records]()
+    for name, data in given.items():
+        if data is not None:
+            others[name], maker = read_and_say(source, data)
+            findings += tuple(replace(one, text=f"in {name}: {one.text}") for one in maker.findings.found())
+    return Sides(whole, public=public, findings=findings, **said, **others)
 
 
 def _deal(source: RecordSource, split: Fractions, whole: Records) -> Sides:

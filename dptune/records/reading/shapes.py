@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from dptune.core.errors import DataError
+from dptune.records.reading.characters import checked_text
 from dptune.records.reading.record import TEMPLATE_INPUTS, Chat
 
 #: Makes a DataError about the row at hand from column, problem and fix; the caller raises it.
@@ -227,14 +228,3 @@ def _check_texts(value: Any, column: str, refuse: Refuse) -> None:
         _check_texts(one, column, refuse)
     for one in plain(value) if isinstance(value, list | tuple | np.ndarray) else ():
         _check_texts(one, column, refuse)
-
-
-def checked_text(text: str, refuse: Callable[[str, str], DataError]) -> str:
-    """Return ``text`` if a tokenizer can read it. Raises: DataError for NUL characters and lone surrogates."""
-    if "\0" in text:
-        raise refuse("holds a NUL character", "remove it; a binary file is not text")
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError:
-        raise refuse("holds half of a character (a lone surrogate)", "write it as UTF-8") from None
-    return text

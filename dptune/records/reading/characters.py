@@ -1,0 +1,123 @@
+"""Characters of a text: those that no tokenizer can read, those that nobody sees, and signs of a damaged text."""
+
+from __future__ import annotations
+
+import re
+from base64 import b64decode
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+from dptune.core.errors import DataError
+from dptune.records.reading.spelling import is_missing, seen, spelled
+
+
+def checked_text(text: str, refuse: Callable[[str, str], DataError]) -> str:
+    """Return ``text`` if a tokenizer can read it. Raises: DataError for NUL characters and lone surrogates."""
+    if "\0" in text:
+        raise refuse("holds a NUL character", "remove it; a binary file is not text")
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        raise refuse("holds half of a character (a lone surrogate)", "write it as UTF-8") from None
+    return text
+
+
+def is_visible(text: str) -> bool:
+    """Whether a text shows anything: a character that is neither white space nor one that nobody sees."""
+    return any(seen(letter).strip() for letter in text)
+
+
+class Sign(NamedTuple):
+    """A sign that a text is not what was meant.
+
+    Attributes:
+        says: what such texts hold, for a warning.
+        fix: what to do about it.
+        share: the share of texts from which the sign is believed; sound texts hold some signs now and then.
+    """
+
+    says: str
+    fix: str
+    share: float = 0.0
+
+
+_ENCODING = "read the source in the encoding that it was written in, and save it as UTF-8"
+#: Signs of damage by the name of their finding.
+SIGNS = {
+    "missing_texts": Sign("only say that a value is missing (NULL, N/A)", "remove these records, or fill them in"),
+    "wrong_encoding": Sign("hold UTF-8 that was read in another encoding, such as \u00c3\u00bc for \u00fc", _ENCODING),
+    "lost_characters": Sign("hold U+FFFD, which stands where a character was lost", _ENCODING),
+    "utf7": Sign("hold UTF-7, such as +APw- for \u00fc", "decode it, and save it as UTF-8"),
+    "control_characters": Sign(
+        "hold control characters, as colours of a terminal and old encodings (ISO-2022) do",
+        "remove or decode them, and save it as UTF-8",
+    ),
+    "quoted_printable": Sign("hold quoted-printable text, such as =C3=BC for \u00fc", "decode it"),
+    "base64": Sign("are one run of base64", "decode them, or leave them out"),
+    "escapes": Sign("hold escapes such as \\u00fc or &#252; in place of characters", "decode them", 0.01),
+    "question_marks": Sign(
+        "hold a question mark within a word, as where an encoding lacks a character", _ENCODING, 0.01
+    ),
+}
+# A UTF-8 sequence read as Latin-1 or cp1252; of all first bytes, those that begin no usual word's end.
+_TAIL = "[\u0080-\u00bf\u0152\u0153\u0160\u0161\u0178\u017d\u017e\u0192\u02c6\u02dc\u2013-\u203a\u20ac\u2122\ufffd]"
+_MISREAD = re.compile(
+    f"\u00c3{_TAIL}|\u00c2[\u0080-\u00bf]|\u00e2[\u0080\u20ac]{_TAIL}|\u00ef\u00bb\u00bf|\u00f0[\u0178\u009f]{_TAIL}"
+    f"|(?:[\u00d0\u00d1]{_TAIL}){{2}}"
+)
+_UTF7 = re.compile(r"\+([A-Za-z0-9+/]{3,})-")
+_CONTROL = re.compile("[\x01-\x08\x0e-\x1f\x7f]")
+_BASE64 = re.compile(r"[A-Za-z0-9+/]{22,}={0,2}")
+_PRINTABLE = re.compile("=[C-F][0-9A-F]=[89AB][0-9A-F]")
+_ESCAPE = re.compile(r"\\u[0-9a-fA-F]{4}|&#x?[0-9a-fA-F]{2,5};")
+_LOST = re.compile(r"(?<![^\s\"'(])[^\W\d_]+\?[^\W\d_]{2,}(?![\w=/&?.])")
+
+
+def signs_of(text: str, *, learned: bool = True) -> Iterator[str]:
+    """The names of the ``SIGNS`` that a text has.
+
+    Args:
+        learned: whether the text is learned, and not only read; a prompt may say that something is missing.
+
+    Example:
+        >>> from dptune.records.reading.characters import signs_of
+        >>> list(signs_of("M\u00c3\u00bcller")), list(signs_of("N/A")), list(signs_of("M\u00fcller"))
+        (['wrong_encoding'], ['missing_texts'], [])
+    """
+    if learned and len(text) < 40 and (name := spelled(text)) is not None and is_missing(name) and not _is_said(name):
+        yield "missing_texts"
+    yield from (name for name, found in _FOUND_BY.items() if found(text))
+
+
+def _is_said(name: str) -> bool:
+    """Whether a text may be said in earnest: punctuation is no missing value, but for a dash and a question mark."""
+    return not any(map(str.isalnum, name)) and name not in ("-", "--", "\u2013", "\u2014", "?", "??", "???", "/")
+
+
+def _is_utf7(run: str) -> bool:
+    """Whether a run of base64 is letters or signs of Europe in UTF-7: others hit upon such a run by chance."""
+    try:
+        letters = f"+{run}-".encode().decode("utf-7")
+    except UnicodeDecodeError:
+        return False
+    return all("\u00a0" <= letter < "\u0600" or "\u2010" <= letter < "\u20c0" for letter in letters)
+
+
+def _is_base64(text: str) -> bool:
+    try:
+        b64decode(text, validate=True).decode()
+    except ValueError:
+        return False
+    return True
+
+
+_FOUND_BY: dict[str, Callable[[str], object]] = {
+    "wrong_encoding": lambda text: not text.isascii() and _MISREAD.search(text),
+    "lost_characters": lambda text: "\ufffd" in text,
+    "utf7": lambda text: "+" in text and any(_is_utf7(found[1]) for found in _UTF7.finditer(text)),
+    "control_characters": _CONTROL.search,
+    "quoted_printable": lambda text: "=" in text and _PRINTABLE.search(text),
+    "base64": lambda text: len(text) % 4 == 0 and _BASE64.fullmatch(text) and _is_base64(text),
+    "escapes": lambda text: ("\\" in text or "&" in text) and _ESCAPE.search(text),
+    "question_marks": lambda text: "?" in text and _LOST.search(text),
+}
