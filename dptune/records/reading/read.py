@@ -109,7 +109,7 @@ def read_sides(source: RecordSource) -> Sides:
         dealt = _deal(source, source.split, whole)
         return replace(dealt, public=public, findings=findings, **said)
     given = {name: getattr(source.split, name) for name in ("eval", "test")}
-    others = dict[str, Records]()
+    others = dict[str, Any]()
     for name, data in given.items():
         if data is not None:
             others[name], maker = read_and_say(source, data)

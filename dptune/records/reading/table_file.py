@@ -70,9 +70,11 @@ def _refuse_a_record_as_header(path: Path, header: list[str], rows: list[list[st
     """
     valued = [place for place in range(len(header)) if all(_VALUE.fullmatch(cells[place]) for cells in rows)]
     over = [header[place] for place in valued]
-    numbers = {*map(str, range(len(header) + 1))}
+    numbered = all(one.isdecimal() for one in header) and header == [
+        str(int(header[0]) + n) for n in range(len(header))
+    ]
     years = all(re.fullmatch(r"(?:19|20)\d\d", one) for one in over)
-    if not years and all(_VALUE.fullmatch(one) and one not in numbers for one in over):
+    if not years and not numbered and all(map(_VALUE.fullmatch, over)):
         problem = f"looks like a record and is read as names of columns, {over[0][:40]!r} over such values"
         raise DataError(problem, fix="name the columns in row 1", file=path, row=1)
 
