@@ -93,7 +93,7 @@ class Names:
 
     def _finding(self, name: str, names: Sequence[str], says: str, fix: str) -> Finding:
         records, row = sum(self.counts[one] for one in names), min(self.rows[one] for one in names)
-        text = f"{len(names)} {self.called} with {records} records (row {row} is the first) {says}. {fix.capitalize()}"
+        text = f"{len(names)} {self.called} with {records} records (row {row} is the first) {says}. {_sentence(fix)}"
         return Finding(f"{self.called.removesuffix('s')}_{name}", text)
 
     def _alike(self) -> Iterator[Finding]:
@@ -211,7 +211,7 @@ class Findings:
             rows = self._signs[name]
             if len(rows) > sign.share * self._texts and (not sign.share or len(rows) > 2):
                 text = f"{len(rows)} of {self._texts} records (row {rows[0]} is the first) {sign.says}"
-                found.append(Finding(name, f"{text}. {sign.fix.capitalize()}"))
+                found.append(Finding(name, f"{text}. {_sentence(sign.fix)}"))
         if self._silent:
             text = (
                 f"{len(self._silent)} of {self._texts} chats (row {self._silent[0]} is the first) have an empty answer"
@@ -228,6 +228,10 @@ def _repeats_a_name(values: Mapping[str, Any]) -> bool:
 
 def _bare(name: str) -> str:
     return re.sub(r"[\s_\ufeff-]", "", name).casefold()
+
+
+def _sentence(words: str) -> str:
+    return words[:1].upper() + words[1:]
 
 
 def _stops(letter: str) -> bool:
