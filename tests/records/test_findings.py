@@ -6,13 +6,15 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 
-from dptune.core.errors import DataError
+from dptune.core.errors import ConfigError, DataError
 from dptune.records.reading.characters import signs_of
 from dptune.records.reading.findings import Finding
 from dptune.records.reading.read import read_sides
+from dptune.records.reading.related_names import holds_another
 from dptune.records.reading.source import Fractions, GivenSides, RecordSource
 from dptune.records.reading.spelling import is_placeholder, order_of_day
 
@@ -136,7 +138,28 @@ TEXTS: dict[str, tuple[Change, str]] = {
     "ISO-2022": (lambda s: "\u65e5\u672c".encode("iso2022_jp").decode(), "control_characters"),
     "terminal": (lambda s: f"\x1b[31m{s}", "control_characters"),
     "quoted-printable": (lambda s: "M=C3=BCller", "quoted_printable"),
-    "base64": (lambda s: "VGhlIGxldHRlciBjYW1lIGxhdGUgYWdhaW4u", "base64"),
+    "base64": (lambda s: "VGhlIGxldHRlciBjYW1lIGxhdGUgYWdhaW4u", "no_words"),
+    "path": (lambda s: "texts/2024/letter_0017.txt", "no_words"),
+    "address in place of a text": (lambda s: quote(s), "no_words"),
+    "numbers of tokens": (lambda s: str([ord(letter) for letter in s]), "no_words"),
+    "letters apart": (lambda s: " ".join(s.replace(" ", "")), "no_words"),
+    "named entities": (lambda s: s.replace("é", "&eacute;"), "escapes"),
+    "line ends of JSON": (lambda s: s + r" It came late.\nAgain.", "escapes"),
+    "line ends of Excel": (lambda s: s + "_x000D_", "escapes"),
+    "doubled quotes": (lambda s: s + ' ""late""', "escapes"),
+    "bytes of Python": (lambda s: repr(s.encode()), "printed_values"),
+    "list of Python": (lambda s: repr([s]), "printed_values"),
+    "row of pandas": (lambda s: f"0    {s}\nName: text, dtype: object", "printed_values"),
+    "ChatML": (lambda s: f"<|im_start|>user\n{s}<|im_end|>", "special_tokens"),
+    "Llama 2": (lambda s: f"[INST] {s} [/INST]", "special_tokens"),
+    "template": (lambda s: "Dear {{ name }}, " + s, "unfilled"),
+    "merge conflict": (lambda s: f"<<<<<<< HEAD\n{s}", "merge_conflict"),
+    "HTML": (lambda s: f"<p>{s}</p>", "markup"),
+    "Cyrillic as Latin-1": (
+        lambda s: "\u041f\u043e\u0441\u044b\u043b\u043a\u0430".encode("cp1251").decode("latin-1"),
+        "wrong_encoding",
+    ),
+    "all letters lost": (lambda s: "??????? ???????? ??", "question_marks"),
     "escapes": (lambda s: json.dumps(s), "escapes"),
     "entities": (lambda s: s.encode("ascii", "xmlcharrefreplace").decode(), "escapes"),
     "question marks": (lambda s: s.encode("ascii", "replace").decode(), "question_marks"),
@@ -268,6 +291,86 @@ def test_given_sides_have_findings_too() -> None:
     assert (finding.name, finding.text[:20]) == ("missing_texts", "in eval: 3 of 3 reco")
     assert repr(sides.findings) == repr((Finding(finding.name, finding.text),))
     assert "findings" not in repr(sides)
+
+
+#: Kind: names of twenty units, how half of the records write them, and the finding.
+HALVES: dict[str, tuple[Callable[[int], str], Change, str]] = {
+    "prefix": (lambda n: str(n + 300), lambda s: f"CUST-{s}", "unit_joined"),
+    "ending": (lambda n: f"ann{n}x", lambda s: f"{s}@mail.example", "unit_joined"),
+    "cut": (lambda n: f"{n:04}abcdefghij", lambda s: s[:8], "unit_joined"),
+    "dots": (lambda n: f"{n:04}abcdefghij", lambda s: s[:8] + "...", "unit_joined"),
+    "several": (lambda n: f"c{n}", lambda s: f"{s}; c19" if s != "c19" else s, "unit_joined"),
+    "shown address": (lambda n: f"a{n}@x.org", lambda s: f"Ann Lee <{s}>", "similar_units"),
+    "web address": (lambda n: f"https://x.org/u/{n}", lambda s: s.replace("s:", ":") + "/", "similar_units"),
+    "telephone": (lambda n: f"+49170{n + 5551000}", lambda s: f"0049 {s[3:6]} {s[6:]}", "similar_units"),
+    "umlauts": (lambda n: f"{'ABCDEFGHIJKLMNOPQRST'[n]} Müller", lambda s: s.replace("ü", "ue"), "similar_units"),
+    "entities": (lambda n: f"{n} & Co", lambda s: s.replace("&", "&amp;"), "similar_units"),
+    "percents": (lambda n: f"a{n}@x.org", lambda s: s.replace("@", "%40"), "similar_units"),
+    "bytes": (lambda n: f"c{n}", lambda s: repr(s.encode()), "similar_units"),
+    "lost letters": (lambda n: f"Zoé{n}", lambda s: "Zo? Lee", "unit_encoding"),
+    "days of a spreadsheet": (lambda n: f"3-{n}", lambda s: f"{s[2:]}-Mar", "unit_rounded"),
+    "zeros": (lambda n: str(175928847299117063 + 70 * n), lambda s: s[:16] + "00", "unit_rounded"),
+    "masks": (lambda n: f"4929 {n + 1000}", lambda s: f"XXXX {s[-4:]}", "unit_masked"),
+}
+
+
+@pytest.mark.parametrize("kind", HALVES)
+def test_names_of_two_exports_are_compared(kind: str) -> None:
+    name, change, finding = HALVES[kind]
+    made = [{"who": (change if n > 30 else str)(name(n % 20)), "text": f"Letter {n} came late."} for n in range(60)]
+    assert finding in findings(made, unit="who")
+
+
+def test_numbers_behind_each_other_hold_no_other() -> None:
+    for names in (map(str, range(200)), (f"customer-{n}" for n in range(200)), (f"ann{n}" for n in range(200))):
+        assert not holds_another([*names])
+
+
+LONG = "This letter came {} days too late, and nobody in the office knew why."
+#: Kind: sixty records, and the finding about all of them.
+ALL: dict[str, tuple[Callable[[int], dict[str, Any]], str]] = {
+    "joined many to many": (lambda n: {"who": f"c{n % 7}", "text": LONG.format(n // 3)}, "repeated_texts"),
+    "swapped": (lambda n: {"who": LONG.format(n) if n % 5 else f"c{n}", "text": f"c{n}"}, "swapped_columns"),
+    "an error": (lambda n: {"who": f"c{n % 9}", "text": "403 Forbidden" if n % 5 else LONG.format(n)}, "frequent_text"),
+    "numbers of lines": (lambda n: {"who": f"c{n % 9}", "text": f"{n}. " + LONG.format(n)}, "line_marks"),
+    "cut": (lambda n: {"who": f"c{n % 9}", "text": f"{n:02} " + LONG[:40]}, "cut_texts"),
+    "no answer": (lambda n: {"who": f"c{n}", "messages": chat("Is it late?")}, "chat_order"),
+    "no question": (lambda n: {"who": f"c{n}", "messages": [{}, *chat("Late?", "It is.")][2:]}, "chat_order"),
+    "doubled": (lambda n: {"who": f"c{n}", "messages": chat(LONG, "Yes.", LONG, "Yes.")}, "repeated_messages"),
+    "echo": (lambda n: {"who": f"c{n}", "prompt": LONG, "completion": LONG + " Sorry."}, "repeated_prompt"),
+    "wrapped": (
+        lambda n: {"who": f"c{n}", "text": ("The letters of May", "which came so late")[n % 2] + " were such as no"},
+        "wrapped",
+    ),
+}
+
+
+def chat(*said: str) -> list[dict[str, str]]:
+    return [{"role": ("user", "assistant")[n % 2], "content": text} for n, text in enumerate(said)]
+
+
+@pytest.mark.parametrize("kind", ALL)
+def test_what_records_have_in_common_is_warned_about(kind: str) -> None:
+    made, finding = ALL[kind]
+    assert finding in findings([made(n) for n in range(60)], unit="who")
+
+
+def test_short_answers_are_sound() -> None:
+    answers = ["Yes", "No", "OK", "Sure."]
+    assert findings([{"who": f"c{n % 9}", "text": answers[n % 4]} for n in range(60)], unit="who") == {}
+
+
+def test_a_column_that_tells_nobody_apart_is_named_as_the_cause() -> None:
+    made = [{"who": "1.23457E+12", "text": f"Letter {n}"} for n in range(60)]
+    with pytest.raises(
+        ConfigError, match=r"column 'who': 1 units of 60 records are too few.*1\.2E\+12.*Export the column"
+    ):
+        read_sides(RecordSource(made, unit="who"))
+
+
+def test_a_role_that_templates_do_not_know_is_refused() -> None:
+    with pytest.raises(DataError, match=r"message 1 has the role 'User', .* Fix: write 'user'"):
+        findings([{"messages": [{"role": "User", "content": "Late?"}, {"role": "Assistant", "content": "Yes."}]}])
 
 
 def test_words_that_stand_for_nobody() -> None:

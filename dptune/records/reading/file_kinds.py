@@ -56,6 +56,9 @@ _LINES = {
     r"\s*\{.*\}\s*$": "JSONL",
     r"\[?\d{4}-\d\d-\d\d[T ]\d\d:\d\d": "a log",
     r"[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d ": "a log",
+    r"\[?\d{1,4}[./-]\d{1,2}[./-]\d{1,4},? \d{1,2}:\d\d[^:]*(?::\d\d)?.{0,9}[^:]+: ": "a chat's export",
+    r"\[?\d\d:\d\d(?::\d\d)?\]? ?<[^>]+> ": "a chat's export",
+    r"(?:User|Human|Assistant|AI|Bot|System): ": "a chat's export",
     r"\S+ \S+ \S+ \[\d\d/[A-Z][a-z]{2}/\d{4}:": "a log",
 }
 

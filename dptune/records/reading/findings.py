@@ -10,7 +10,8 @@ from itertools import islice
 from typing import Any
 
 from dptune.records.reading.characters import SIGNS, is_visible, signs_of
-from dptune.records.reading.record import Chat, Content, PromptTarget
+from dptune.records.reading.record import Chat, Content, PromptTarget, Text
+from dptune.records.reading.related_names import holds_another
 from dptune.records.reading.spelling import is_missing, is_placeholder, loosely, may_be_filled_in, order_of_day
 
 
@@ -29,12 +30,38 @@ _ENOUGH = 20
 #: A first field that begins a comment, or that ends an export.
 _EDGE = re.compile(
     r"\s*(#|--(?=\s)|//|/\*|<!--).*|(?i:\W*(grand |sub)?(total|totals|sum|summe|gesamt|gesamtsumme|insgesamt|average"
-    r"|mean|count|end of (file|report|export))\b[\s:=]*[\d.,]*\W*|source: .*|\(?\d+ (rows?|records?|Zeilen)\b.*)",
+    r"|mean|count|end of (file|report|export))\b[\s:=]*[\d.,]*\W*|source: .*|\(?\d+ (rows?|records?|Zeilen)\b.*"
+    r"|varchar\(\d+\)|(big)?int(eger|64)?|string|object|script started.*)",
     re.DOTALL,
 )
 #: A value that may be the name of a column.
 _NAME = re.compile(r"\s*[^\W\d][\w-]{0,30}\s*")
-_CODED = re.compile(r"\d{1,3}(?:\.\d{3})+|\d+(?:\.(\d+))?(?:e\+?(\d{1,3}))", re.IGNORECASE)
+#: A name that hides a part, and one that a spreadsheet made of what looked like a day.
+_MASKED = re.compile(r"\*{2,}|(?i:x{4,}|x{3,}-)|#{3,}|\u2022{2,}")
+_SHEET_DAY = re.compile(
+    r"(\d\d?[-.]?)?(jan|feb|mar|m\u00e4r|mrz|apr|mai|may|ju[nl]|aug|sep|o[ck]t|nov|de[cz])[a-z]{0,6}\.?([-.]?\d\d)?",
+    re.IGNORECASE,
+)
+_CODED = re.compile(r"\d{1,3}(?:\.\d{3})+|\d+(?:[.,](\d+))?(?:e\+?(\d{1,3}))", re.IGNORECASE)
+
+
+#: Signs of a text by which a name is damaged.
+_DAMAGE = {"wrong_encoding", "lost_characters", "utf7", "escapes", "quoted_printable", "printed_values"}
+#: From how many characters on a text is not said again by chance, and may have been cut.
+_LONG, _CUT = 50, 30
+#: Kinds of doubtful records: the share of all records above which they count, what they do, and what to do about it.
+_KINDS = {
+    "chat_order": (
+        0.01, "do not end in what an assistant says, or have no user",
+        "if roles are swapped or answers missing, correct them: only what assistants say is learned",
+    ),
+    "repeated_messages": (0.01, "hold one message twice", "if a join or an export doubled them, remove the second"),
+    "repeated_prompt": (0.1, "repeat the prompt in the answer", "if it is no part of the answer, remove it there"),
+    "wrapped": (
+        0.3, "begin in the middle of a sentence, as lines of wrapped texts do",
+        "put an empty line between texts, and choose records_are paragraphs",
+    ),
+}  # fmt: skip
 
 
 class Names:
@@ -74,11 +101,16 @@ class Names:
         if self._dotted and self._plain:
             text = f"names of {self.called} are written as 1.000 (row {self._dotted}), which is read as 1, and as 1000 "
             yield Finding(f"{one}_thousands", text + f"(row {self._plain}). Write numbers without marks of thousands")
+        self._rounded |= self._changed()
         if self._rounded:
             text = f"{len(self._rounded)} {self.called} (row {min(self._rounded.values())} is the first) are numbers "
-            text += "that a spreadsheet or a float may have rounded (1.2E+12), so that several share one"
+            text += "or days that a spreadsheet or a float may have made (1.2E+12, 1-Mar), so that several share one"
             yield Finding(f"{one}_rounded", f"{text}. Export the column as text")
-        damaged = [name for name in self.rows if {*signs_of(name)} & {"wrong_encoding", "lost_characters", "utf7"}]
+        damaged = [
+            name
+            for name in self.rows
+            if _DAMAGE & {*signs_of(name)} or (name.count(" ") < 3 and re.search(r"[^\W\d_]\?[^=]*$", name))
+        ]
         if damaged:
             yield self._finding("encoding", damaged, "have names in a wrong encoding", SIGNS["wrong_encoding"].fix)
         if self.called == "labels":
@@ -88,8 +120,20 @@ class Names:
             words = [name for name in self.rows if is_missing(name) or is_placeholder(name)]
             if words and len(words) < len(self.rows):
                 yield self._finding("missing", words, "have names that often stand for none", "remove these records")
+            if len(self.rows) == 1 and self.counts.total() >= _LEAST:
+                yield self._finding(
+                    "single", [*self.rows], "are all that there are", "a classifier learns two at least"
+                )
         elif self.rows:
             yield from self._nobody()
+
+    def _changed(self) -> dict[str, int]:
+        """Names that have lost digits, or became a day, each with its first row."""
+        long = [name for name in self.rows if len(name) > 15 and name.isdecimal()]
+        lost = [one for one in long if len(one.rstrip("0")) <= (15 if len(one) < 18 else 17)]
+        days = [name for name in self.rows if any(map(str.isdecimal, name)) and _SHEET_DAY.fullmatch(name)]
+        changed = [*(lost if len(lost) * 4 > len(long) else ()), *(days if len(days) < len(self.rows) else ())]
+        return {name: self.rows[name] for name in changed}
 
     def _finding(self, name: str, names: Sequence[str], says: str, fix: str) -> Finding:
         records, row = sum(self.counts[one] for one in names), min(self.rows[one] for one in names)
@@ -139,9 +183,20 @@ class Names:
                 fix = "if many people share this name, name them apart: they are sampled and protected as one"
                 yield self._finding("dominant", [name], says, fix)
         odd = [name for name in self.rows if not any(map(str.isdecimal, name)) and name not in found]
+        odd = odd or [name for name in self.rows if name.count(" ") > 1]
+        if len(odd) < len(self.rows) and any(" " in name for name in {*self.rows} - {*odd}):
+            odd = [name for name in odd if not any(map(str.isdecimal, name))]
         if odd and len(self.rows) >= _ENOUGH and len(odd) <= len(self.rows) / 100 + 1:
             fix = "if the row is a total, a header or a comment, remove it"
-            yield self._finding("odd", odd, "have a name without a digit, unlike all others", fix)
+            yield self._finding("odd", odd, "have a name without a digit or of several words, unlike all others", fix)
+        if held := holds_another(self.rows):
+            one, other = sorted(self.rows[name] for name in next(iter(held.items())))
+            says = f"hold another's name (with more around it, cut, or several in one), as in rows {one} and {other}"
+            fix = "if these are one person, write the names alike; otherwise each is protected by itself"
+            yield self._finding("joined", [*held], says, fix)
+        if masked := [name for name in self.rows if _MASKED.search(name)]:
+            fix = "if several people share one, name them apart: they are sampled and protected as one"
+            yield self._finding("masked", masked, "have names that hide a part (*** or XXXX)", fix)
 
 
 def _known(order: str, found: Mapping[str, int]) -> bool:
@@ -158,6 +213,8 @@ class Findings:
         self._texts, self._signs = 0, defaultdict[str, list[int]](list)
         self._edges, self._ends, self._headers = list[int](), list[int](), list[int]()
         self._silent, self._stopped = list[int](), 0
+        self._said, self._lengths, self._whole = Counter[str | int](), Counter[int](), Counter[int]()
+        self._kinds, self._widths = defaultdict[str, list[int]](list), list[int]()
         self._rows, self._last = 0, ("", 0)
         self._noted = list[Finding]()
 
@@ -176,9 +233,70 @@ class Findings:
             self._signs[name].append(row)
         if isinstance(content, Chat) and any(_says_nothing(message) for message in content.messages):
             self._silent.append(row)
+        self._count(row, content, texts)
         self._texts += 1
         self._last = (texts[-1][0].rstrip()[-1:] if texts else "", row)
         self._stopped += _stops(self._last[0])
+
+    def _count(self, row: int, content: Content, texts: Sequence[tuple[str, bool]]) -> None:
+        """Count what is said again, cut, or perhaps of another column or role."""
+        whole = " ".join(text for text, _ in texts)
+        if len(whole) >= _LONG:
+            self._whole[hash(whole)] += 1
+        for text in (text for text, learned in texts if learned):
+            self._said[text if len(text) < _LONG else hash(text)] += 1
+            if len(text) >= _CUT and (_stops_not(text) or text.endswith(("...", "\u2026"))):
+                self._lengths[len(text)] += 1
+        if len(self.units.last.split()) > 4 and len(whole.split()) < 3:
+            self._kinds["swapped"].append(row)
+        kind = _order_of(content.messages) if isinstance(content, Chat) else ""
+        if len(texts) > 1 and len(texts[-2][0]) >= 20 and texts[-1][0].startswith(texts[-2][0]):
+            kind = "repeated_prompt"
+        if kind:
+            self._kinds[kind].append(row)
+        if isinstance(content, Text):
+            if whole[:1].islower() and self._last[0].isalnum():
+                self._kinds["wrapped"].append(row)
+            self._widths.append(len(whole))
+
+    def _patterns(self) -> Iterator[Finding]:
+        """Findings about all records together."""
+        least = max(5, self._texts / 20)
+        ranked = self._said.most_common(2)
+        if (len(ranked) > 1 or len(self._whole) > 0) and ranked[0][1] >= max(
+            least, 10 * sum(count for _, count in ranked[1:])
+        ):
+            fix = "if it stands for a missing one (an error, [deleted], a rule between texts), remove these records"
+            yield self._finding("frequent_text", f"{ranked[0][1]} texts are one and the same", fix)
+        again = self._whole.total() - len(self._whole)
+        if again > self._texts / 10:
+            fix = "if a join or a fill made these, undo it; a text of one person may be in several units"
+            yield self._finding("repeated_texts", f"{again} of {self._texts} records repeat another's text", fix)
+        ranked = self._lengths.most_common(2)
+        if ranked and ranked[0][1] >= max(least, 5 * sum(count for _, count in ranked[1:])):
+            says = f"{ranked[0][1]} texts end without a full stop at {ranked[0][0]} characters"
+            yield self._finding("cut_texts", says, "if they were cut there, export them whole")
+        if swapped := [
+            *self._kinds["swapped"],
+            *(self.units.rows[name] for name in self.units.rows if name in self._said),
+        ]:
+            says = f"{len(swapped)} records (row {min(swapped)} is one) have a text for a unit, or a unit for a text"
+            yield self._finding("swapped_columns", says, "if columns changed places or moved, correct the rows")
+        for name, (share, says, fix) in _KINDS.items():
+            rows = self._kinds[name]
+            if name == "wrapped" and self._widths:  # lines of texts that an editor wrapped are nearly as long
+                width = max(self._widths)
+                rows = (
+                    rows
+                    if 30 <= width < 120 and sum(4 * one > 3 * width for one in self._widths) * 2 > self._texts
+                    else []
+                )
+            if rows and len(rows) > share * self._texts:
+                said = f"{len(rows)} of {self._texts} records (row {rows[0]} is the first) {says}"
+                yield self._finding(name, said, fix)
+
+    def _finding(self, name: str, says: str, fix: str) -> Finding:
+        return Finding(name, f"{says}. {_sentence(fix)}")
 
     def end_open(self, names: Names | None) -> None:
         """Note that the file's last line had no end, as where a file is cut off.
@@ -212,6 +330,7 @@ class Findings:
             if len(rows) > sign.share * self._texts and (not sign.share or len(rows) > 2):
                 text = f"{len(rows)} of {self._texts} records (row {rows[0]} is the first) {sign.says}"
                 found.append(Finding(name, f"{text}. {_sentence(sign.fix)}"))
+        found += self._patterns()
         if self._silent:
             text = (
                 f"{len(self._silent)} of {self._texts} chats (row {self._silent[0]} is the first) have an empty answer"
@@ -237,6 +356,19 @@ def _sentence(words: str) -> str:
 def _stops(letter: str) -> bool:
     """Whether a text that ends in this character has an end: it is neither a letter nor a digit."""
     return not letter.isalnum()
+
+
+def _stops_not(text: str) -> bool:
+    return text[-1:].isalpha() or text[-1:] in " ,]"
+
+
+def _order_of(messages: Sequence[Mapping[str, Any]]) -> str:
+    """What is doubtful about the order of messages: a name in ``_KINDS``, or nothing."""
+    said = [message for message in messages if message["role"] != "system"]
+    if messages[-1]["role"] not in ("assistant", "tool") or all(one["role"] != "user" for one in said):
+        return "chat_order"
+    long = [(one["role"], one.get("content")) for one in said if len(one.get("content") or "") >= 20]
+    return "repeated_messages" if len({*long}) < len(long) else ""
 
 
 def _says_nothing(message: Mapping[str, Any]) -> bool:

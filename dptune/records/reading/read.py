@@ -106,7 +106,7 @@ def read_sides(source: RecordSource) -> Sides:
     said: dict[str, Any] = {name: getattr(maker, name) for name in ("way", "unread", "unread_later")}
     findings = maker.findings.found()
     if isinstance(source.split, Fractions):
-        dealt = _deal(source, source.split, whole)
+        dealt = _deal(source, source.split, whole, findings)
         return replace(dealt, public=public, findings=findings, **said)
     given = {name: getattr(source.split, name) for name in ("eval", "test")}
     others = dict[str, Any]()
@@ -117,15 +117,25 @@ def read_sides(source: RecordSource) -> Sides:
     return Sides(whole, public=public, findings=findings, **said, **others)
 
 
-def _deal(source: RecordSource, split: Fractions, whole: Records) -> Sides:
+def _deal(source: RecordSource, split: Fractions, whole: Records, findings: tuple[Finding, ...]) -> Sides:
     shares = {name: getattr(split, name) for name in ("train", "eval", "test")}
     asked: Mapping[str, float] = {name: share for name, share in shares.items() if share}
     keys = np.array([record.unit for record in whole], dtype=np.int64)
     sides = sides_of(keys, split.seed, "unit" if source.unit else "record", asked)
     for name, rows in sides.items():
         if not len(rows):
-            what = "units" if source.unit else "distinct records (equal ones share a side)"
-            problem = f"{len(np.unique(keys))} {what} are too few: side {name} would be empty"
-            raise ConfigError("data.split", problem, fix="give more records, another share or another seed")
+            few, fix = len(np.unique(keys)), "give more records, another share or another seed"
+            problem = f"{few} distinct records (equal ones share a side) are too few: side {name} would be empty"
+            if source.unit:
+                problem = f"{few} units of {len(whole)} records are too few: side {name} would be empty"
+            elif len(whole) == 1:
+                fix = f"separate the records, or {fix}"
+            if source.unit and few * 4 < len(whole):  # the column tells nobody apart, or a program rounded it
+                said = "".join(f". {one.text}" for one in findings if one.name.startswith("unit_"))
+                problem, fix = (
+                    f"column {source.unit!r}: {problem}{said}",
+                    f"name a column that tells people apart, or {fix}",
+                )
+            raise ConfigError("data.split", problem, fix=fix)
     dealt = {name: tuple(whole[row] for row in rows) for name, rows in sides.items()}
     return Sides(dealt["train"], eval=dealt.get("eval", ()), test=dealt.get("test", ()))

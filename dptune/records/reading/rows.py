@@ -112,7 +112,7 @@ def read_text(path: Path) -> str:
     nul = content.find(b"\0")
     if nul >= 0:
         row = 1 + content.count(b"\n", 0, nul)
-        fix = "save it as UTF-8; UTF-16 and binary files hold such bytes"
+        fix = "save it as UTF-8 (UTF-16 and binary files hold such bytes), or export it again if it is damaged"
         raise DataError("holds a NUL byte", fix=fix, file=path, row=row)
     try:
         return content.decode("utf-8-sig")

@@ -163,6 +163,7 @@ def _message(message: dict[str, Any], called: str, column: str, refuse: Refuse) 
         if not isinstance(message.get(name), str) and not unsaid:
             fix = _SUCH_AS if name == "role" else f"{_SUCH_AS}; only a message with tool_calls may have none"
             raise refuse(column, f"{called} has no text as its {name}", fix)
+    _check_role(message["role"], called, column, refuse)
     unlearned = [name for name in _TRAINED if name in message and message[name] in (False, "false", "False")]
     weight = message.get("weight", 1)
     if weight != 1 and weight == weight:  # a NaN is how data frames say nothing
@@ -171,6 +172,13 @@ def _message(message: dict[str, Any], called: str, column: str, refuse: Refuse) 
         fix = f"remove the record, or the field {unlearned[0]}, after which the message is learned"
         raise refuse(column, f"{called} has a {unlearned[0]} of its own, and all that assistants say is learned", fix)
     return message
+
+
+def _check_role(role: str, called: str, column: str, refuse: Refuse) -> None:
+    """Raise DataError for a role that templates render as nothing, or not at all: "User", or "human" beside content."""
+    known = _SHAREGPT.get(role.lower())
+    if known in ("user", "assistant", "system") and role != known:
+        raise refuse(column, f"{called} has the role {role!r}, which templates do not know", f"write {known!r}")
 
 
 def _calls(value: Any, called: str, column: str, refuse: Refuse) -> list[dict[str, Any]]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import html
 import math
 import re
 import unicodedata
 from contextlib import suppress
 from datetime import UTC, date, datetime
 from decimal import Decimal
+from urllib.parse import unquote
 from uuid import UUID
 
 #: Words by which tables say that a value is missing, in lower case, beside those of ``is_missing``. They name no unit.
@@ -110,25 +112,37 @@ _LOOKS_LIKE = str.maketrans(
     "\u0430\u0432\u0435\u043a\u043c\u043d\u043e\u0440\u0441\u0442\u0443\u0445\u0456\u0458\u0455"
     "\u03b1\u03b2\u03b5\u03b6\u03b7\u03b9\u03ba\u03bc\u03bd\u03bf\u03c1\u03c4\u03c5\u03c7",
     "abekmhopctyxijs" + "abezhikmnoptyx",
+) | str.maketrans(
+    {"\u00f8": "o", "\u0142": "l", "\u0111": "d", "\u00f0": "d", "\u0131": "i", "\u00e6": "a", "\u0153": "o"}
 )
+#: A telephone number in groups.
+_PHONE = re.compile(r"\d{1,4}(?:[() /-]+\d{2,}){1,5}")
 _THOUSANDS = re.compile(r"-?\d{1,3}(?:([,.' _])\d{3})(?:\1\d{3})*")
 
 
 def loosely(name: str) -> str:
     """The name without what may be a matter of spelling alone: its case, accents and the alphabet of a letter; zeros
-    before its numbers and marks of thousands; marks around it; dashes, spaces and underscores beside letters; the order
-    of "Lee, Ann"; and a UUID's punctuation.
+    before its numbers and marks of thousands; marks around it; dashes, spaces and underscores beside letters, and dots
+    between them; the order of "Lee, Ann"; ue for \u00fc; escapes of HTML, addresses and JSON; how a telephone number is
+    grouped; a program's way to print it, as b'7'; and the punctuation of an address or a UUID.
     """
+    name = re.sub(r"\\u([0-9a-fA-F]{4})", lambda found: chr(int(found[1], 16)), unquote(html.unescape(name)))
     name = unicodedata.normalize("NFKD", re.sub(_QUOTES, "'", re.sub(_DASHES, "-", name.casefold())))
     name = re.sub("[\u0300-\u036f]", "", name).translate(_LOOKS_LIKE)
+    if not any(map(str.isdecimal, name)):
+        name = re.sub(r"(?<=[^\W\d_])([aou])e(?=[^\W\d_])", r"\1", name)
     if (uuid := _UUID.fullmatch(name)) is not None:
         return "".join(uuid.groups())
-    whole = name.removeprefix("mailto:").lstrip("=#\"'(<[{ ").rstrip("\"')>]}.;: ") or name
+    whole = re.sub(r"^(?:mailto:|https?://(?:www\.)?|[^<>]+ <|\w+\((?=[\"'])|b(?=[\"']))", "", name)
+    whole = whole.lstrip("=#+@\"'(<[{ ").rstrip("\"')>]}.,;:/ ").replace("@googlemail.", "@gmail.") or name
     whole = re.sub(r"^([^\W\d]+), ([^\W\d]+)$", r"\2 \1", whole)
     whole = re.sub(r"(?<=\d),0{1,2}$", "", whole)
     if _THOUSANDS.fullmatch(whole):
         return re.sub(r"[,.' _]", "", whole)
-    return re.sub(r"(?<!\d)(?<!\d[.,])0+(?=\d)", "", re.sub(r"(?<=[^\W\d_])[-_ ]+|[-_ ]+(?=[^\W\d_])", "", whole))
+    if _PHONE.fullmatch(whole) and len(digits := re.sub(r"\D", "", whole)) > 8:
+        return digits.lstrip("0")
+    bare = re.sub(r"(?<=[^\W\d_])[-_ ]+|[-_ ]+(?=[^\W\d_])|(?<=[^\W\d_])[.+](?=[^\W\d_])", "", whole)
+    return re.sub(r"(?<!\d)(?<!\d[.,])0+(?=\d)", "", bare)
 
 
 #: Names that forms and exports give to somebody who is not known, in lower case.

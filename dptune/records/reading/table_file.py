@@ -74,6 +74,11 @@ def _refuse_a_record_as_header(path: Path, header: list[str], rows: list[list[st
         str(int(header[0]) + n) for n in range(len(header))
     ]
     years = all(re.fullmatch(r"(?:19|20)\d\d", one) for one in over)
+    others = [cells for cells in rows if sorted(map(_plain, cells)) != sorted(map(_plain, header))]
+    again = [one for place, one in enumerate(header) if any(cells[place] == one for cells in others)]
+    if again:
+        problem = f"looks like a record and is read as names of columns: {again[0][:40]!r} is also a value below"
+        raise DataError(problem, fix="name the columns in row 1", file=path, row=1)
     if not years and not numbered and all(map(_VALUE.fullmatch, over)):
         problem = f"looks like a record and is read as names of columns, {over[0][:40]!r} over such values"
         raise DataError(problem, fix="name the columns in row 1", file=path, row=1)
@@ -113,13 +118,15 @@ def _with_column_names(
             raise DataError(problem, fix=fix, file=path, row=number)
         if len(cells) != len(header):
             problem = f"{len(cells)} fields instead of {len(header)}"
-            fix = "quote fields that hold the delimiter"
+            fix = 'quote fields that hold the delimiter by "'
+            if len(cells) > len(header) and not any(cells[len(header) :]):
+                fix = "remove the delimiters at the row's end, or name a column for them in row 1"
             if len(cells) < len(header):
                 fix = (
                     "fill in the row's missing fields; if it is the last row, the file may be cut off: export it again"
                 )
             if len(cells) == 1 and any(mark in cells[0] for mark in _DELIMITERS):
-                fix = "remove the quotes around the whole row, or fill in its missing fields"
+                fix = "remove the quotes around the whole row, separate it as row 1 is, or fill in its missing fields"
             raise DataError(problem, fix=fix, file=path, row=number)
         yield number, dict(zip(header, cells, strict=True))
 
@@ -141,7 +148,10 @@ def _fields(path: Path, content: str, delimiter: str) -> Iterator[tuple[int, lis
                 cells = next(reader, None)
         except csv.Error as error:
             problem = f"not a row of a table ({error})"
-            raise DataError(problem, fix="close every quote", file=path, row=number + 1) from None
+            fix = (
+                'close every quote, and double those within a field ("", not \\"); export a file that is cut off again'
+            )
+            raise DataError(problem, fix=fix, file=path, row=number + 1) from None
         if cells is None:
             break
         number += 1

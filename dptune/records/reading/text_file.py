@@ -76,8 +76,12 @@ def _refuse_other_formats(path: Path, every: Sequence[str], *, way_is_chosen: bo
         raise DataError("begins with names of columns and is read as text", fix=fix, file=path, row=1)
     if len(lines) < _ENOUGH:
         return
-    for delimiter in "" if way_is_chosen else ",\t":
-        counts = {line.count(delimiter) + 1 for line in lines}
-        if len(counts) == 1 and counts.pop() >= _FIELDS:
+    bare = [re.sub('"[^"]*"', "", line) for line in lines]  # a delimiter within quotes is of a field
+    for delimiter, least in () if way_is_chosen else ((",", _FIELDS), ("\t", 2)):
+        fields = [line.split(delimiter) for line in bare]
+        sentences = all(f"{delimiter} " in line for line in bare) and any(
+            len(one.split()) > 4 for line in fields for one in line
+        )
+        if len({*map(len, fields)}) == 1 and len(fields[0]) >= least and not sentences:
             fix = f"use data.format table{unless}"
             raise DataError("looks like a table and is read as text", fix=fix, file=path, row=1)
