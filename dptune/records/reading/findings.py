@@ -263,8 +263,10 @@ class Findings:
         """Findings about all records together."""
         least = max(5, self._texts / 20)
         ranked = self._said.most_common(2)
-        if (len(ranked) > 1 or len(self._whole) > 0) and ranked[0][1] >= max(
-            least, 10 * sum(count for _, count in ranked[1:])
+        if (
+            ranked
+            and (len(ranked) > 1 or isinstance(ranked[0][0], int))
+            and ranked[0][1] >= max(least, 10 * sum(count for _, count in ranked[1:]))
         ):
             fix = "if it stands for a missing one (an error, [deleted], a rule between texts), remove these records"
             yield self._finding("frequent_text", f"{ranked[0][1]} texts are one and the same", fix)
