@@ -81,7 +81,8 @@ _UTF7 = re.compile(r"\+([A-Za-z0-9+/]{3,})-")
 _CONTROL = re.compile("[\x01-\x08\x0b\x0c\x0e-\x1f\x7f\x85]")
 #: One run of ASCII, also with the marks for spaces of GPT-2 and SentencePiece; numbers; letters apart.
 _NO_WORDS = re.compile(
-    r"(?=\S*(?:[\d/\\=%+\u0120\u2581]|[a-z][A-Z]))(?:[!-~]|\u0120|\u2581){16,}|\[?\d+(?:[, ]+\d+){9,}\]?|(?:\S[ \u200b]+){9,}\S?",
+    r"(?=\S*(?:[\d/\\=%+\u0120\u2581]|[a-z][A-Z]))(?:[!-~]|\u0120|\u2581){16,}"
+    r"|\[?\d+(?:[, ]+\d+){9,}\]?|(?:\S[ \u200b]+){9,}\S?",
     re.ASCII,
 )
 _PRINTED = re.compile(r"b(['\"]).*\1|\[(['\"]).*\2\]|\{'\w+': .*\}|\w+\.\w+_\(.*\)|.*, dtype: \w+", re.DOTALL)

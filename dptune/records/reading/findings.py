@@ -274,9 +274,9 @@ class Findings:
         if again > self._texts / 10:
             fix = "if a join or a fill made these, undo it; a text of one person may be in several units"
             yield self._finding("repeated_texts", f"{again} of {self._texts} records repeat another's text", fix)
-        ranked = self._lengths.most_common(2)
-        if ranked and ranked[0][1] >= max(least, 5 * sum(count for _, count in ranked[1:])):
-            says = f"{ranked[0][1]} texts end without a full stop at {ranked[0][0]} characters"
+        lengths = self._lengths.most_common(2)
+        if lengths and lengths[0][1] >= max(least, 5 * sum(count for _, count in lengths[1:])):
+            says = f"{lengths[0][1]} texts end without a full stop at {lengths[0][0]} characters"
             yield self._finding("cut_texts", says, "if they were cut there, export them whole")
         if swapped := [
             *self._kinds["swapped"],
