@@ -326,8 +326,11 @@ def _notes(sides: Sides, unit: str | None, tokens: Tokens, settings: TuneSetting
     most = tokens.width - (BESIDE_TEXT if settings.task == "classify" else 1)
     lost = "their beginning, so that the words follow their end" if settings.words else "what is beyond"
     if settings.telemetry == "private":
-        return [f"records of more than {most} tokens lose {lost}; private telemetry does not say how many there are"]
-    found, count = note_of_unread(sides.unread_later), len(sides.train)
+        return [
+            f"records of more than {most} tokens lose {lost}; private telemetry does not say how many there are, nor "
+            "whether names and texts look damaged: a dry run with telemetry research tells you, and releases nothing"
+        ]
+    found, count = [*note_of_unread(sides.unread_later), *(one.text for one in sides.findings)], len(sides.train)
     if tokens.truncated:
         found.append(
             f"{tokens.truncated} of {count} records have more than {most} tokens and lose {lost}; "
@@ -335,11 +338,6 @@ def _notes(sides: Sides, unit: str | None, tokens: Tokens, settings: TuneSetting
         )
     if tokens.without_loss:
         found.append(f"{tokens.without_loss} of {count} records have no token that counts in the loss")
-    if sides.alike:
-        found.append(
-            f"{sides.alike} units have names that differ from another's only in case, zeros before numbers, dashes or "
-            "apostrophes: if these are one person, write the names alike; otherwise each is protected by itself"
-        )
     if unit is not None:
         sizes = Counter(record.unit for record in sides.train)
         if large := sum(size > 10 * settings.records_per_unit for size in sizes.values()):

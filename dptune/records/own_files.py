@@ -87,7 +87,8 @@ def write_found(directory: Path, source: RecordSource, name: Format, label: str,
     Raises: ConfigError and DataError as ``acquire_file``.
     """
     found, maker = read_and_say(source)
-    for note in note_of_unread((*maker.unread, *maker.unread_later)):
+    doubts = (one.text for one in maker.findings.found())
+    for note in (*note_of_unread((*maker.unread, *maker.unread_later)), *doubts):
         _log.warning("%s: %s", file, note)
     if len(found) < _FEWEST:
         raise DataError(f"has {len(found)} records, and needs at least {_FEWEST}", fix="give more", file=file)

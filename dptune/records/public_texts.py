@@ -15,7 +15,7 @@ from typing import Literal
 from dptune.records.diabetes.narratives import verbalise
 from dptune.records.diabetes.sources import acquire_synthetic
 from dptune.records.diabetes.table import read_table
-from dptune.records.text import OWN_FILES
+from dptune.records.reading.formats import FORMATS
 
 #: What texts are for. Each purpose has seeds of its own, and none has the seed of the pre-training texts.
 Purpose = Literal["canaries", "contexts"]
@@ -37,7 +37,7 @@ def public_texts(count: int, seed: int, purpose: Purpose, source: str) -> list[s
     with TemporaryDirectory(prefix="dptune-") as folder:
         made = acquire_synthetic(Path(folder), count, own_seed, kind="public")
         whole = verbalise(read_table(made.table, made.ids_mapping))
-    return [_first_sentences(text) for text in whole] if source in OWN_FILES else whole
+    return [_first_sentences(text) for text in whole] if source in FORMATS else whole
 
 
 def _first_sentences(text: str) -> str:

@@ -20,7 +20,7 @@ import pyarrow as pa
 from dptune.core.errors import ConfigError
 from dptune.core.units import RECORD, check_unit
 from dptune.records.parquet_file import Records, read_records, write_records
-from dptune.records.text import OWN_FILES
+from dptune.records.reading.formats import FORMATS
 
 #: Shares of all units, as the paper has them.
 SHARES = {"attack": 0.2, "train": 0.72, "eval": 0.08}
@@ -97,7 +97,7 @@ def keys_of(records: Records, unit: str) -> np.ndarray:
 
     A record of a user's own file has no lasting number. Its key is a hash of its content, so equal ones share a side.
     """
-    return records.unit if unit != RECORD or records.about["source"] in OWN_FILES else records.record
+    return records.unit if unit != RECORD or records.about["source"] in FORMATS else records.record
 
 
 def split_off(keys: np.ndarray, seed: int, unit: str, attack: float) -> dict[str, np.ndarray]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from hashlib import blake2b
 from pathlib import Path
@@ -13,14 +14,13 @@ from dptune.core.errors import DataError
 from dptune.core.files import replacing, sha256, write_json
 from dptune.records.diabetes.narratives import check_files, check_rows, read_source
 from dptune.records.parquet_file import Records, write_records
-from dptune.records.reading.formats import FORMATS
-from dptune.records.reading.reader import rows_of
+from dptune.records.reading.read import read_and_say
+from dptune.records.reading.report import as_text
 from dptune.records.reading.source import RecordsAre, RecordSource
 
 SOURCE, TEXT_NAME, MANIFEST_NAME = "text", "corpus.txt", "source.json"
-#: Sources of one's own files, whose records are numbered by their places in them.
-OWN_FILES: tuple[str, ...] = tuple(FORMATS)
 _FEWEST = 10
+_log = logging.getLogger(__name__)
 
 
 def acquire_text(directory: Path, path: Path, records_are: RecordsAre | None = None) -> Path:
@@ -30,8 +30,10 @@ def acquire_text(directory: Path, path: Path, records_are: RecordsAre | None = N
         where lines and paragraphs are different records and ``records_are`` does not say which; ConfigError for a file
         whose ending is that of a table or JSONL.
     """
-    rows = rows_of(RecordSource(path, format="text", records_are=records_are), path).rows
-    texts = [str(row["text"]) for _, row in rows]
+    found, maker = read_and_say(RecordSource(path, format="text", records_are=records_are))
+    for doubt in maker.findings.found():
+        _log.warning("%s: %s", path, doubt.text)
+    texts = [as_text(record) for record in found]
     return write_corpus(directory, texts, f"text file {path.name}, the user's own", str(path))
 
 

@@ -199,7 +199,8 @@ def test_names_that_differ_by_little_are_counted() -> None:
     assert len({loosely(name) for name in apart}) == len(apart)
     rows = [{"text": f"text {place}", "who": name} for place, name in enumerate(names)]
     sides = read_sides(RecordSource(rows, unit="who", split=Fractions(1.0, 0.0, 0.0)))
-    assert sides.alike == 5
+    (finding,) = sides.findings
+    assert (finding.name, finding.text[:28]) == ("similar_units", "5 units have names that diff")
     assert len({record.unit for record in sides.train}) == 7
 
 

@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 
 from dptune.core.errors import DataError
+from dptune.records.reading.characters import checked_text, is_visible
+from dptune.records.reading.findings import Findings
 from dptune.records.reading.record import (
     TEMPLATE_INPUTS,
     Content,
@@ -28,14 +30,13 @@ from dptune.records.reading.shapes import (
     Refuse,
     alpaca_prompt,
     chat_of,
-    checked_text,
     columns_of,
     fix_of,
     is_messages,
     pair_fix,
 )
 from dptune.records.reading.source import RecordSource
-from dptune.records.reading.spelling import is_missing, loosely, spelled
+from dptune.records.reading.spelling import is_missing, spelled
 from dptune.records.reading.template import TEXT, template_columns
 
 UNKNOWN = "unknown"
@@ -87,7 +88,7 @@ class RecordMaker:
         Raises: DataError if a named column is absent, none is named and none can be found, or several could be meant.
         """
         self._source, self._file, self._columns, self._seen = source, file, columns, dict[str, int]()
-        self._names: dict[str, set[str]] = {}
+        self.findings = Findings(headings=file.lower().endswith((".md", ".md.gz")))
         self._later, self._given = dict[str, None](), frozenset(columns)
         self.way = way_of(source, file, columns, first_row, table)
         self._known = columns_of(self.way, columns) if self.way in KNOWN else None
@@ -119,8 +120,12 @@ class RecordMaker:
         self._later |= {str(name): None for name in row if str(name) not in self._given}
         content, own_id = self._content(row, refuse), self._id(number, row, refuse)
         if self._source.label is not None:
-            content = Labelled(_text_of(content), _label(row, self._source.label, refuse))
-        return Record(content, self._unit(row, content, own_id, refuse), self._file, number, own_id)
+            label = _label(row, self._source.label, refuse)
+            self.findings.labels.add(label, row[self._source.label], number)
+            content = Labelled(_text_of(content), label)
+        unit = self._unit(number, row, content, own_id, refuse)
+        self.findings.add(number, row, content)
+        return Record(content, unit, self._file, number, own_id)
 
     @property
     def unread(self) -> tuple[str, ...]:
@@ -208,7 +213,7 @@ class RecordMaker:
             )
         return own
 
-    def _unit(self, row: Row, content: Content, own_id: str | None, refuse: Refuse) -> int:
+    def _unit(self, number: int, row: Row, content: Content, own_id: str | None, refuse: Refuse) -> int:
         column = self._unit_column
         if column is None:
             return row_key(content, own_id)
@@ -222,13 +227,8 @@ class RecordMaker:
             said = f" ({name!r} says that it is missing)" if name else ""
             problem = f"names no unit{said}, so the record would not be protected"
             raise refuse(column, problem, "fill it in, or remove the record")
-        self._names.setdefault(loosely(name), set()).add(name)
+        self.findings.units.add(name, value, number)
         return name_key(name)
-
-    @property
-    def alike(self) -> int:
-        """Units so far whose names differ from another unit's in spelling alone (``loosely``). Private."""
-        return sum(len(names) for names in self._names.values() if len(names) > 1)
 
 
 def _chat(row: Row, columns: Sequence[str], named: Sequence[str | None], refuse: Refuse) -> Content:
@@ -319,8 +319,9 @@ def _text(row: Row, column: str, refuse: Refuse, *, empty: bool = False) -> str:
     if not isinstance(value, str):
         kind = "nothing" if value is None else type(value).__name__
         raise refuse(column, f"holds {kind}, not text", "write it as text, or remove the record")
-    if not empty and not value.strip():
-        raise refuse(column, "is empty", "fill it in, or remove the record")
+    if not empty and not is_visible(value):
+        problem = "holds only characters that nobody sees" if value.strip() else "is empty"
+        raise refuse(column, problem, "fill it in, or remove the record")
     return checked_text(value, lambda problem, fix: refuse(column, problem, fix))
 
 

@@ -35,6 +35,10 @@ def _refuse_one_object(source: RecordSource, path: Path, content: str) -> None:
         return
     value = json.loads(content)
     arrays = [name for name, held in value.items() if isinstance(held, list) and held and all(map(_is_row, held))]
+    columns = [held for held in value.values() if isinstance(held, list | dict)]
+    if not rest and len(columns) == len(value) > 1 and not {"messages", "conversations", "prompt"} & {*value}:
+        problem, fix = "is one JSON object of whole columns", "write an object for each row (pandas: orient='records')"
+        raise DataError(problem, fix=fix, file=path, row=1)
     chosen = any((source.text, source.prompt, source.messages, source.template))
     found = {*ALPACA} <= {*value} or any(columns_of(way, [*value]) for way in KNOWN)
     if not rest and (chosen or found or not arrays):  # a single record

@@ -10,6 +10,7 @@ import numpy as np
 
 from dptune.core.errors import ConfigError
 from dptune.records.reading.fields import RecordMaker
+from dptune.records.reading.findings import Finding
 from dptune.records.reading.reader import rows_of
 from dptune.records.reading.record import Record, fingerprint
 from dptune.records.reading.rows import checked
@@ -27,7 +28,7 @@ class Sides:
         train, eval, test: records of each side of the split; a side that is not asked for is empty.
         public: records of nobody.
         way: how the train side's texts were made of rows, one of ``fields.WAYS``; empty where nobody said.
-        alike: units whose names differ from another's in spelling alone (``spelling.loosely``).
+        findings: what was perhaps meant otherwise, with counts. Private.
         unread: names of the columns of which nothing was made, though nobody chose the columns of the record.
         unread_later: such columns that the first row lacks.
     """
@@ -37,7 +38,7 @@ class Sides:
     test: Records = field(default=(), repr=False)
     public: Records = field(default=(), repr=False)
     way: str = ""
-    alike: int = 0
+    findings: tuple[Finding, ...] = field(default=(), repr=False)
     unread: tuple[str, ...] = ()
     unread_later: tuple[str, ...] = ()
 
@@ -78,7 +79,11 @@ def read_and_say(
     """What ``read`` returns, and the maker, which says how texts were made of rows. Raises as it does."""
     found = checked(source, rows_of(source, source.data if data is None else data))
     maker = RecordMaker(source, found.file, found.columns, found.first_row, found.table, public)
-    return tuple(maker.record(number, row) for number, row in found.rows), maker
+    records = tuple(maker.record(number, row) for number, row in found.rows)
+    if found.open_end:
+        named = {source.unit: maker.findings.units, source.label: maker.findings.labels}
+        maker.findings.end_open(named.get(found.columns[-1]))
+    return records, maker
 
 
 def read_sides(source: RecordSource) -> Sides:
@@ -98,24 +103,39 @@ def read_sides(source: RecordSource) -> Sides:
     """
     public = () if source.public is None else read(source, source.public, public=True)
     whole, maker = read_and_say(source)
-    said: dict[str, Any] = {name: getattr(maker, name) for name in ("way", "alike", "unread", "unread_later")}
+    said: dict[str, Any] = {name: getattr(maker, name) for name in ("way", "unread", "unread_later")}
+    findings = maker.findings.found()
     if isinstance(source.split, Fractions):
-        dealt = _deal(source, source.split, whole)
-        return replace(dealt, public=public, **said)
+        dealt = _deal(source, source.split, whole, findings)
+        return replace(dealt, public=public, findings=findings, **said)
     given = {name: getattr(source.split, name) for name in ("eval", "test")}
-    others: dict[str, Any] = {name: read(source, data) for name, data in given.items() if data is not None}
-    return Sides(whole, public=public, **said, **others)
+    others = dict[str, Any]()
+    for name, data in given.items():
+        if data is not None:
+            others[name], maker = read_and_say(source, data)
+            findings += tuple(replace(one, text=f"in {name}: {one.text}") for one in maker.findings.found())
+    return Sides(whole, public=public, findings=findings, **said, **others)
 
 
-def _deal(source: RecordSource, split: Fractions, whole: Records) -> Sides:
+def _deal(source: RecordSource, split: Fractions, whole: Records, findings: tuple[Finding, ...]) -> Sides:
     shares = {name: getattr(split, name) for name in ("train", "eval", "test")}
     asked: Mapping[str, float] = {name: share for name, share in shares.items() if share}
     keys = np.array([record.unit for record in whole], dtype=np.int64)
     sides = sides_of(keys, split.seed, "unit" if source.unit else "record", asked)
     for name, rows in sides.items():
         if not len(rows):
-            what = "units" if source.unit else "distinct records (equal ones share a side)"
-            problem = f"{len(np.unique(keys))} {what} are too few: side {name} would be empty"
-            raise ConfigError("data.split", problem, fix="give more records, another share or another seed")
+            few, fix = len(np.unique(keys)), "give more records, another share or another seed"
+            problem = f"{few} distinct records (equal ones share a side) are too few: side {name} would be empty"
+            if source.unit:
+                problem = f"{few} units of {len(whole)} records are too few: side {name} would be empty"
+            elif len(whole) == 1:
+                fix = f"separate the records, or {fix}"
+            if source.unit and few * 4 < len(whole):  # the column tells nobody apart, or a program rounded it
+                said = "".join(f". {one.text}" for one in findings if one.name.startswith("unit_"))
+                problem, fix = (
+                    f"column {source.unit!r}: {problem}{said}",
+                    f"name a column that tells people apart, or {fix}",
+                )
+            raise ConfigError("data.split", problem, fix=fix)
     dealt = {name: tuple(whole[row] for row in rows) for name, rows in sides.items()}
     return Sides(dealt["train"], eval=dealt.get("eval", ()), test=dealt.get("test", ()))

@@ -13,6 +13,7 @@ import numpy as np
 
 from dptune.core.errors import ConfigError
 from dptune.core.files import write_json
+from dptune.records.reading.findings import Finding
 from dptune.records.reading.read import Sides
 from dptune.records.reading.record import Chat, Labelled, PromptTarget, Record, Text
 from dptune.records.reading.source import RecordSource
@@ -33,14 +34,6 @@ _KINDS: dict[type, str] = {
 _FAR_MORE = 10
 #: Shares of records from which the report warns of records that are cut, or that have no token in the loss.
 _MANY_CUT, _MANY_SILENT = 0.1, 0.01
-
-
-@dataclass(frozen=True)
-class Finding:
-    """A warning: a name that stays the same between versions, and a sentence for people."""
-
-    name: str
-    text: str
 
 
 @dataclass(frozen=True)
@@ -125,6 +118,7 @@ def describe(
         without_loss=encoded.without_loss / len(train) if encoded else None,
         samples=tuple(_sample(train[place]) for place in _places(len(train))),
         findings=(
+            *sides.findings,
             *_unit_findings(sides, counts, most, delta),
             *(_token_findings(encoded, len(train)) if encoded else ()),
         ),

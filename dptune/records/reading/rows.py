@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import re
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -16,6 +15,7 @@ import pyarrow as pa
 from dptune.core.errors import DataError
 from dptune.core.streams import read_input
 from dptune.records.reading.fields import TOO_FAR, Row, Unreadable, scalar, way_of
+from dptune.records.reading.file_kinds import refuse_binary
 from dptune.records.reading.formats import PACKED
 from dptune.records.reading.source import RecordSource
 
@@ -30,6 +30,7 @@ class Rows:
         first_row: number of the row that holds ``columns``.
         table: whether every row has these columns.
         rows: an iterator over (number of the row, mapping from column to value); can be read once.
+        open_end: whether the file's last line has no line end, as where a file is cut off.
     """
 
     file: str
@@ -37,6 +38,7 @@ class Rows:
     first_row: int
     table: bool
     rows: Iterator[tuple[int, Row]] = field(repr=False)
+    open_end: bool = False
 
 
 def mappings(data: Iterable[Any], file: str) -> Iterator[tuple[int, Row]]:
@@ -83,29 +85,6 @@ def rows_like_first(file: str, rows: Iterator[tuple[int, Row]]) -> Rows:
     return Rows(file, tuple(map(str, first[1])), first[0], False, chain([first], rows))
 
 
-#: How files begin that are not text, as patterns.
-_OTHERS = {
-    rb"PK\x03\x04": "a spreadsheet or another zip archive",
-    rb"\xd0\xcf\x11\xe0": "a spreadsheet or document of Office 97 (.xls, .doc)",
-    rb"\x1f\x8b": "a gzip archive",
-    rb"BZh[1-9]1AY&SY": "a bzip2 archive",
-    rb"\xfd7zXZ\0": "an xz archive",
-    rb"\x28\xb5\x2f\xfd": "a Zstandard archive",
-    rb"\x04\x22\x4d\x18": "an LZ4 archive",
-    rb"7z\xbc\xaf\x27\x1c": "a 7z archive",
-    rb"%PDF": "a PDF",
-    rb"\{\\rtf": "a document in RTF",
-    rb"PAR1": "a Parquet file",
-    rb"SQLite format 3": "an SQLite database",
-    rb"ARROW1": "an Arrow file",
-    rb"\x89HDF": "an HDF5 file",
-    rb"\x93NUMPY": "an array of NumPy",
-    rb"\x80[\x02-\x05]": "a pickle of Python",
-    rb"(?i:\s*<(?:!doctype|html))": "a web page",
-    rb"<\?xml": "XML",
-}
-
-
 def read_bytes(path: Path) -> bytes:
     """The content of a file, unpacked if it ends in ``PACKED``. Raises: DataError if it cannot be read."""
     try:
@@ -129,15 +108,11 @@ def read_text(path: Path) -> str:
     Raises: DataError naming the line of a byte that is not UTF-8, or of a NUL byte.
     """
     content = read_bytes(path)
-    for begins, kind in _OTHERS.items():
-        if re.match(begins, content):
-            fix = "unpack it" if kind.endswith("archive") else "export its records as text, a table or JSONL"
-            fix = f"add {PACKED} to its name, or unpack it" if "gzip" in kind else fix
-            raise DataError(f"is {kind}, not text", fix=fix, file=path)
+    refuse_binary(path, content)
     nul = content.find(b"\0")
     if nul >= 0:
         row = 1 + content.count(b"\n", 0, nul)
-        fix = "save it as UTF-8; UTF-16 and binary files hold such bytes"
+        fix = "save it as UTF-8 (UTF-16 and binary files hold such bytes), or export it again if it is damaged"
         raise DataError("holds a NUL byte", fix=fix, file=path, row=row)
     try:
         return content.decode("utf-8-sig")

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from dptune.core.errors import DataError
+from dptune.records.reading.characters import checked_text
 from dptune.records.reading.record import TEMPLATE_INPUTS, Chat
 
 #: Makes a DataError about the row at hand from column, problem and fix; the caller raises it.
@@ -162,6 +163,7 @@ def _message(message: dict[str, Any], called: str, column: str, refuse: Refuse) 
         if not isinstance(message.get(name), str) and not unsaid:
             fix = _SUCH_AS if name == "role" else f"{_SUCH_AS}; only a message with tool_calls may have none"
             raise refuse(column, f"{called} has no text as its {name}", fix)
+    _check_role(message["role"], called, column, refuse)
     unlearned = [name for name in _TRAINED if name in message and message[name] in (False, "false", "False")]
     weight = message.get("weight", 1)
     if weight != 1 and weight == weight:  # a NaN is how data frames say nothing
@@ -170,6 +172,13 @@ def _message(message: dict[str, Any], called: str, column: str, refuse: Refuse) 
         fix = f"remove the record, or the field {unlearned[0]}, after which the message is learned"
         raise refuse(column, f"{called} has a {unlearned[0]} of its own, and all that assistants say is learned", fix)
     return message
+
+
+def _check_role(role: str, called: str, column: str, refuse: Refuse) -> None:
+    """Raise DataError for a role that templates render as nothing, or not at all: "User", or "human" beside content."""
+    known = _SHAREGPT.get(role.lower())
+    if known in ("user", "assistant", "system") and role != known:
+        raise refuse(column, f"{called} has the role {role!r}, which templates do not know", f"write {known!r}")
 
 
 def _calls(value: Any, called: str, column: str, refuse: Refuse) -> list[dict[str, Any]]:
@@ -227,14 +236,3 @@ def _check_texts(value: Any, column: str, refuse: Refuse) -> None:
         _check_texts(one, column, refuse)
     for one in plain(value) if isinstance(value, list | tuple | np.ndarray) else ():
         _check_texts(one, column, refuse)
-
-
-def checked_text(text: str, refuse: Callable[[str, str], DataError]) -> str:
-    """Return ``text`` if a tokenizer can read it. Raises: DataError for NUL characters and lone surrogates."""
-    if "\0" in text:
-        raise refuse("holds a NUL character", "remove it; a binary file is not text")
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError:
-        raise refuse("holds half of a character (a lone surrogate)", "write it as UTF-8") from None
-    return text

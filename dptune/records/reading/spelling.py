@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import html
 import math
 import re
 import unicodedata
 from contextlib import suppress
 from datetime import UTC, date, datetime
 from decimal import Decimal
+from urllib.parse import unquote
 from uuid import UUID
 
 #: Words by which tables say that a value is missing, in lower case, beside those of ``is_missing``. They name no unit.
@@ -55,7 +57,7 @@ def spelled(value: object) -> str | None:
     if isinstance(value, float | Decimal) and not math.isfinite(value):
         return None
     # the shortest digits of a float are what pandas and JSON write of it
-    letters = "".join(map(_seen, unicodedata.normalize("NFKC", str(value))))
+    letters = "".join(map(seen, unicodedata.normalize("NFKC", str(value))))
     name = unicodedata.normalize("NFC", " ".join(letters.split()))
     if (time := _TIME.fullmatch(name)) is not None:
         return _time(name, *time.groups())
@@ -80,7 +82,7 @@ def _time(name: str, day: str, clock: str, fraction: str | None, zone: str | Non
     return name
 
 
-def _seen(letter: str) -> str:
+def seen(letter: str) -> str:
     """What is left of a character: nothing of one that nobody sees, and 0 to 9 of a digit of any script."""
     if unicodedata.category(letter) == "Cf" or _UNSEEN.match(letter):
         return ""
@@ -105,11 +107,91 @@ def is_missing(name: str | None) -> bool:
     )
 
 
+#: Letters of Cyrillic and Greek that look like Latin ones, in lower case.
+_LOOKS_LIKE = str.maketrans(
+    "\u0430\u0432\u0435\u043a\u043c\u043d\u043e\u0440\u0441\u0442\u0443\u0445\u0456\u0458\u0455"
+    "\u03b1\u03b2\u03b5\u03b6\u03b7\u03b9\u03ba\u03bc\u03bd\u03bf\u03c1\u03c4\u03c5\u03c7",
+    "abekmhopctyxijs" + "abezhikmnoptyx",
+) | str.maketrans(
+    {"\u00f8": "o", "\u0142": "l", "\u0111": "d", "\u00f0": "d", "\u0131": "i", "\u00e6": "a", "\u0153": "o"}
+)
+#: A telephone number in groups.
+_PHONE = re.compile(r"\d{1,4}(?:[() /-]+\d{2,}){1,5}")
+_THOUSANDS = re.compile(r"-?\d{1,3}(?:([,.' _])\d{3})(?:\1\d{3})*")
+
+
 def loosely(name: str) -> str:
-    """The name without what may be a matter of spelling alone: its case, zeros before its numbers, the kind of its
-    apostrophes and dashes, dashes beside letters (a soft hyphen is a dash that nobody sees), and a UUID's punctuation.
+    """The name without what may be a matter of spelling alone: its case, accents and the alphabet of a letter; zeros
+    before its numbers and marks of thousands; marks around it; dashes, spaces and underscores beside letters, and dots
+    between them; the order of "Lee, Ann"; ue for \u00fc; escapes of HTML, addresses and JSON; how a telephone number is
+    grouped; a program's way to print it, as b'7'; and the punctuation of an address or a UUID.
     """
-    name = re.sub(_QUOTES, "'", re.sub(_DASHES, "-", name.casefold()))
+    name = re.sub(r"\\u([0-9a-fA-F]{4})", lambda found: chr(int(found[1], 16)), unquote(html.unescape(name)))
+    name = unicodedata.normalize("NFKD", re.sub(_QUOTES, "'", re.sub(_DASHES, "-", name.casefold())))
+    name = re.sub("[\u0300-\u036f]", "", name).translate(_LOOKS_LIKE)
+    if not any(map(str.isdecimal, name)):
+        name = re.sub(r"(?<=[^\W\d_])([aou])e(?=[^\W\d_])", r"\1", name)
     if (uuid := _UUID.fullmatch(name)) is not None:
         return "".join(uuid.groups())
-    return re.sub(r"(?<!\d)(?<!\d[.,])0+(?=\d)", "", re.sub(r"(?<=[^\W\d_])-|-(?=[^\W\d_])", "", name))
+    whole = re.sub(r"^(?:mailto:|https?://(?:www\.)?|[^<>]+ <|\w+\((?=[\"'])|b(?=[\"']))", "", name)
+    whole = whole.lstrip("=#+@\"'(<[{ ").rstrip("\"')>]}.,;:/ ").replace("@googlemail.", "@gmail.") or name
+    whole = re.sub(r"^([^\W\d]+), ([^\W\d]+)$", r"\2 \1", whole)
+    whole = re.sub(r"(?<=\d),0{1,2}$", "", whole)
+    if _THOUSANDS.fullmatch(whole):
+        return re.sub(r"[,.' _]", "", whole)
+    if _PHONE.fullmatch(whole) and len(digits := re.sub(r"\D", "", whole)) > 8:
+        return digits.lstrip("0")
+    bare = re.sub(r"(?<=[^\W\d_])[-_ ]+|[-_ ]+(?=[^\W\d_])|(?<=[^\W\d_])[.+](?=[^\W\d_])", "", whole)
+    return re.sub(r"(?<!\d)(?<!\d[.,])0+(?=\d)", "", bare)
+
+
+#: Names that forms and exports give to somebody who is not known, in lower case.
+PLACEHOLDERS = frozenset(
+    (
+        *("tbd", "tba", "tbc", "todo", "to be determined", "anon", "anonymous", "anonym", "anonymized", "anonymised"),
+        *("test", "tester", "testing", "test user", "testuser", "dummy", "example", "sample", "guest", "default"),
+        *("nobody", "no one", "noone", "noname", "no name", "no id", "noid", "not set", "not provided", "unassigned"),
+        *("unnamed", "unidentified", "other", "others", "various", "misc", "pending", "deleted", "removed", "redacted"),
+        *("deleted user", "hidden", "private", "void", "empty", "blank", "n.n", "nn", "k.a", "unbekannt", "inconnu"),
+        *("desconocido", "keine angabe", "john doe", "jane doe", "foo", "bar", "asdf", "filler", "placeholder"),
+    )
+)
+#: Numbers and days that forms fill in for a missing one, which may be real ones too.
+_FILLED_IN = re.compile(r"0|-1|-?9{2,}|0+-0+|1[89]00-01-01|1970-01-01|9999-12-31|01[./]01[./]1[89][07]0")
+
+
+def is_placeholder(name: str) -> bool:
+    """Whether a name is probably that of nobody: a word of ``PLACEHOLDERS``, or one letter over and over (xxx)."""
+    word = re.sub(r"^[(<\[{\"']+|[)>\]}.\"']+$", "", name.casefold())
+    return word in PLACEHOLDERS or re.fullmatch(r"([^\W\d_])\1{2,}", word) is not None
+
+
+def may_be_filled_in(name: str) -> bool:
+    """Whether a name is a number or a day that forms fill in, such as -1, 9999 or 1970-01-01."""
+    return _FILLED_IN.fullmatch(name) is not None
+
+
+_DAY = re.compile(
+    r"(?P<ymd>\d{4}(?P<sign>[-/.])\d{1,2}(?P=sign)\d{1,2})|(?P<one>\d{1,2})(?P<mark>[-/.])(?P<two>\d{1,2})(?P=mark)"
+    r"(?P<year>\d{4}|(?<!-)\d\d)|(?P<run>(?:19|20)\d\d(?:0[1-9]|1[0-2])(?:0[1-9]|[12]\d|3[01]))"
+    r"|(?P<words>\d{1,2}[. ]+[^\W\d_]{3,9}\.?,? \d{4}|[^\W\d_]{3,9}\.? \d{1,2},? \d{4})"
+)
+
+
+def order_of_day(name: str) -> str | None:
+    """How a name writes a day, with or without a time behind it: "2024/01/05" is "year/month/day". None for others.
+
+    A day and a month that could each be the other are "?/?/year"; "20240105" may be a number too.
+    """
+    found = _DAY.match(name)
+    if found is None or not re.fullmatch(r"(?:[ t]\d\d:\d\d.*)?", name[found.end() :]):
+        return None
+    if found["ymd"]:
+        return f"year{found['sign']}month{found['sign']}day"
+    if found["run"] or found["words"]:
+        return "yearmonthday" if found["run"] else "in words"
+    one, two, mark, year = int(found["one"]), int(found["two"]), found["mark"], "y" * len(found["year"])
+    if max(one, two) > 31 or min(one, two) > 12 or not min(one, two):
+        return None
+    first, second = ("day", "month") if one > 12 else ("month", "day") if two > 12 else ("?", "?")
+    return f"{first}{mark}{second}{mark}{year.replace('yyyy', 'year')}"

@@ -8,7 +8,7 @@ import re
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +17,17 @@ import pyarrow.parquet as pq
 
 from dptune.core.errors import DataError
 from dptune.records.reading.fields import Row
+from dptune.records.reading.file_kinds import refuse_other_text
 from dptune.records.reading.formats import PACKED, ending_of
 from dptune.records.reading.rows import Rows, read_bytes, read_text, rows_of_batch
 from dptune.records.reading.source import RecordSource
 
 #: What may separate the columns of a table, in words.
 _DELIMITERS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "bars"}
+#: The number of rows, and of characters, that tell what a file is.
+_LOOKED_AT, _BEGINNING = 50, 100_000
+#: A field that is a number, a day or an e-mail address, and no name of a column.
+_VALUE = re.compile(r"\s*(?:[-+]?\d[\d.,]*%?|\d{1,4}([-/.])\d\d?\1\d{1,4}.*|\S+@\S+\.\w+)\s*")
 
 
 def table_rows(source: RecordSource, path: Path) -> Rows:
@@ -32,6 +37,7 @@ def table_rows(source: RecordSource, path: Path) -> Rows:
 
 def _csv(source: RecordSource, path: Path) -> Rows:
     content = read_text(path)
+    refuse_other_text(path, content[:_BEGINNING].splitlines(), "a table")
     delimiter = _delimiter(path, content)
     by_line = delimiter == "\t" and _has_a_row_on_each_line(content)
     lines = _by_line(content) if by_line else _fields(path, content, delimiter)
@@ -49,24 +55,45 @@ def _csv(source: RecordSource, path: Path) -> Rows:
             raise DataError(problem, fix="name every column once in row 1", file=path, row=1, column=name)
     if not header:
         raise DataError("holds no header", fix="name the columns in row 1", file=path, row=1)
-    first = next(lines, None)
-    if first is None:
+    first = list(islice(lines, _LOOKED_AT))
+    if not first:
         raise DataError("holds only a header", fix="give one record at least", file=path, row=1)
-    return Rows(str(path), tuple(header), 1, True, _with_column_names(path, header, chain([first], lines)))
+    if not {source.unit, source.id, source.label} & {*header} and not named:
+        _refuse_a_record_as_header(path, header, [cells for _, cells in first if len(cells) == len(header)])
+    rows = _with_column_names(path, header, chain(first, lines))
+    return Rows(str(path), tuple(header), 1, True, rows, open_end=not content.endswith(("\n", "\r")))
+
+
+def _refuse_a_record_as_header(path: Path, header: list[str], rows: list[list[str]]) -> None:
+    """Refuse a header that is a record: a value, such as a number, over values, and no name over any. Years and numbers
+    of columns are names.
+    """
+    valued = [place for place in range(len(header)) if all(_VALUE.fullmatch(cells[place]) for cells in rows)]
+    over = [header[place] for place in valued]
+    numbered = all(one.isdecimal() for one in header) and header == [
+        str(int(header[0]) + n) for n in range(len(header))
+    ]
+    years = all(re.fullmatch(r"(?:19|20)\d\d", one) for one in over)
+    others = [cells for cells in rows if sorted(map(_plain, cells)) != sorted(map(_plain, header))]
+    again = [one for place, one in enumerate(header) if any(cells[place] == one for cells in others)]
+    if again:
+        problem = f"looks like a record and is read as names of columns: {again[0][:40]!r} is also a value below"
+        raise DataError(problem, fix="name the columns in row 1", file=path, row=1)
+    if not years and not numbered and all(map(_VALUE.fullmatch, over)):
+        problem = f"looks like a record and is read as names of columns, {over[0][:40]!r} over such values"
+        raise DataError(problem, fix="name the columns in row 1", file=path, row=1)
 
 
 def _delimiter(path: Path, content: str) -> str:
     """What separates the columns: a comma or a tab, by the file's ending, unless the header holds none and another.
 
-    Raises: DataError for a header that several could separate, and for one that is JSON.
+    Raises: DataError for a header that several could separate.
     """
     first = re.search(r".*\S.*", content)  # the first line that is not empty
     header = first[0] if first else ""
     if re.fullmatch(r"\s*\"?sep=.\"?\s*", header, re.IGNORECASE):
         problem = "begins with Excel's line sep=, which is not a header"
         raise DataError(problem, fix="remove the line", file=path, row=1)
-    if header.lstrip().startswith(("{", "[")):
-        raise DataError("looks like JSON and is read as a table", fix="use data.format jsonl", file=path, row=1)
     usual = "\t" if ending_of(path) == ".tsv" else ","
     names = re.sub('"[^"]*"', "", header)
     if usual in names:
@@ -85,19 +112,21 @@ def _with_column_names(
 ) -> Iterator[tuple[int, Row]]:
     names = sorted(map(_plain, header))
     for number, cells in lines:
-        if sorted(map(_plain, cells)) == names:
+        if cells and _plain(cells[0]) in names and sorted(map(_plain, cells)) == names:
             problem = "the row repeats the header, as if two files were joined"
             fix = "remove the row, and bring the rows below it to the order of the first header"
             raise DataError(problem, fix=fix, file=path, row=number)
         if len(cells) != len(header):
             problem = f"{len(cells)} fields instead of {len(header)}"
-            fix = "quote fields that hold the delimiter"
+            fix = 'quote fields that hold the delimiter by "'
+            if len(cells) > len(header) and not any(cells[len(header) :]):
+                fix = "remove the delimiters at the row's end, or name a column for them in row 1"
             if len(cells) < len(header):
                 fix = (
                     "fill in the row's missing fields; if it is the last row, the file may be cut off: export it again"
                 )
             if len(cells) == 1 and any(mark in cells[0] for mark in _DELIMITERS):
-                fix = "remove the quotes around the whole row, or fill in its missing fields"
+                fix = "remove the quotes around the whole row, separate it as row 1 is, or fill in its missing fields"
             raise DataError(problem, fix=fix, file=path, row=number)
         yield number, dict(zip(header, cells, strict=True))
 
@@ -119,7 +148,10 @@ def _fields(path: Path, content: str, delimiter: str) -> Iterator[tuple[int, lis
                 cells = next(reader, None)
         except csv.Error as error:
             problem = f"not a row of a table ({error})"
-            raise DataError(problem, fix="close every quote", file=path, row=number + 1) from None
+            fix = (
+                'close every quote, and double those within a field ("", not \\"); export a file that is cut off again'
+            )
+            raise DataError(problem, fix=fix, file=path, row=number + 1) from None
         if cells is None:
             break
         number += 1

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from dptune.core.errors import DataError
+from dptune.records.reading.file_kinds import refuse_other_text
 from dptune.records.reading.rows import Rows, read_text
 from dptune.records.reading.source import RecordSource
 
@@ -32,7 +33,8 @@ def text_rows(source: RecordSource, path: Path) -> Rows:
         raise DataError("holds no records", fix="give one at least", file=path)
     # The column is called what the source calls it, so that text needs no case of its own.
     column = source.text or "text"
-    return Rows(str(path), (column,), 1, False, ((number, {column: text}) for number, text in found))
+    texts = ((number, {column: text}) for number, text in found)
+    return Rows(str(path), (column,), 1, False, texts, open_end=lines[-1] != "")
 
 
 def _inner(lines: Sequence[str]) -> Sequence[str]:
@@ -65,17 +67,21 @@ def _refuse_joined_records(path: Path, lines: Sequence[str]) -> None:
 
 
 def _refuse_other_formats(path: Path, every: Sequence[str], *, way_is_chosen: bool) -> None:
+    unless = "; or data.records_are lines (or paragraphs), if it is text"
+    refuse_other_text(path, every, "text", unless=unless, chosen=way_is_chosen)
     lines = [line for line in every[:_LOOKED_AT] if line.strip()]
     header = None if way_is_chosen or len(lines) < 2 else _HEADER.fullmatch(lines[0])
     if header is not None and all(header[1] in line for line in lines):
-        fix = "use data.format table; or data.records_are lines (or paragraphs), if it is text"
+        fix = f"use data.format table{unless}"
         raise DataError("begins with names of columns and is read as text", fix=fix, file=path, row=1)
     if len(lines) < _ENOUGH:
         return
-    if all(re.fullmatch(r"\s*\{.*\}\s*", line) for line in lines):
-        raise DataError("looks like JSONL and is read as text", fix="use data.format jsonl", file=path, row=1)
-    for delimiter in "" if way_is_chosen else ",\t":
-        counts = {line.count(delimiter) + 1 for line in lines}
-        if len(counts) == 1 and counts.pop() >= _FIELDS:
-            fix = "use data.format table; or data.records_are lines (or paragraphs), if it is text"
+    bare = [re.sub('"[^"]*"', "", line) for line in lines]  # a delimiter within quotes is of a field
+    for delimiter, least in () if way_is_chosen else ((",", _FIELDS), ("\t", 2)):
+        fields = [line.split(delimiter) for line in bare]
+        sentences = all(f"{delimiter} " in line for line in bare) and any(
+            len(one.split()) > 4 for line in fields for one in line
+        )
+        if len({*map(len, fields)}) == 1 and len(fields[0]) >= least and not sentences:
+            fix = f"use data.format table{unless}"
             raise DataError("looks like a table and is read as text", fix=fix, file=path, row=1)
