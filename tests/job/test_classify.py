@@ -237,8 +237,10 @@ def test_the_command_asks_for_the_labels_by_its_option_and_shows_none_of_the_rec
 
 
 def test_how_often_a_label_is_there_decides_nothing() -> None:
-    """A label of one unit, of none, or of all: the run is the same, for its records are all that differs."""
-    chosen = TuneSettings(epsilon=8.0, task="classify", labels=("0", "1", "2"), rank=2, max_length=20)
+    """A label of one unit, of none, or of all: the run is the same, and under private telemetry so are its warnings."""
+    chosen = TuneSettings(
+        epsilon=8.0, task="classify", labels=("0", "1", "2"), rank=2, max_length=20, telemetry="private"
+    )
     base, ready = open_base(str(encoder()), chosen), []
     for label in (0, 2):
         rows = [row | {"label": label if number == 5 else 0} for number, row in enumerate(table(40))]
