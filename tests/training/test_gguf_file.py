@@ -8,6 +8,7 @@ import stat
 from collections.abc import Callable
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -146,3 +147,59 @@ def test_a_model_larger_than_memory_is_refused_before_it_is_converted(
     monkeypatch.setattr(memory, "available_memory", lambda: needed - 1)
     with pytest.raises(ConfigError, match="GiB of memory"):
         _ = ModelSource(str(file)).location
+
+
+def test_what_lies_beside_a_file_is_not_read_and_no_code_of_it_is_asked_for(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    file = write_gguf(tmp_path / "tiny.gguf")
+    beside = {
+        "chat_template.jinja": "other",
+        "tokenizer_config.json": json.dumps({"eos_token": "th", "auto_map": {"AutoTokenizer": ["own.Tokenizer", None]}}),
+        "tokenizer.json": "{}",
+        "generation_config.json": json.dumps({"max_new_tokens": 7}),
+        "adapter_config.json": json.dumps({"peft_type": "LORA", "base_model_name_or_path": "other/model"}),
+    }
+    for name, content in beside.items():
+        (tmp_path / name).write_text(content)
+    tokenizer = load_tokenizer(source := ModelSource(str(file)))
+    assert (tokenizer.chat_template, tokenizer.eos_token) == (CHAT, "<|end|>")
+    assert load_base(source, torch.device("cpu")).generation_config.max_new_tokens is None
+    assert "custom code" not in "".join(capfd.readouterr())
+    assert not [path for path in Path(source.location).iterdir() if path.is_dir()]
+
+
+def test_a_file_that_changes_while_it_is_converted_leaves_nothing(
+    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, convert = write_gguf(tmp_path / "tiny.gguf"), gguf_file._convert
+
+    def late(*given: Any) -> None:
+        write_gguf(file, seed=1)
+        convert(*given)
+
+    with monkeypatch.context() as patch, pytest.raises(ConfigError, match="changed while it was converted"):
+        patch.setattr(gguf_file, "_convert", late)
+        _ = ModelSource(str(file)).location
+    assert not any(path.is_dir() for path in cache.iterdir())
+    source = ModelSource(str(file))
+    digest = sha256(file.read_bytes()).hexdigest()
+    assert (Path(source.location).name[:64], source.file_digest) == (digest, digest)
+    write_gguf(file, seed=2)
+    assert source.file_digest == digest, "the file that was converted, not the one that lies there now"
+
+
+@pytest.mark.parametrize("whose", ["link", "other"])
+def test_a_checkpoint_that_another_user_could_have_put_into_the_cache_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whose: str
+) -> None:
+    file = write_gguf(tmp_path / "tiny.gguf")
+    target = Path(ModelSource(str(file)).location)
+    if whose == "link":
+        target.symlink_to(target.rename(tmp_path / "elsewhere"))
+    else:
+        monkeypatch.setattr(gguf_file.os, "getuid", lambda: target.stat().st_uid + 1)
+    with pytest.raises(ConfigError, match="is a link, or of another user") as refused:
+        _ = ModelSource(str(file)).location
+    assert str(target) in str(refused.value)
+    assert "DPTUNE_CACHE" in refused.value.fix
