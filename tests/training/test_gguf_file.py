@@ -51,7 +51,7 @@ def test_tokenizer_and_chat_template_are_kept(tmp_path: Path) -> None:
 
 
 def test_a_file_is_converted_once_for_each_dtype_whatever_it_is_called(
-    tmp_path: Path, cache: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, cache: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     caplog.set_level(logging.INFO, "dptune")
     file = write_gguf(tmp_path / "tiny.gguf", kind="Q4_1")
@@ -67,6 +67,8 @@ def test_a_file_is_converted_once_for_each_dtype_whatever_it_is_called(
     assert {path.name for path in cache.iterdir() if path.is_dir()} == {Path(first).name, Path(halved).name}
     assert stat.S_IMODE(Path(first).stat().st_mode) == 0o700
     assert {stat.S_IMODE(path.stat().st_mode) for path in Path(first).iterdir()} == {0o600}
+    monkeypatch.setattr("transformers.__version__", "99.0")  # which may read the file otherwise
+    assert ModelSource(str(tmp_path / "other.gguf")).location not in (first, halved)
 
 
 def test_the_digest_is_that_of_the_file_in_every_dtype(tmp_path: Path) -> None:
@@ -125,6 +127,16 @@ def test_every_cut_of_a_header_is_noticed(tmp_path: Path) -> None:
             read_header(piece)
 
 
+def test_an_alignment_of_nothing_is_a_damaged_header(tmp_path: Path) -> None:
+    content = bytearray(write_gguf(tmp_path / "tiny.gguf").read_bytes())
+    content[16:24] = (int.from_bytes(content[16:24], "little") + 1).to_bytes(8, "little")  # one more key
+    name = b"general.alignment"
+    pair = len(name).to_bytes(8, "little") + name + (4).to_bytes(4, "little") + (0).to_bytes(4, "little")
+    (damaged := tmp_path / "damaged.gguf").write_bytes(bytes(content[:24] + pair + content[24:]))
+    with pytest.raises(ConfigError, match="its header is damaged"):
+        read_header(damaged)
+
+
 def test_an_unknown_architecture_is_named(tmp_path: Path, cache: Path) -> None:
     file = write_gguf(tmp_path / "tiny.gguf", architecture="unheardof")
     with pytest.raises(ConfigError, match="is of architecture 'unheardof'"):
@@ -155,7 +167,9 @@ def test_what_lies_beside_a_file_is_not_read_and_no_code_of_it_is_asked_for(
     file = write_gguf(tmp_path / "tiny.gguf")
     beside = {
         "chat_template.jinja": "other",
-        "tokenizer_config.json": json.dumps({"eos_token": "th", "auto_map": {"AutoTokenizer": ["own.Tokenizer", None]}}),
+        "tokenizer_config.json": json.dumps(
+            {"eos_token": "th", "auto_map": {"AutoTokenizer": ["own.Tokenizer", None]}}
+        ),
         "tokenizer.json": "{}",
         "generation_config.json": json.dumps({"max_new_tokens": 7}),
         "adapter_config.json": json.dumps({"peft_type": "LORA", "base_model_name_or_path": "other/model"}),
@@ -178,9 +192,10 @@ def test_a_file_that_changes_while_it_is_converted_leaves_nothing(
         write_gguf(file, seed=1)
         convert(*given)
 
-    with monkeypatch.context() as patch, pytest.raises(ConfigError, match="changed while it was converted"):
+    with monkeypatch.context() as patch:
         patch.setattr(gguf_file, "_convert", late)
-        _ = ModelSource(str(file)).location
+        with pytest.raises(ConfigError, match="changed while it was converted"):
+            _ = ModelSource(str(file)).location
     assert not any(path.is_dir() for path in cache.iterdir())
     source = ModelSource(str(file))
     digest = sha256(file.read_bytes()).hexdigest()

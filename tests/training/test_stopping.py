@@ -137,9 +137,9 @@ def test_a_process_in_the_background_goes_on_to_ignore_ctrl_c() -> None:
 
 
 def test_a_command_that_is_told_to_end_says_so_and_the_signal_is_as_before() -> None:
-    with pytest.raises(KeyboardInterrupt), ends_like_ctrl_c():
-        os.kill(os.getpid(), signal.SIGTERM)
-        signal.pause()
+    command = ends_like_ctrl_c()(lambda: (os.kill(os.getpid(), signal.SIGTERM), signal.pause()))
+    with pytest.raises(KeyboardInterrupt):
+        command()
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 

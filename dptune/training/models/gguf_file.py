@@ -92,7 +92,7 @@ def read_header(file: Path) -> Header:
         architecture = about["general.architecture"]
         if not (isinstance(architecture, str) and counts):
             raise ValueError("it names no architecture, or no weights")
-    except (struct.error, ValueError, KeyError, TypeError, OverflowError) as error:
+    except (struct.error, ValueError, KeyError, TypeError, ArithmeticError) as error:  # alignment 0, too
         problem = f"{file} is no GGUF file, or its header is damaged or cut off ({first_line(error)})"
         raise ConfigError(_FIELD, problem, fix=_AGAIN) from None
     if end > size:
@@ -222,7 +222,7 @@ def _without_others(tokenizer: Any, count: int) -> Any:
 class _Reader:
     """Reads a header from its beginning on, value by value.
 
-    Raises: ValueError, struct.error, KeyError or OverflowError for a damaged header.
+    Raises: ValueError, struct.error, KeyError or ArithmeticError for a damaged header.
     """
 
     def __init__(self, content: mmap.mmap) -> None:
