@@ -15,7 +15,6 @@ import torch
 from transformers.pytorch_utils import Conv1D
 
 from dptune.core.errors import ConfigError, first_line
-from dptune.core.files import sha256_once
 from dptune.core.settings import Lora
 from dptune.job.delivery.named_base import NamedBase
 from dptune.job.path_checks import check_model
@@ -51,7 +50,7 @@ from dptune.training.models.model import (
     load_tokenizer,
     without_weights,
 )
-from dptune.training.models.model_names import name_of, path_of, rounding
+from dptune.training.models.model_names import name_of, rounding
 from dptune.training.models.model_packages import is_packaged
 from dptune.training.models.quantization import BYTES_EACH, METHOD, keep_layout, method_of
 from dptune.training.models.target_modules import linear_layers, said_share
@@ -133,7 +132,8 @@ class Base:
             dtype = str(self.loaded_model.get_input_embeddings().weight.dtype).removeprefix("torch.")
             held = "4 bits" if self.quantization else dtype
             return NamedBase(self.name, None, self.identity, held)
-        digest = digest_of_weights(self.checkpoint.source, self.checkpoint.revision)
+        checkpoint = self.checkpoint
+        digest = checkpoint.file_digest or digest_of_weights(checkpoint.source, checkpoint.revision)
         return NamedBase(self.name, self.revision, digest, kind=self.kind)
 
     @property
@@ -343,9 +343,8 @@ def _checked_tokenizer(tokenizer: Any, rows: int) -> tuple[str, ...]:
 
 def _identity_of(checkpoint: ModelSource, config: Any) -> str:
     """The commit of a hub id, the digest of a GGUF file, or one of a folder, wherever it lies."""
-    path = path_of(checkpoint.source)
-    if path is not None and path.is_file():
-        return sha256_once(path)
+    if checkpoint.file_digest is not None:
+        return checkpoint.file_digest
     if checkpoint.revision is not None and not is_packaged(checkpoint.source):
         return checkpoint.revision
     return _digest_of_folder(Path(checkpoint.location), config)

@@ -136,7 +136,7 @@ def _renamed(cell: Cell) -> Iterator[RenamedRun]:
         folder = file.parent
         if folder == cell.directory or not RunFolder(folder).has_begun:
             continue
-        other = read_cell(file)
+        other = read_cell(file, cell.plugins)
         if other is not None and other.settings == cell.settings and (change := changes(other.versions, cell.versions)):
             yield RenamedRun(cell.label, folder, _state(folder), change)
 

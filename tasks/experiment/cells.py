@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import json
 from collections.abc import Mapping
 from dataclasses import asdict, replace
 from glob import escape
@@ -122,11 +123,17 @@ def write_cell(cell: Cell, home: Path = Path()) -> None:
     write_text(folder.cell, cell.model_dump_json(indent=2))
 
 
-def read_cell(file: Path) -> Cell | None:
-    """The cell in a cell.json; None for none, a damaged one, or one of a version with other settings."""
+def read_cell(file: Path, modules: tuple[str, ...] | None = None) -> Cell | None:
+    """The cell in a cell.json; None for none, a damaged one, or one of a version with other settings.
+
+    Args:
+        modules: plug-ins that it must have: of one with others, which may be gone, no code is imported.
+    """
     try:
-        return Cell.model_validate_json(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        content = json.loads(file.read_text(encoding="utf-8"))
+        others = modules is not None and tuple(content.get("plugins", ())) != modules
+        return None if others else Cell.model_validate_json(json.dumps(content))
+    except (OSError, ValueError, AttributeError, TypeError):
         return None
 
 
@@ -203,7 +210,7 @@ def _in_its_folder(cell: Cell) -> Cell:
     found = []
     # What was set aside counts too: the cell starts afresh beside it, and its result names what that spent.
     for file in sorted(RUNS.glob(f"{escape(cell.label)}-????????*/{RunFolder(Path()).cell}")):
-        other = read_cell(file) if RunFolder(file.parent).has_begun else None
+        other = read_cell(file, cell.plugins) if RunFolder(file.parent).has_begun else None
         if other is not None and other.settings == cell.settings and not changes(other.versions, cell.versions):
             found.append(file.parent)
     found.sort(key=lambda folder: not is_finished(folder))

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dptune.core.declarations import part_of, plain
+from dptune.core.declarations import names_nothing, part_of, plain
 from dptune.core.digits import at_most
 from dptune.core.errors import DataError
 from dptune.core.files import jsonable, locked, private_directory, read_json, sha256, write_json
@@ -90,7 +90,7 @@ def _is_finished(directory: Path, settings: Tenants) -> bool:
     An unfinished run of the same settings is left as it is. A run of others is set aside with its ledger.
     """
     content, file = {"settings": plain(settings), **_inputs()}, directory / _SETTINGS
-    if file.exists() and read_json(file) == content:
+    if file.exists() and _as_named_now(read_json(file)) == content:
         return RunFolder(directory).results.exists()
     if spending_of(directory):
         earlier, spending = set_aside(directory)
@@ -102,6 +102,12 @@ def _is_finished(directory: Path, settings: Tenants) -> bool:
     shutil.rmtree(folder.controller, ignore_errors=True)
     write_json(file, content)
     return False
+
+
+def _as_named_now(content: dict[str, Any]) -> dict[str, Any]:
+    """The content without settings that move no number, such as ``physical_batch_size``: earlier versions named them."""
+    nameless, settings = names_nothing(Tenants), content.get("settings", {})
+    return {**content, "settings": {name: value for name, value in settings.items() if name not in nameless}}
 
 
 def _inputs() -> dict[str, Any]:

@@ -96,6 +96,7 @@ def test_what_is_not_declared_counts_as_private(caplog: pytest.LogCaptureFixture
     assert caplog.text.count("metric eval_new is not declared, so private telemetry leaves it out") == 1
     assert "Fix: declare it in tasks/metrics.py" in caplog.text
     assert metrics.allowed(figures, "research", knobs) == figures | knobs
+    assert metrics.allowed({"mine": 9.0}, "private", knobs)["mine"] == 3.0, "a figure does not pass as a knob"
 
 
 def test_every_figure_of_a_private_run_is_declared(pipeline: Path) -> None:

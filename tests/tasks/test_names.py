@@ -423,3 +423,41 @@ def test_a_finished_cell_of_before_is_found_whatever_micro_batch_it_had(pipeline
     afresh = static()
     assert afresh.directory == before.directory, "its result names what was set aside"
     assert not afresh.directory.exists()
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"inputs": {"data": "0" * 64, "model": "1" * 64}},
+        {"epsilon": 3.0},
+        {"delta": 1e-4},
+        {"accounting": "published"},
+        {"telemetry": "private"},
+        {"unit": "patient"},
+        {"crafted": 3},
+        {"options": {"radius": 0.5}},
+        {"lora": Lora(rank=3)},
+        {"versions": {"clipper flat": 2}},
+        {"versions": {}},
+        {"seed": 7},
+    ],
+    ids=lambda changed: " ".join(f"{name} {value}" for name, value in changed.items())[:30],
+)
+def test_a_run_of_before_with_another_setting_or_other_records_is_not_taken(
+    pipeline: Path, changed: dict[str, Any]
+) -> None:
+    cell = static()
+    begin(other := cell.model_copy(update={"folder": f"{cell.label}-0a1b2c3d", **changed}))
+    assert static().directory == cell.directory != other.directory
+
+
+def test_of_two_runs_of_before_the_finished_one_is_taken_and_one_that_charged_nothing_is_not(pipeline: Path) -> None:
+    cell = static()
+    names = [f"{cell.label}-{digit * 8}" for digit in "012"]
+    for name in names:
+        begin(cell.model_copy(update={"folder": name}))
+    (RUNS / names[0] / "ledger.jsonl").unlink()
+    assert static().directory.name == names[1]
+    shutil.rmtree(RUNS / names[2])
+    begin(cell.model_copy(update={"folder": names[2]}), finished=True)
+    assert static().directory.name == names[2]

@@ -44,6 +44,7 @@ from dptune.training.loop import train
 from tasks.audit import attacks as audit
 from tasks.corpus.acquire import acquire
 from tasks.corpus.verbalize import verbalize
+from tasks.experiment.cell_list import renamed_runs
 from tasks.experiment.cells import Cell
 from tasks.experiment.finetune import run_cell
 from tasks.experiment.preparation import prepare, shared_inputs
@@ -204,6 +205,21 @@ def test_an_edit_of_a_plug_in_moves_its_cells_and_no_others(pipeline: Path, writ
     after = {cell.mechanism: cell.directory for cell in cells(change, {"plugins": ["their_parts"]})}
     assert before["own"] != after["own"]
     assert without["static"] == before["static"] == after["static"]
+
+
+def test_runs_of_another_plug_in_stop_no_cell_and_none_of_their_code_runs(pipeline: Path, write: Write) -> None:
+    write("their_parts", PARTS)
+    cell = own_cell()
+    for module, code in (("gone", None), ("other_parts", PARTS)):
+        earlier = cell.directory.with_name(f"{cell.label}-{module.ljust(8, 'x')[:8]}")
+        earlier.mkdir(parents=True)
+        if code:
+            write(module, code)
+        (earlier / "cell.json").write_text(cell.model_copy(update={"plugins": (module,)}).model_dump_json())
+        (earlier / "ledger.jsonl").write_text('{"kind":"run"}\n')
+        assert own_cell().directory == cell.directory
+        assert list(renamed_runs([cell])) == []
+        assert module not in sys.modules, "it would register other parts under the same names"
 
 
 def test_a_run_does_not_go_on_with_other_code(pipeline: Path, write: Write) -> None:

@@ -8,6 +8,7 @@ import stat
 from collections.abc import Callable
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -50,7 +51,7 @@ def test_tokenizer_and_chat_template_are_kept(tmp_path: Path) -> None:
 
 
 def test_a_file_is_converted_once_for_each_dtype_whatever_it_is_called(
-    tmp_path: Path, cache: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, cache: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     caplog.set_level(logging.INFO, "dptune")
     file = write_gguf(tmp_path / "tiny.gguf", kind="Q4_1")
@@ -66,6 +67,8 @@ def test_a_file_is_converted_once_for_each_dtype_whatever_it_is_called(
     assert {path.name for path in cache.iterdir() if path.is_dir()} == {Path(first).name, Path(halved).name}
     assert stat.S_IMODE(Path(first).stat().st_mode) == 0o700
     assert {stat.S_IMODE(path.stat().st_mode) for path in Path(first).iterdir()} == {0o600}
+    monkeypatch.setattr("transformers.__version__", "99.0")  # which may read the file otherwise
+    assert ModelSource(str(tmp_path / "other.gguf")).location not in (first, halved)
 
 
 def test_the_digest_is_that_of_the_file_in_every_dtype(tmp_path: Path) -> None:
@@ -124,6 +127,16 @@ def test_every_cut_of_a_header_is_noticed(tmp_path: Path) -> None:
             read_header(piece)
 
 
+def test_an_alignment_of_nothing_is_a_damaged_header(tmp_path: Path) -> None:
+    content = bytearray(write_gguf(tmp_path / "tiny.gguf").read_bytes())
+    content[16:24] = (int.from_bytes(content[16:24], "little") + 1).to_bytes(8, "little")  # one more key
+    name = b"general.alignment"
+    pair = len(name).to_bytes(8, "little") + name + (4).to_bytes(4, "little") + (0).to_bytes(4, "little")
+    (damaged := tmp_path / "damaged.gguf").write_bytes(bytes(content[:24] + pair + content[24:]))
+    with pytest.raises(ConfigError, match="its header is damaged"):
+        read_header(damaged)
+
+
 def test_an_unknown_architecture_is_named(tmp_path: Path, cache: Path) -> None:
     file = write_gguf(tmp_path / "tiny.gguf", architecture="unheardof")
     with pytest.raises(ConfigError, match="is of architecture 'unheardof'"):
@@ -146,3 +159,62 @@ def test_a_model_larger_than_memory_is_refused_before_it_is_converted(
     monkeypatch.setattr(memory, "available_memory", lambda: needed - 1)
     with pytest.raises(ConfigError, match="GiB of memory"):
         _ = ModelSource(str(file)).location
+
+
+def test_what_lies_beside_a_file_is_not_read_and_no_code_of_it_is_asked_for(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    file = write_gguf(tmp_path / "tiny.gguf")
+    beside = {
+        "chat_template.jinja": "other",
+        "tokenizer_config.json": json.dumps(
+            {"eos_token": "th", "auto_map": {"AutoTokenizer": ["own.Tokenizer", None]}}
+        ),
+        "tokenizer.json": "{}",
+        "generation_config.json": json.dumps({"max_new_tokens": 7}),
+        "adapter_config.json": json.dumps({"peft_type": "LORA", "base_model_name_or_path": "other/model"}),
+    }
+    for name, content in beside.items():
+        (tmp_path / name).write_text(content)
+    tokenizer = load_tokenizer(source := ModelSource(str(file)))
+    assert (tokenizer.chat_template, tokenizer.eos_token) == (CHAT, "<|end|>")
+    assert load_base(source, torch.device("cpu")).generation_config.max_new_tokens is None
+    assert "custom code" not in "".join(capfd.readouterr())
+    assert not [path for path in Path(source.location).iterdir() if path.is_dir()]
+
+
+def test_a_file_that_changes_while_it_is_converted_leaves_nothing(
+    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, convert = write_gguf(tmp_path / "tiny.gguf"), gguf_file._convert
+
+    def late(*given: Any) -> None:
+        write_gguf(file, seed=1)
+        convert(*given)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(gguf_file, "_convert", late)
+        with pytest.raises(ConfigError, match="changed while it was converted"):
+            _ = ModelSource(str(file)).location
+    assert not any(path.is_dir() for path in cache.iterdir())
+    source = ModelSource(str(file))
+    digest = sha256(file.read_bytes()).hexdigest()
+    assert (Path(source.location).name[:64], source.file_digest) == (digest, digest)
+    write_gguf(file, seed=2)
+    assert source.file_digest == digest, "the file that was converted, not the one that lies there now"
+
+
+@pytest.mark.parametrize("whose", ["link", "other"])
+def test_a_checkpoint_that_another_user_could_have_put_into_the_cache_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whose: str
+) -> None:
+    file = write_gguf(tmp_path / "tiny.gguf")
+    target = Path(ModelSource(str(file)).location)
+    if whose == "link":
+        target.symlink_to(target.rename(tmp_path / "elsewhere"))
+    else:
+        monkeypatch.setattr(gguf_file.os, "getuid", lambda: target.stat().st_uid + 1)
+    with pytest.raises(ConfigError, match="is a link, or of another user") as refused:
+        _ = ModelSource(str(file)).location
+    assert str(target) in str(refused.value)
+    assert "DPTUNE_CACHE" in refused.value.fix

@@ -12,6 +12,8 @@ import torch
 from tiny_gguf import install_package, write_gguf
 
 from dptune.core.errors import ConfigError
+from dptune.job.base_model import open_base
+from dptune.job.settings import TuneSettings
 from dptune.training.models import memory
 from dptune.training.models.model import ModelSource, load_base, load_tokenizer
 from dptune.training.models.model_names import name_of, path_of
@@ -44,6 +46,20 @@ def test_a_checkpoint_in_a_package_is_the_folder_that_lies_there(site: Path) -> 
     assert model.config._name_or_path == "package:tiny-model"  # adapters' files repeat it
     assert "tiny_model" not in sys.modules
     assert load_tokenizer(source)("a")["input_ids"]
+
+
+def test_other_weights_of_the_same_version_are_another_base(site: Path) -> None:
+    """Of an index of packages a version names one content; of a package that was built again it need not."""
+    install_package(site, "tiny-model", checkpoint_files("tiny_model/weights"))
+    settings = TuneSettings(epsilon=8.0, delta=1e-3, epochs=1, expected_batch_size=4)
+    before = open_base("package:tiny-model", settings)
+    weights = site / "tiny_model" / "weights" / "model.safetensors"
+    content = bytearray(weights.read_bytes())
+    content[-1] ^= 1
+    weights.write_bytes(bytes(content))
+    after = open_base("package:tiny-model", settings)
+    assert before.revision == after.revision == "1.2"
+    assert before.identity != after.identity
 
 
 def test_a_gguf_file_in_a_package_is_converted(site: Path, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import torch
 from tiny_models import FAMILIES, adapted, close, each_record, make_header, make_plan, records
 
 from dptune.core.errors import DivergedError
-from dptune.core.interrupts import stop_request
+from dptune.core.interrupts import ends_like_ctrl_c, stop_request
 from dptune.core.settings import Lora
 from dptune.mechanisms.registry import build
 from dptune.privacy.entropy import OsEntropy
@@ -134,3 +134,30 @@ def test_a_process_in_the_background_goes_on_to_ignore_ctrl_c() -> None:
             assert not asked()
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+def test_a_command_that_is_told_to_end_says_so_and_the_signal_is_as_before() -> None:
+    command = ends_like_ctrl_c()(lambda: (os.kill(os.getpid(), signal.SIGTERM), signal.pause()))
+    with pytest.raises(KeyboardInterrupt):
+        command()
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+def test_who_handles_sigterm_keeps_it() -> None:
+    heard: list[int] = []
+    before = signal.signal(signal.SIGTERM, lambda number, _: heard.append(number))
+    try:
+        with ends_like_ctrl_c():
+            os.kill(os.getpid(), signal.SIGTERM)
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        with ends_like_ctrl_c():
+            os.kill(os.getpid(), signal.SIGTERM)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert heard == [signal.SIGTERM]
+
+
+def test_within_a_command_a_run_still_ends_after_its_step(tmp_path: Path, opened: list[Ledger]) -> None:
+    with pytest.raises(KeyboardInterrupt), ends_like_ctrl_c():
+        train(spec(OsEntropy()), tmp_path, OsEntropy(), signal_at(3, signal.SIGTERM))
+    assert read_ledger(RunFolder(tmp_path).ledger).releases == 3

@@ -329,7 +329,7 @@ def _check_same(prepared: PreparedRun, asked: SearchSettings, folder: RunFolder)
         raise ConfigError("out", problem, fix="restore them, or give another folder, which spends again")
     if known and begun:
         check_versions(known, versions, folder.path, ended=_has_ended(folder))
-    return now | {VERSIONS: known.get(VERSIONS, versions) if begun else versions}
+    return now | {VERSIONS: versions}
 
 
 def _publish(shared: SearchRun, winner: Drawn, working: Path, out: Path) -> None:

@@ -12,6 +12,7 @@ import math
 import mmap
 import os
 import resource
+import shutil
 import struct
 import sys
 import time
@@ -26,8 +27,8 @@ from dptune.core.files import (
     PRIVATE_FILE,
     locked,
     private_directory,
-    read_json,
     replacing_folder,
+    sha256,
     sha256_once,
     write_json,
 )
@@ -91,7 +92,7 @@ def read_header(file: Path) -> Header:
         architecture = about["general.architecture"]
         if not (isinstance(architecture, str) and counts):
             raise ValueError("it names no architecture, or no weights")
-    except (struct.error, ValueError, KeyError, TypeError, OverflowError) as error:
+    except (struct.error, ValueError, KeyError, TypeError, ArithmeticError) as error:  # alignment 0, too
         problem = f"{file} is no GGUF file, or its header is damaged or cut off ({first_line(error)})"
         raise ConfigError(_FIELD, problem, fix=_AGAIN) from None
     if end > size:
@@ -104,29 +105,33 @@ def converted(file: Path, dtype: str, check_memory: Callable[[int], None]) -> Pa
     """The checkpoint that a GGUF file holds, as a folder in the user's cache, which is made if need be.
 
     The folder holds weights in ``dtype``, the configuration, the tokenizer and the chat template. A file with the same
-    content, whatever it is called, is converted once for each dtype and release of transformers.
+    content, whatever it is called and lies beside, is converted once for each dtype and release of transformers.
 
     Args:
         check_memory: called with the bytes that the conversion takes, before it begins; may raise.
 
-    Raises: ConfigError for a damaged file, and for an architecture that transformers does not read.
+    Raises: ConfigError for a damaged file, for one that changes meanwhile, for an architecture that transformers does
+        not read, and for a folder of another user in the cache.
     """
     import transformers
 
     digest = sha256_once(file)
     target = private_directory(cache_folder()) / f"{digest}-{dtype}-transformers-{transformers.__version__}"
-    if (target / ORIGIN).is_file():
+    if _is_converted(target):
         return target
     header = read_header(file)
     check_memory(header.numbers * (6 if dtype == "bfloat16" else 4) + file.stat().st_size)
     with locked(target.with_name(f".{target.name}.lock"), wait=True):
-        if (target / ORIGIN).is_file():  # another process made it meanwhile
+        if _is_converted(target):  # another process made it meanwhile
             return target
         weights = f"{header.numbers:,} weights, {rounding(header.kind) or header.kind}"
         _log.info("%s is converted once (%s): half a minute for 135 million", file.name, weights)
         begun = time.monotonic()
         with replacing_folder(target) as folder:
             _convert(file, header, dtype, folder)
+            if sha256(file) != digest:  # else the folder would hold other weights than its name says, for good
+                fix = "wait until it is copied or downloaded, and start again"
+                raise ConfigError(_FIELD, f"{file} changed while it was converted", fix=fix)
             about = {"file": file.name, "sha256": digest, "kind": header.kind, "dtype": dtype}
             write_json(folder / ORIGIN, about)
             for path in folder.iterdir():
@@ -137,9 +142,12 @@ def converted(file: Path, dtype: str, check_memory: Callable[[int], None]) -> Pa
     return target
 
 
-def origin_of(folder: Path) -> dict[str, Any] | None:
-    """What a folder was converted from; None for another checkpoint."""
-    return read_json(folder / ORIGIN) if folder.is_relative_to(cache_folder()) else None
+def _is_converted(target: Path) -> bool:
+    """Whether a checkpoint lies there. Raises: ConfigError for one that another user could have put there."""
+    if target.is_symlink() or (target.exists() and target.stat().st_uid != os.getuid()):
+        problem = f"{target} is a link, or of another user, who may have put other weights there"
+        raise ConfigError(_FIELD, problem, fix=f"remove it, or give {CACHE} a folder of your own")
+    return (target / ORIGIN).is_file()
 
 
 def _convert(file: Path, header: Header, dtype: str, folder: Path) -> None:
@@ -150,17 +158,21 @@ def _convert(file: Path, header: Header, dtype: str, folder: Path) -> None:
 
     from dptune.training.models.causal import auto_class, check_configuration, check_weights
 
+    # A folder of its own, for transformers also reads what lies beside: an adapter, a template, a tokenizer with code.
+    alone = folder / "alone"
+    alone.mkdir()
+    (alone / file.name).symlink_to(file.resolve())
     told, bars = transformers_logging.get_verbosity(), transformers_logging.is_progress_bar_enabled()
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
     try:
-        place: dict[str, Any] = {"gguf_file": file.name}
-        config = AutoConfig.from_pretrained(file.parent, **place)
+        place: dict[str, Any] = {"gguf_file": file.name, "trust_remote_code": False}
+        config = AutoConfig.from_pretrained(alone, **place)
         if hasattr(config, "quantization_config"):
             del config.quantization_config
         check_configuration(str(file), config)
         read, report = auto_class(config).from_pretrained(
-            file.parent, **place, config=config, dtype=getattr(torch, dtype), output_loading_info=True
+            alone, **place, config=config, dtype=getattr(torch, dtype), output_loading_info=True
         )
         check_weights(str(file), read, report)
         if hasattr(config := read.config, "quantization_config"):
@@ -170,7 +182,7 @@ def _convert(file: Path, header: Header, dtype: str, folder: Path) -> None:
         model.load_state_dict(read.state_dict(), assign=True)
         model.tie_weights()
         model.save_pretrained(folder)
-        tokenizer = AutoTokenizer.from_pretrained(file.parent, **place)
+        tokenizer = AutoTokenizer.from_pretrained(alone, **place)
         _without_others(tokenizer, model.get_input_embeddings().num_embeddings).save_pretrained(folder)
     except ConfigError:
         raise
@@ -189,6 +201,7 @@ def _convert(file: Path, header: Header, dtype: str, folder: Path) -> None:
         transformers_logging.set_verbosity(told)
         if bars:
             transformers_logging.enable_progress_bar()
+        shutil.rmtree(alone)
 
 
 def _without_others(tokenizer: Any, count: int) -> Any:
@@ -209,7 +222,7 @@ def _without_others(tokenizer: Any, count: int) -> Any:
 class _Reader:
     """Reads a header from its beginning on, value by value.
 
-    Raises: ValueError, struct.error, KeyError or OverflowError for a damaged header.
+    Raises: ValueError, struct.error, KeyError or ArithmeticError for a damaged header.
     """
 
     def __init__(self, content: mmap.mmap) -> None:

@@ -47,8 +47,17 @@ class ModelSource:
     @property
     def kind(self) -> str | None:
         """GGML's name of the type of most weights of a GGUF file, such as "Q4_1"; None for other models."""
+        return self._origin.get("kind")
+
+    @property
+    def file_digest(self) -> str | None:
+        """SHA-256 of the GGUF file that was converted, whatever lies there now; None for other models."""
+        return self._origin.get("sha256")
+
+    @cached_property
+    def _origin(self) -> dict[str, Any]:
         path = path_of(self.source)
-        return None if path is None or path.is_dir() else str(read_json(Path(self.location) / ORIGIN)["kind"])
+        return {} if path is None or path.is_dir() else read_json(Path(self.location) / ORIGIN)
 
     @property
     def rounding(self) -> str | None:

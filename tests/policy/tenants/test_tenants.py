@@ -390,6 +390,11 @@ def test_the_task_writes_what_it_found_and_does_nothing_twice(tmp_path: Path, mo
     (tmp_path / "tenants" / "results.json").unlink()
     run_tenants(settings, tmp_path / "tenants")
     assert read_ledger(ledger).header.run_id == run_id, "only the ablation was lost"
+    file = tmp_path / "tenants" / "settings.json"
+    stored = json.loads(file.read_text())
+    stored["settings"]["physical_batch_size"] = 8  # earlier versions named what moves no number
+    file.write_text(json.dumps(stored))
+    assert tenants_task._is_finished(tmp_path / "tenants", replace(settings, checkpoint_every=7))
     inputs["code"] = "2"
     assert not tenants_task._is_finished(tmp_path / "tenants", settings)
     assert not ledger.exists(), "other code starts again"
