@@ -41,9 +41,9 @@ class Judge:
 
     @property
     def name(self) -> str:
-        """The last part of a folder's path; else the name on the hub with its commit."""
+        """The last part of a path; else the name on the hub with its commit, or a package with its version."""
         name, revision = name_of(self.source.source), self.source.revision
-        return name if revision is None else f"{name}@{revision}"
+        return f"{name}@{revision}" if name == self.source.source and revision else name
 
 
 def check(judge: Judge | None) -> None:

@@ -105,7 +105,7 @@ def _is_finished(directory: Path, settings: Tenants) -> bool:
 
 
 def _as_named_now(content: dict[str, Any]) -> dict[str, Any]:
-    """The content without settings that move no number: earlier versions named ``physical_batch_size`` and others."""
+    """The content without settings that move no number, which earlier versions named, as ``physical_batch_size``."""
     nameless, settings = names_nothing(Tenants), content.get("settings", {})
     return {**content, "settings": {name: value for name, value in settings.items() if name not in nameless}}
 

@@ -251,10 +251,15 @@ def test_words_of_python_are_a_mapping_of_texts(words: Any) -> None:
 def test_a_search_takes_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dptune.privacy.selection_law.SelectionLaw.draw", lambda law, entropy: 2)
     space = {"space": {"learning_rate": {"log_uniform": [0.001, 0.05]}}, "candidates": 3, "score": {"on": "public"}}
-    found = dptune.tune(
-        str(checkpoint()), table(60), task="classify", words=WORDS, epsilon=8, text="sentence", template=TEMPLATE,
-        telemetry="private", public=table(20, seed=9), search=space, out=tmp_path / "out", **QUICK,
+    found, alone = (
+        dptune.tune(
+            str(checkpoint()), table(60), task="classify", words=WORDS, epsilon=8, text="sentence",
+            template=TEMPLATE, telemetry="private", public=table(20, seed=9), search=one, out=out, **QUICK,
+        )
+        for one, out in ((space, tmp_path / "out"), (None, tmp_path / "alone"))
     )  # fmt: skip
+    (before, after), (untuned, _) = (one.scores[PUBLIC]["loss"] for one in (found, alone))
+    assert before == pytest.approx(untuned) != after, "what the card says of the model before it was tuned"
     folder = found.save(tmp_path / "handed on")
     check_deliverable(folder)
     assert json.loads((folder / "words.json").read_text()) == {"words": WORDS, "template": TEMPLATE}

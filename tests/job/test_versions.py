@@ -14,14 +14,17 @@ from tiny_tuning import QUICK, checkpoint, rows
 
 from dptune import tune
 from dptune.core import settings
+from dptune.core.declarations import names_nothing
 from dptune.core.errors import ConfigError
 from dptune.job import run
 from dptune.job.run import Tuned
+from dptune.job.settings import FREE, TuneSettings
 from dptune.mechanisms.clippers.clipping import Flat
 from dptune.mechanisms.controllers.quantile import Quantile
 from dptune.mechanisms.noises.gaussian import Gaussian
 from dptune.privacy import accountants, entropy
 from dptune.privacy.ledger_file import read_ledger
+from tasks.settings.training import TrainingSettings
 
 RAISES: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     "loop": lambda patch: patch.setattr(settings, "VERSION", 2),
@@ -117,3 +120,10 @@ def test_a_search_goes_on_with_no_other_version_of_a_part_that_a_candidate_may_u
             tiny_search.start(tmp_path, space=space)
     monkeypatch.setitem(settings.VERSIONS, "optimizer adam_bc", 2)
     assert tiny_search.start(tmp_path, space=space).certificate is not None
+
+
+def test_what_a_resumed_run_may_have_another_value_of() -> None:
+    """Each of these is a promise that it moves no released number: another one needs a reason beside its field."""
+    free = {"checkpoint_every", "gradient_checkpointing", "physical_batch_size"}
+    assert names_nothing(TuneSettings) == {*FREE} == free | {"device"}
+    assert names_nothing(TrainingSettings) == free | {"evaluate_every"}

@@ -423,7 +423,7 @@ def test_parts_are_listed_with_their_options_and_where_they_are_from(parts: str)
         (
             "from dptune.mechanisms.clippers.clipping import Flat\nfrom dptune.mechanisms.registry import clipper\n"
             "@clipper('flat')\nclass X(Flat): pass",
-            r"'flat' is registered by dptune\.mechanisms\.clipping and by bad",
+            r"'flat' is registered by dptune\.mechanisms\.clippers\.clipping and by bad",
         ),
         ("x = 1", "'bad' registers nothing, so it adds nothing to dptune"),
         (

@@ -213,7 +213,7 @@ def test_a_checkpoint_that_another_user_could_have_put_into_the_cache_is_refused
     if whose == "link":
         target.symlink_to(target.rename(tmp_path / "elsewhere"))
     else:
-        monkeypatch.setattr(gguf_file.os, "getuid", lambda: target.stat().st_uid + 1)
+        monkeypatch.setattr(gguf_file, "_owner", lambda path: path == target)
     with pytest.raises(ConfigError, match="is a link, or of another user") as refused:
         _ = ModelSource(str(file)).location
     assert str(target) in str(refused.value)

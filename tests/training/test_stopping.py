@@ -147,11 +147,13 @@ def test_who_handles_sigterm_keeps_it() -> None:
     heard: list[int] = []
     before = signal.signal(signal.SIGTERM, lambda number, _: heard.append(number))
     try:
-        with ends_like_ctrl_c():
-            os.kill(os.getpid(), signal.SIGTERM)
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        with ends_like_ctrl_c():
-            os.kill(os.getpid(), signal.SIGTERM)
+        for handler in (signal.getsignal(signal.SIGTERM), signal.SIG_IGN):
+            signal.signal(signal.SIGTERM, handler)
+            with ends_like_ctrl_c():
+                os.kill(os.getpid(), signal.SIGTERM)
+            assert signal.getsignal(signal.SIGTERM) is handler
+    except KeyboardInterrupt:
+        pytest.fail("it became an interrupt")
     finally:
         signal.signal(signal.SIGTERM, before)
     assert heard == [signal.SIGTERM]

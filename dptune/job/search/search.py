@@ -364,10 +364,13 @@ def _public_figures(shared: SearchRun, own: PreparedRun, partial: Path) -> dict[
     if own.public is None:
         return {}
     quiet = replace(own, settings=replace(own.settings, telemetry="private"))
+    # A classifier begins with a new head, which the shared weights lack.
+    classifies = own.settings.task == "classify"
+    start = spec_of(quiet, own.base.load(), own.header).model if classifies else shared.weights
+    before = figures_of(quiet, start)
+    del start  # on its device beside the winner it would be one model too many
     model = PeftModel.from_pretrained(own.base.load(), str(partial)).requires_grad_(False)
-    after = figures_of(quiet, model)
-    before = after if own.settings.task == "classify" else figures_of(quiet, shared.weights)
-    return paired(before, after)
+    return paired(before, figures_of(quiet, model))
 
 
 def _publish_nothing(working: Path, out: Path) -> None:

@@ -144,10 +144,14 @@ def converted(file: Path, dtype: str, check_memory: Callable[[int], None]) -> Pa
 
 def _is_converted(target: Path) -> bool:
     """Whether a checkpoint lies there. Raises: ConfigError for one that another user could have put there."""
-    if target.is_symlink() or (target.exists() and target.stat().st_uid != os.getuid()):
+    if target.is_symlink() or (target.exists() and _owner(target) != _owner(target.parent)):
         problem = f"{target} is a link, or of another user, who may have put other weights there"
         raise ConfigError(_FIELD, problem, fix=f"remove it, or give {CACHE} a folder of your own")
     return (target / ORIGIN).is_file()
+
+
+def _owner(path: Path) -> int:
+    return path.stat().st_uid
 
 
 def _convert(file: Path, header: Header, dtype: str, folder: Path) -> None:
