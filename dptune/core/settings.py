@@ -26,7 +26,13 @@ RateSchedule = Literal["constant", "linear", "cosine"]
 Average = Literal["none", "ema", "tail"]
 #: Version of each optimiser and each average of the weights. Raise one when a change moves the weights that it gives:
 #: tests/golden says when.
-VERSIONS = {"optimizer adamw": 1, "optimizer adam_bc": 1, "optimizer sgd": 1, "average ema": 1, "average tail": 1}
+VERSIONS = {
+    "optimizer adamw": 1,
+    "optimizer adam_bc": 1,
+    "optimizer sgd": 1,
+    "average ema": 1,
+    "average tail": 1,
+}
 PartOfAll = Annotated[float, Gt(0), Le(1)]
 
 
