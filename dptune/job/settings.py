@@ -46,10 +46,10 @@ class JobSettings(ScheduleSettings, Lora):
             first token is learned too; for `dptune sample`.
         telemetry: "private" publishes nothing computed from private records; "research" also shows their owner the
             scores of held-out ones.
-        seed: seed of the start of adapters and head; public.
-        device: device such as cpu or cuda:0; left out, a GPU where there is one.
+        seed: public seed of the initial weights of adapters and head.
+        device: device such as cpu or cuda:0; left out, a GPU if there is one.
         dtype: number format of the frozen weights; left out, bfloat16 on a GPU and float32 elsewhere.
-        load_in_4bit: hold the frozen weights in 4 bits, bitsandbytes' NF4; products with them are in dtype.
+        load_in_4bit: store the frozen weights in 4 bits (NF4 of bitsandbytes), and compute with them in dtype.
         called: name of the records in the ledger and on the card; public.
     """
 
