@@ -11,6 +11,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from inspect import signature
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -259,13 +260,18 @@ _FLOWS: dict[str, Flow[..., Any]] = {
 }
 
 
+def fields_of(deployment: str) -> tuple[str, ...]:
+    """The fields of a deployment's form: the parameters of its flow."""
+    return tuple(signature(_FLOWS[deployment].fn).parameters)
+
+
 def deployments() -> list[RunnerDeployment]:
     """Every deployment, its form filled with the values of params.yaml."""
     settings = load_settings(PARAMS)
     made: list[Any] = [
         one.to_deployment(
             name,
-            parameters=file_values(name, settings),
+            parameters=file_values(name, fields_of(name), settings),
             tags=["dptune"],
             entrypoint_type=EntrypointType.MODULE_PATH,
         )

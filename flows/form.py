@@ -1,10 +1,12 @@
-"""What a deployment's form offers: which entry of params.yaml each field stands for, and the file's value of it.
+"""Forms of the deployments: the entry of params.yaml that each field stands for, and the file's value of it.
 
-The sections' own models check what is given, so a form takes what the file takes, and refuses it in the same words.
+A field is a parameter of the form's function in ``flows.deployments``, and no list names it again. The sections' own
+models check what is given, so a form takes what the file takes, and refuses it in the same words.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from contextlib import suppress
 from typing import Annotated, Any
 
@@ -14,67 +16,36 @@ from pydantic_core import CoreSchema
 from dptune.core.errors import DptuneError
 from tasks.settings.params import LoraSection, Settings, TrainingSection, load_settings, merge
 
-#: The field with sections that are merged over the file, for all that a form has no field of its own for.
+#: The field with sections that are merged over the file, for all entries that a form has no field for.
 OVERRIDES = "overrides"
-#: Sections of which a form has every entry, but for those that it has a field of its own for.
-_SECTIONS = {"training": "training", "lora": "lora"}
-_GRID = {
-    "name": "experiment.name",
-    "mechanisms": "experiment.mechanisms",
-    "epsilons": "experiment.epsilons",
-    "seeds": "experiment.seeds",
-    "epochs": "training.epochs",
-    **_SECTIONS,
-}
-#: Which entry of params.yaml each field of a form stands for, by the name of the deployment.
-FIELDS: dict[str, dict[str, str]] = {
-    "study": _GRID,
-    "experiment": {**_GRID, "runner": "experiment.runner"},
-    "audit": {
-        "generations": "audit.generations",
-        "records": "audit.records",
-        "shadows": "audit.shadows",
-        "step_trials": "audit.step_trials",
-        "seed": "audit.seed",
-    },
-    "prediction": {
-        "models": "prediction.models",
-        "epsilons": "prediction.epsilons",
-        "tokens": "prediction.tokens",
-        "public_weights": "prediction.public_weights",
-        "records": "prediction.records",
-    },
-    "search": {
-        "name": "search.name",
-        "epsilon": "search.epsilon",
-        "candidates": "search.candidates",
-        "shape": "search.shape",
-        "score": "search.score",
-        "again": "search.again",
-        **_SECTIONS,
-    },
-    "policy": {
-        "name": "policy.name",
-        "seeds": "policy.seeds",
-        "audit_trials": "policy.audit_trials",
-        "processes": "policy.processes",
-    },
-}
+#: Fields that stand for another entry than the one of their name in the form's own section.
+_ELSEWHERE = {"epochs": "training.epochs", "training": "training", "lora": "lora"}
 
 
-def file_values(deployment: str, settings: Settings) -> dict[str, Any]:
+def path_of(deployment: str, field: str) -> str:
+    """The entry of params.yaml that a field stands for: usually the one of that name in the deployment's section.
+
+    Example:
+        >>> path_of("audit", "shadows"), path_of("study", "seeds"), path_of("study", "epochs")
+        ('audit.shadows', 'experiment.seeds', 'training.epochs')
+    """
+    section = "experiment" if deployment == "study" else deployment
+    return _ELSEWHERE.get(field, f"{section}.{field}")
+
+
+def file_values(deployment: str, fields: Iterable[str], settings: Settings) -> dict[str, Any]:
     """The file's value of every field of a deployment's form, as plain data."""
     content = settings.model_dump(mode="json")
-    shown = {field: _entry(content, path) for field, path in FIELDS[deployment].items()}
-    for field in (field for field in _SECTIONS if field in shown):
-        own = _own_fields(field)
-        shown[field] = {name: value for name, value in shown[field].items() if name not in own}
+    shown = {field: _entry(content, path_of(deployment, field)) for field in fields if field != OVERRIDES}
+    for section in {"training", "lora"} & shown.keys():
+        own = _own_fields(section)
+        shown[section] = {name: value for name, value in shown[section].items() if name not in own}
     return shown | {OVERRIDES: {}}
 
 
 def _own_fields(section: str) -> list[str]:
     """Entries of a section that forms have a field for."""
-    return [path.partition(".")[2] for path in _GRID.values() if path.startswith(f"{section}.")]
+    return [path.partition(".")[2] for path in _ELSEWHERE.values() if path.startswith(f"{section}.")]
 
 
 def _entry(content: dict[str, Any], path: str) -> Any:
@@ -87,11 +58,11 @@ def _entry(content: dict[str, Any], path: str) -> Any:
 def changes(deployment: str, given: dict[str, Any]) -> dict[str, Any]:
     """The sections to merge over params.yaml for what a form was given; its ``overrides`` win over its fields."""
     merged: dict[str, Any] = {}
-    for field, path in FIELDS[deployment].items():
-        value = given.get(field, {})
-        for key in reversed(path.split(".")):
-            value = {key: value}
-        merged = merge(merged, value)
+    for field, value in given.items():
+        if field != OVERRIDES:
+            for key in reversed(path_of(deployment, field).split(".")):
+                value = {key: value}
+            merged = merge(merged, value)
     return merge(merged, given[OVERRIDES])
 
 

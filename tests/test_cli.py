@@ -430,7 +430,7 @@ def test_search_writes_a_profile_and_prints_what_it_costs(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [
-        (["static"], "static certified is no search"),
+        (["static"], "static certified is not a noise search"),
         (["plrvo", "--mode", "published"], "dimension"),
         (["plrvo", "--objective", "beauty"], "objective"),
         (["lmo_dp", "--epsilon", "-1"], "epsilon"),

@@ -46,7 +46,7 @@ Candidates = Annotated[
 Shape = Annotated[
     float | None,
     typer.Option(
-        help="Shape of the distribution of that number: 0 logarithmic, 1 geometric, inf Poisson (default: 2)."
+        help="Shape of the distribution of their number: 0 logarithmic, 1 geometric, inf Poisson (default: 2)."
     ),
 ]
 SelectionBound = Annotated[

@@ -33,7 +33,7 @@ def score(
     ] = None,
     source_options: Annotated[
         list[str] | None,
-        typer.Option("--source-set", help="Sets an argument of that source, as KEY=VALUE; repeatable."),
+        typer.Option("--source-set", help="Argument of --source, as KEY=VALUE; repeatable."),
     ] = None,
     revision: Revision = None,
     prompt: Prompt = None,

@@ -48,7 +48,7 @@ def tune(
     data: Annotated[Path | None, typer.Option(help=f"Records: {', '.join(ENDINGS)}, or a saved data set.")] = None,
     source: Annotated[str | None, typer.Option(help="In place of --data: a benchmark, or a plug-in's source.")] = None,
     source_options: Annotated[
-        list[str] | None, typer.Option("--source-set", help="Argument of that source, KEY=VALUE; repeatable.")
+        list[str] | None, typer.Option("--source-set", help="Argument of --source, as KEY=VALUE; repeatable.")
     ] = None,
     unit: Annotated[str | None, typer.Option(help="Column whose values are protected as a whole.")] = None,
     own_id: Annotated[
@@ -73,10 +73,11 @@ def tune(
     ] = None,
     *,
     settings: dict[str, Any],
-    out: Annotated[Path, typer.Option(help="Folder of the run; run again to go on.")] = Path("tuned"),
+    out: Annotated[Path, typer.Option(help="Folder of the run; the same command resumes it.")] = Path("tuned"),
     revision: Revision = None,
     search: Annotated[
-        Path | None, typer.Option(help="YAML with a space of settings: the best of a random number is released.")
+        Path | None,
+        typer.Option(help="YAML file with a space of settings; only the best candidate is released."),
     ] = None,
     candidates: Candidates = None,
     shape: Shape = None,

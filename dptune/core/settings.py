@@ -26,7 +26,13 @@ RateSchedule = Literal["constant", "linear", "cosine"]
 Average = Literal["none", "ema", "tail"]
 #: Version of each optimiser and each average of the weights. Raise one when a change moves the weights that it gives:
 #: tests/golden says when.
-VERSIONS = {"optimizer adamw": 1, "optimizer adam_bc": 1, "optimizer sgd": 1, "average ema": 1, "average tail": 1}
+VERSIONS = {
+    "optimizer adamw": 1,
+    "optimizer adam_bc": 1,
+    "optimizer sgd": 1,
+    "average ema": 1,
+    "average tail": 1,
+}
 PartOfAll = Annotated[float, Gt(0), Le(1)]
 
 
@@ -38,12 +44,13 @@ class UpdateRule:
         optimizer: "adamw"; "adam_bc", Adam that subtracts the known noise variance from its second moment (DP-AdamBC,
             Tang et al. 2024); or "sgd" with momentum.
         momentum: momentum of optimizer sgd.
-        noise_floor: least share of the noise that adam_bc leaves in the second moment; a small one makes steps explode.
+        noise_floor: smallest share of the noise variance that adam_bc leaves in the second moment; a small share makes
+            steps explode.
         schedule: learning rate after warm-up: "constant", or falling to final_share of it in a line or a cosine.
         final_share: share of the learning rate that a falling schedule ends at.
         average: weights that a run ends with: the last ones ("none"), their moving average ("ema"), or the mean of
             those after the last steps ("tail").
-        average_share: share of the steps that average tail uses; at least as many as correlated noise has bands.
+        average_share: share of the steps that average tail uses; at least one step for each band of correlated noise.
         average_decay: decay of average ema in one step.
     """
 
@@ -90,8 +97,8 @@ class StepSettings:
     Attributes:
         learning_rate: learning rate after warm-up.
         warmup_steps: steps of linear warm-up.
-        physical_batch_size: rows of every micro-batch, filled up where units are fewer; changes memory and speed only.
-        checkpoint_every: steps between checkpoints: the most that a killed run loses.
+        physical_batch_size: records of a micro-batch, padded if there are fewer; changes only memory and speed.
+        checkpoint_every: steps between checkpoints; a killed run loses at most this many.
         autocast: "bfloat16" runs the forward pass in bfloat16; left out, it runs in the dtype of the weights.
         gradient_checkpointing: keep only the inputs of transformer layers and run each layer again on the way back:
             less memory, more time, the same gradients.
@@ -113,9 +120,9 @@ class ScheduleSettings(StepSettings, UpdateRule):
 
     Attributes:
         expected_batch_size: expected number of units of a batch; each enters by its own coin.
-        epochs: expected number of batches that each unit is in.
-        max_length: width of every batch in tokens, one of which stays padding; longer records are cut, never split.
-        records_per_unit: most records that one unit brings to a batch, where the unit is a column.
+        epochs: expected number of batches that contain each unit.
+        max_length: width of every batch in tokens, including one of padding; longer records are cut, never split.
+        records_per_unit: most records of one unit in a batch, if the unit is a column.
     """
 
     expected_batch_size: BatchSize
@@ -149,12 +156,12 @@ class Lora:
         rank: LoRA rank: inner size of the two factors whose product updates a layer.
         alpha: LoRA scaling: updates are multiplied by alpha / rank.
         dropout: share of the adapters' inputs that is dropped in training.
-        target_modules: linear layers to adapt: names, each the end of a whole name; a regular expression of whole
-            names; or "all-linear" for all but the output layer. Left out, PEFT's choice for the model's family.
+        target_modules: linear layers to adapt: the ends of their names; a regular expression that matches whole names;
+            or "all-linear" for all but the output layer. Left out: PEFT's choice for the model's family.
         rslora: scale updates by alpha / sqrt(rank) in place of alpha / rank.
         rank_pattern: rank of the layers whose name ends in, or matches, the key.
         alpha_pattern: alpha of the layers whose name ends in, or matches, the key.
-        init_lora_weights: start of the adapters: true for PEFT's default, "gaussian" or "orthogonal".
+        init_lora_weights: initial weights of the adapters: true for PEFT's default, "gaussian" or "orthogonal".
     """
 
     rank: Rank = 8

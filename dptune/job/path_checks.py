@@ -41,7 +41,7 @@ def check_model(source: str, revision: str | None) -> str:
         for name in MODEL_FILES:
             file = path / name
             if (what := why_unreadable(file)) and what != "is missing":
-                fix = "run `git lfs pull` where it was cloned" if POINTER in what else "copy or download it again"
+                fix = "run `git lfs pull` in its clone" if POINTER in what else "copy or download it again"
                 raise ConfigError("model.source", f"{file} {what}", fix=fix)
         return str(path)
     if path.exists() or source.startswith((".", "/", "~")) or source.count("/") > 1:

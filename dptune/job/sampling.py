@@ -195,7 +195,7 @@ def check_form(adapter: FinishedAdapter, *, prompted: bool, records: int | None)
     if adapter.form == "text" and prompted:
         raise ConfigError("prompts", "are given, and the adapter was tuned on whole texts", fix="leave them out")
     if records is None and not prompted:
-        raise ConfigError("records", "is missing", fix="say how many texts to write")
+        raise ConfigError("records", "is missing", fix="give the number of texts to write")
 
 
 def _starts(
@@ -245,7 +245,7 @@ def _length(adapter: FinishedAdapter, starts: list[list[int]], positions: int | 
     """Tokens that a record had left in training after such a start, which counted there if it was ``learned``."""
     if adapter.tokens is None:
         problem = "is missing, and an adapter of an earlier dptune does not say how long its records were"
-        raise ConfigError("max_new_tokens", problem, fix="give it")
+        raise ConfigError("max_new_tokens", problem, fix="give a number of tokens")
     longest = max(map(len, starts))
     left = adapter.tokens - (longest if learned else 0)
     found = left if positions is None else min(left, positions - longest)

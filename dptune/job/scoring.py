@@ -234,7 +234,7 @@ def other_way(adapter: Path, way: str, source: RecordSource) -> tuple[str, ...]:
         return _otherwise_made(adapter, said, source)
     if way == "columns":
         problem = f"is missing: the adapter was tuned on {WAYS[tuned]}, and these rows would be {WAYS[way]}"
-        raise ConfigError("data.text", problem, fix=f"say how they become {WAYS[tuned]}")
+        raise ConfigError("data.text", problem, fix=f"name the columns or the template that make {WAYS[tuned]}")
     return (f"the adapter was tuned on {WAYS[tuned]}, and these records are {WAYS[way]}: other texts, maybe",)
 
 

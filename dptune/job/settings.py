@@ -46,10 +46,10 @@ class JobSettings(ScheduleSettings, Lora):
             first token is learned too; for `dptune sample`.
         telemetry: "private" publishes nothing computed from private records; "research" also shows their owner the
             scores of held-out ones.
-        seed: seed of the start of adapters and head; public.
-        device: device such as cpu or cuda:0; left out, a GPU where there is one.
+        seed: public seed of the initial weights of adapters and head.
+        device: device such as cpu or cuda:0; left out, a GPU if there is one.
         dtype: number format of the frozen weights; left out, bfloat16 on a GPU and float32 elsewhere.
-        load_in_4bit: hold the frozen weights in 4 bits, bitsandbytes' NF4; products with them are in dtype.
+        load_in_4bit: store the frozen weights in 4 bits (NF4 of bitsandbytes), and compute with them in dtype.
         called: name of the records in the ledger and on the card; public.
     """
 
@@ -153,7 +153,7 @@ class TuneSettings(JobSettings):
         """Raises: ConfigError as its base, and for noise that is given."""
         super().__post_init__()
         if "noise_multiplier" in self.options:
-            problem = "is what the budget decides"
+            problem = "follows from the budget"
             raise ConfigError("options.noise_multiplier", problem, fix="leave it out, and change epsilon")
 
     @classmethod
@@ -226,7 +226,7 @@ def _check_labels(labels: tuple[str, ...]) -> None:
         names = ", ".join(repr(str(label)) for label in labels)
         raise ConfigError("labels", f"{others[0]!r} is not a text", fix=f"write them as texts: {names}")
     if not all(labels):
-        raise ConfigError("labels", f"{labels!r} are not all names", fix="give each label a name")
+        raise ConfigError("labels", f"{labels!r} include an empty one", fix="give each label a name")
     if others := [label for label in labels if spelled(label) != label]:
         problem = f"{others[0]!r} is spelled {spelled(others[0])!r} where records are read"
         raise ConfigError("labels", problem, fix="write it so")

@@ -78,11 +78,11 @@ class Mechanism:
             raise ConfigError(field, f"names an unknown family {noise.family!r}", fix=fix)
         if noise.family not in UNBOUNDED and not self._names_what_it_adds:
             problem = f"{type(noise).__name__} draws its own noise and inherits the family {noise.family!r}"
-            raise ConfigError(field, problem, fix="name the family in the class that has 'add', if it is still true")
+            raise ConfigError(field, problem, fix="set family in the class that defines add, if the family still fits")
         multiplier = noise.noise_multiplier
         if noise.family == "gaussian" and not math.isclose(noise.deviation(multiplier), multiplier):
             problem = f"is called Gaussian, with deviation {noise.deviation(multiplier)} at multiplier {multiplier}"
-            raise ConfigError(field, problem, fix="make the deviation the multiplier, or name no family")
+            raise ConfigError(field, problem, fix="return noise_multiplier as the deviation, or leave family out")
         if noise.family.endswith("laplace_mixture") != (noise.law(multiplier) is not None):
             problem = f"names the family {noise.family!r}, which does not go with its law {noise.law(multiplier)}"
             raise ConfigError(field, problem, fix="give a law with a Laplace mixture and only there")

@@ -178,7 +178,9 @@ def _noise(request: Request) -> Plrvo | LmoDp:
         return lmo_dp_search(step, schedule.delta, "usefulness" if "usefulness" in request.mode else "largest_epsilon")
     if kind in (("plrvo", "certified"), ("lmo_dp", "certified")):
         return certified_search(request.mechanism, request.epsilon, schedule, request.objective, request.max_grad_norm)
-    raise ConfigError("mechanism, mode", f"{' '.join(kind)} is no search", fix="search plrvo or lmo_dp; see --help")
+    raise ConfigError(
+        "mechanism, mode", f"{' '.join(kind)} is not a noise search", fix="search plrvo or lmo_dp; see --help"
+    )
 
 
 def _options(noise: Plrvo | LmoDp) -> dict[str, Any]:

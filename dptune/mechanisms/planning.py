@@ -259,7 +259,7 @@ def calibrated_candidate(
     check_candidate(alone.mechanism)
     if alone.renyi_filter is not None:
         problem = f"{alone.mechanism.name} moves its noise: only one Renyi order is bounded, not the loss distribution"
-        raise ConfigError("mechanism", problem, fix="set move_noise to false, or take another as a candidate")
+        raise ConfigError("mechanism", problem, fix="set move_noise to false, or use another mechanism")
     bands = alone.mechanism.bands
 
     def with_noise(noise: float) -> Mechanism:

@@ -50,7 +50,7 @@ def wikitext(
     if isinstance(block, bool) or not isinstance(block, int) or block < 0:
         raise ConfigError("data.options", f"block {block!r} is not a number of words", fix="use 0, or 100, say")
     if tokenizer and not block:
-        raise ConfigError("data.options", "tokenizer is given without block", fix="give block, say 512")
+        raise ConfigError("data.options", "tokenizer is given without block", fix="give block too, such as 512")
     if tokenizer_revision and not tokenizer:
         raise ConfigError("data.options", "tokenizer_revision is given without tokenizer", fix="name the tokenizer")
     read = load_fast_tokenizer(tokenizer, tokenizer_revision) if tokenizer else None

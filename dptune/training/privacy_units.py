@@ -196,7 +196,7 @@ class PrivacyUnits:
         if isinstance(self.members, _Singles | _Grouped):
             return self.members.last_record
         if any(min(records) < 0 for records in self.members if len(records)):
-            raise ConfigError("units", "name a record below 0", fix="give indices of records, from 0")
+            raise ConfigError("units", "hold a negative index", fix="give indices of records, which begin at 0")
         return max((int(max(records)) for records in self.members if len(records)), default=-1)
 
     def part(self, rank: int, world: int) -> PrivacyUnits:

@@ -76,7 +76,7 @@ class Ranks:
             raise ConfigError(
                 f"mechanisms.{mechanism.name}.controller",
                 f"reads raw statistics of the whole batch ({', '.join(mechanism.controller.raw_inputs)}), "
-                f"of which each of {self.world} ranks has a part",
+                f"but each of {self.world} ranks sees only a part of it",
                 fix="run it in one process",
             )
 

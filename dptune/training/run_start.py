@@ -211,13 +211,15 @@ def _check_header(spec: RunSpec, entropy: Entropy) -> None:
     """Raise ConfigError unless the header describes this very run: ``verify`` relies on the header."""
     units, mechanism, header = spec.units, spec.mechanism, spec.header
     if entropy.leaks != header.leaks:
-        raise ConfigError("header.leaks", "does not declare the run's entropy", fix="give it entropy.leaks")
+        raise ConfigError("header.leaks", "does not declare the run's entropy", fix="use entropy.leaks")
     if (header.unit, header.units) != (units.kind, len(units)):
-        raise ConfigError("header.unit", "is not the unit that is sampled", fix="give it units.kind and len(units)")
+        raise ConfigError("header.unit", "is not the unit that is sampled", fix="use units.kind and len(units)")
     if composition_of(header.inherited) != mechanism.controller.inherited:
-        raise ConfigError("header.inherited", "is not what the mechanism was made from", fix="give it inherited")
+        raise ConfigError(
+            "header.inherited", "differs from what the mechanism inherits", fix="give it the inherited releases"
+        )
     if header.plugins != mechanism.plugins:
-        raise ConfigError("header.plugins", "does not name the code that runs", fix="give it mechanism.plugins")
+        raise ConfigError("header.plugins", "does not name the code that runs", fix="use mechanism.plugins")
     unit = mechanism.controller.inherited_unit
     if unit is not None and not fits_unit(unit, header.unit):
         # A release that is private about single records says little about a unit that has many.

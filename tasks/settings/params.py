@@ -118,7 +118,7 @@ def load_settings(path: Path = Path("params.yaml"), overrides: dict[str, Any] | 
     except OSError as error:
         raise ConfigError(str(path), f"cannot be read ({error.strerror})", fix="run from the repository") from None
     except ValueError as error:
-        raise ConfigError(str(path), f"is not YAML as it should be ({error})", fix="correct that line") from None
+        raise ConfigError(str(path), f"is not valid YAML ({error})", fix="correct that line") from None
     if not isinstance(content, dict):
         raise ConfigError(str(path), "holds no table of sections", fix="restore params.yaml")
     merged = merge(content, overrides or {})

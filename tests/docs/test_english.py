@@ -24,8 +24,7 @@ BANNED = {
     r"\b(?:who|what)ever (?:sees|has|knows|reaches|may)\b": "someone who, anyone who",
     r"\bnobody can tell\b": "it is unknown",
 }
-#: The page with the recipes of contributors waits for the renaming of files.
-READ = [ROOT / "README.md", ROOT / "benchmarks" / "README.md", *(page for page in PAGES if page.name != "extending.md")]
+READ = [ROOT / "README.md", ROOT / "benchmarks" / "README.md", *PAGES]
 
 
 def faults(sentence: str) -> list[str]:

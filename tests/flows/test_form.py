@@ -10,9 +10,9 @@ import yaml
 from tiny_pipeline import BUDGET, write_params
 
 from flows import deployments as module
-from flows.deployments import deployments
+from flows.deployments import _FLOWS, deployments, fields_of
 from flows.experiment import experiment
-from flows.form import FIELDS, OVERRIDES, changes, file_values
+from flows.form import OVERRIDES, changes, file_values, path_of
 from flows.pages import grid_words
 from flows.ui import _PAGE_SETTINGS
 from tasks.settings.params import load_settings
@@ -34,8 +34,9 @@ def test_every_field_shows_the_value_of_the_file(pipeline: Path) -> None:
     write_params({"experiment": {"epsilons": [1, 4]}, "policy": {"seeds": [7]}, "prediction": {"tokens": [512]}})
     content = yaml.safe_load(Path("params.yaml").read_text())
     found = served()
-    assert set(found) == set(FIELDS) == {"study", "experiment", "audit", "prediction", "search", "policy"}
-    for name, fields in FIELDS.items():
+    assert set(found) == set(_FLOWS) == {"study", "experiment", "audit", "prediction", "search", "policy"}
+    for name in found:
+        fields = {field: path_of(name, field) for field in fields_of(name) if field != OVERRIDES}
         shown = found[name].parameters
         whole = {"training", "lora"}
         own = {field: at(content, path) for field, path in fields.items() if field not in whole} | {OVERRIDES: {}}
@@ -113,8 +114,8 @@ def test_what_a_form_says_is_merged_over_the_file(pipeline: Path) -> None:
 def test_the_files_own_values_change_nothing(pipeline: Path) -> None:
     write_params()
     settings = load_settings()
-    for name in FIELDS:
-        assert load_settings(overrides=changes(name, file_values(name, settings))) == settings
+    for name in _FLOWS:
+        assert load_settings(overrides=changes(name, file_values(name, fields_of(name), settings))) == settings
 
 
 @pytest.mark.parametrize(

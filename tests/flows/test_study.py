@@ -14,7 +14,7 @@ from tiny_pipeline import BUDGET, ROOT, read_json, static, write_params
 from dptune.core.files import write_text
 from flows.command import FlowError
 from flows.data_stages import ALL_STAGES, DATA_STAGES
-from flows.deployments import audit_form, experiment_form, study_form
+from flows.deployments import audit_form, experiment_form, fields_of, study_form
 from flows.form import changes, file_values
 from flows.runners import folder_of
 from flows.study import study
@@ -92,7 +92,7 @@ def test_a_study_from_a_form_ends_with_a_new_report_and_leaves_the_file_alone(ch
 
 def test_a_study_has_the_workspaces_report_only_with_the_files_own_values(pipeline: Path) -> None:
     write_params(QUICK)
-    given = file_values("study", load_settings())
+    given = file_values("study", fields_of("study"), load_settings())
 
     def folder(**other: Any) -> Path:
         return folder_of(changes("study", given | other))

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import torch
@@ -21,7 +21,7 @@ from dptune.audit.one_run import one_run
 from dptune.audit.step import audit_step
 from dptune.audit.text.membership import membership_report
 from dptune.audit.updates import audit_updates
-from dptune.core.settings import Lora, UpdateRule
+from dptune.core.settings import Lora, Optimizer, UpdateRule
 from dptune.mechanisms.agents.linear_agent import PARAMETERS
 from dptune.mechanisms.interfaces import Observation, RunFacts
 from dptune.mechanisms.planning import Schedule, calibrated, fitted, price
@@ -415,8 +415,8 @@ RUNS: dict[str, GoldenRun] = {
     },
     "training": _trained(),
     "training, falling rate": _trained(schedule="cosine", final_share=0.1),
+    **{f"training by {name}": _trained(optimizer=name) for name in get_args(Optimizer) if name != "adamw"},
     "training by sgd": _trained(optimizer="sgd", momentum=0.5),
-    "training by adam_bc": _trained(optimizer="adam_bc"),
     "training to a moving average": _trained(average="ema", average_decay=0.8),
     "training to the mean of the tail": _trained(average="tail", average_share=0.5),
     "training per pair": _loop_of("per_pair"),

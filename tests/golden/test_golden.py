@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -46,6 +46,8 @@ def test_the_figures_were_made_with_the_present_versions() -> None:
 def test_every_part_has_a_golden_run_and_a_version_of_its_own() -> None:
     used = {part for golden in RUNS.values() for part in golden.uses}
     assert used >= {*table.own_parts(), *settings.VERSIONS, *table.SHARED, *table.RESULTS}
+    rules = [f"optimizer {one}" for one in get_args(settings.Optimizer)]
+    assert {*rules, "average ema", "average tail"} == {*settings.VERSIONS}
     for part, cls in table.own_parts().items():
         assert "VERSION" in vars(cls), f"{part}: give {cls.__name__} a VERSION = 1 of its own"
     for part, version in table.versions().items():
@@ -101,6 +103,20 @@ def _more_momentum(patch: pytest.MonkeyPatch) -> None:
     )
 
 
+def _longer_steps(made: Any) -> Plant:
+    def plant(patch: pytest.MonkeyPatch) -> None:
+        real = made.step
+
+        def step(self: Any, *given: Any) -> Any:
+            for group in self.param_groups:
+                group["lr"] *= 1.01
+            return real(self, *given)
+
+        patch.setattr(made, "step", step)
+
+    return plant
+
+
 def _more_variance(patch: pytest.MonkeyPatch) -> None:
     real = run.tell_noise
     patch.setattr(run, "tell_noise", lambda *given: real(*given[:-1], given[-1] / 1.005))
@@ -130,6 +146,9 @@ def _plants() -> dict[str, tuple[str, Plant]]:
         run_of = next(mechanism for mechanism in MECHANISMS if MECHANISMS[mechanism].parts[kind] == name)
         if part != "noise none":
             found[part] = (f"mechanism {run_of}", changed[kind](cls))
+    for name, optimizer in optimizers.OPTIMIZERS.items():
+        golden = "training" if name == "adamw" else f"training by {name}"
+        found[f"optimizer {name}"] = (golden, _longer_steps(optimizer.made))
     found |= {f"accountant {name}": ("accountant", _published(name)) for name in accountants.PUBLISHED_ACCOUNTANTS}
     rate = TrainingPlan.learning_rate_at
     return found | {
@@ -142,10 +161,10 @@ def _plants() -> dict[str, tuple[str, Plant]]:
         "end of a text": ("tokens", lambda patch: patch.setattr(encoding, "_with_end", lambda ids, tokenizer: ids)),
         "prompts in the loss": ("tokens", lambda patch: patch.setattr(encoding, "_common_prefix", lambda *given: 0)),
         "agent linear": ("mechanism rldp, agent linear", lambda patch: patch.setattr(linear_agent, "_START", 0.51)),
-        "optimizer adamw": ("training", lambda patch: patch.setattr(optimizers, "_BETAS", (0.91, 0.999))),
-        "optimizer adam_bc": ("training by adam_bc", lambda patch: patch.setattr(optimizers, "_BETAS", (0.91, 0.999))),
+        "betas of adamw": ("training", lambda patch: patch.setattr(optimizers, "_BETAS", (0.91, 0.999))),
+        "betas of adam_bc": ("training by adam_bc", lambda patch: patch.setattr(optimizers, "_BETAS", (0.91, 0.999))),
         "noise of adam_bc": ("training by adam_bc", _more_variance),
-        "optimizer sgd": ("training by sgd", _more_momentum),
+        "momentum of sgd": ("training by sgd", _more_momentum),
         "average ema": ("training to a moving average", _skipped_average),
         "average tail": ("training to the mean of the tail", _skipped_average),
     }  # fmt: skip

@@ -183,12 +183,12 @@ def test_a_tokenizer_that_reads_bytes_needs_no_vocabulary(model: Path) -> None:
 
 
 TEMPLATES = {
-    "{% for m in messages %}{{ m.content ": r"fails over a made-up chat .*TemplateSyntaxError",
-    "{{ raise_exception('no chats') }}": r"fails over a made-up chat .*no chats",
-    "{{ messages[7]['content'] }}{{ zz.yy }}": r"fails over a made-up chat",
-    "{{ '' }}": r"renders chats with other answers alike \(''\)",
-    "5": r"renders chats with other answers alike \('5'\)",
-    "{{ range(10**5)|random }}{{ messages[1]['content'] }}": r"renders the same chat otherwise each time",
+    "{% for m in messages %}{{ m.content ": r"fails on a made-up chat .*TemplateSyntaxError",
+    "{{ raise_exception('no chats') }}": r"fails on a made-up chat .*no chats",
+    "{{ messages[7]['content'] }}{{ zz.yy }}": r"fails on a made-up chat",
+    "{{ '' }}": r"renders the same text for chats with different answers \(''\)",
+    "5": r"renders the same text for chats with different answers \('5'\)",
+    "{{ range(10**5)|random }}{{ messages[1]['content'] }}": r"renders the same chat differently each time",
 }
 
 
@@ -199,7 +199,7 @@ def test_a_broken_chat_template_is_named_and_costs_nothing(template: str, model:
     file.write_text(json.dumps(json.loads(file.read_text()) | {"chat_template": template}))
     turns = [[{"role": "user", "content": "hi"}, {"role": "assistant", "content": row["text"]}] for row in rows()]
     chats = [{"customer_id": f"c{place % 20}", "messages": one} for place, one in enumerate(turns)]
-    with pytest.raises(ConfigError, match=rf"chat_template: {TEMPLATES[template]}.*\. Fix: mend") as refused:
+    with pytest.raises(ConfigError, match=rf"chat_template: {TEMPLATES[template]}.*\. Fix: correct") as refused:
         dptune.tune(model, chats, out=tmp_path / "out", **GIVEN)
     assert "row" not in str(refused.value)
     assert nothing_is_booked(tmp_path)

@@ -218,7 +218,7 @@ def test_an_adapter_that_never_learned_how_texts_begin_says_so(tmp_path: Path) -
 
 
 OPTIONS: dict[str, tuple[list[str], str, str]] = {
-    "no number": ([], "--records: is missing", "say how many"),
+    "no number": ([], "--records: is missing", "give the number"),
     "prompts of nothing": (["--prompts", "p.jsonl"], "--prompts: are given, and the adapter was tuned on whole", "out"),
     "no such prompts": (["--prompts", "none.csv"], "none.csv: the file does not exist", "check the path"),
     "no records": (["--records", "0"], "--records", "--help"),

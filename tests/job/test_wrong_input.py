@@ -55,7 +55,7 @@ OPTIONS: dict[str, tuple[list[str], str, str]] = {
     ),
     "option without =": (["--set", "radius"], "--set radius: has no '='", "KEY=VALUE"),
     "set twice": (["--set", "max_grad_norm=1", "--set", "max_grad_norm=2"], "is given twice", "give it once"),
-    "own noise": (["--set", "noise_multiplier=1"], "--set noise_multiplier: is what the budget", "leave it out"),
+    "own noise": (["--set", "noise_multiplier=1"], "--set noise_multiplier: follows from the budget", "leave it out"),
     "target modules": (["--target-modules", "q_proj"], "--target-modules: no layer is called 'q_proj'", "c_attn"),
     "beyond context": (["--max-length", "25"], "--max-length: 25 exceeds the model's 24", "use 24 or less"),
     "large batch": (["--expected-batch-size", "1000"], "--expected-batch-size: 1000 is more than the", "lower it"),

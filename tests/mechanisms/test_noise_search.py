@@ -235,9 +235,9 @@ def test_a_picture_that_fails_leaves_nothing_half_written(tmp_path: Path, monkey
 @pytest.mark.parametrize(
     ("mechanism", "mode", "objective", "match"),
     [
-        ("static", "published", "variance", "is no search"),
-        ("plrvo", "published_usefulness", "variance", "is no search"),
-        ("laplace", "certified", "variance", "is no search"),
+        ("static", "published", "variance", "is not a noise search"),
+        ("plrvo", "published_usefulness", "variance", "is not a noise search"),
+        ("laplace", "certified", "variance", "is not a noise search"),
         ("plrvo", "certified", "accuracy", "unknown 'accuracy'"),
         ("plrvo", "published", "variance", "dimension"),
         ("lmo_dp", "nonsense", "variance", "unknown 'nonsense'"),

@@ -110,5 +110,5 @@ def test_only_the_owner_may_read_it(tmp_path: Path) -> None:
 
 def test_nothing_to_train_on_is_refused() -> None:
     source = RecordSource(ROWS)
-    with pytest.raises(ConfigError, match="no train record"):
+    with pytest.raises(ConfigError, match="no record on side train"):
         describe(source, Sides(()))

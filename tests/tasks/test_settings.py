@@ -157,9 +157,9 @@ def test_a_missing_entry_is_named_though_the_library_has_a_default(empty: Path, 
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
-        (b"data: [1, 2", "is not YAML"),
-        (b"\xff\xfe\x00", "is not YAML"),
-        (b"a: !!python/object/apply:os.getcwd []", "is not YAML"),
+        (b"data: [1, 2", "is not valid YAML"),
+        (b"\xff\xfe\x00", "is not valid YAML"),
+        (b"a: !!python/object/apply:os.getcwd []", "is not valid YAML"),
         (b"", "no table"),
         (b"- 1\n- 2\n", "no table"),
         (b"just words", "no table"),

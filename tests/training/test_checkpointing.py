@@ -116,7 +116,7 @@ def test_runs_with_and_without_it_cannot_share_a_pass(tmp_path: Path) -> None:
     base, tokens = gpt2(), records()
     (one,), (_, other) = cells(tokens, ["static"]), cells(tokens, ["static"] * 2, gradient_checkpointing=True)
     runs = [opened(one, base, tokens, tmp_path / "0"), opened(other, base, tokens, tmp_path / "1")]
-    with pytest.raises(ConfigError, match=r"training\.gradient_checkpointing: run 1 has another than run 0"):
+    with pytest.raises(ConfigError, match=r"training\.gradient_checkpointing: run 1 has another value than run 0"):
         train_together(base, runs)
 
 

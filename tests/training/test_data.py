@@ -319,5 +319,5 @@ def test_the_last_record_of_units_is_the_highest_that_one_of_them_names(keys: li
 
 
 def test_an_index_that_a_batch_would_take_for_an_auditors_slot_is_refused() -> None:
-    with pytest.raises(ConfigError, match="units: name a record below 0"):
+    with pytest.raises(ConfigError, match="units: hold a negative index"):
         PrivacyUnits("patient", [np.array([0]), np.array([1, -1])], 3).last_record  # noqa: B018

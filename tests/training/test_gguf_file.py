@@ -103,10 +103,10 @@ def scribble(file: Path) -> None:
     ("damage", "problem"),
     [
         (lambda file: cut(file, 0.9), "is cut off: its weights end at byte"),
-        (lambda file: cut(file, 0.02), "is no GGUF file, or its header is damaged or cut off"),
-        (lambda file: file.write_bytes(b"GGUF"), "is no GGUF file, or its header is damaged or cut off"),
-        (lambda file: file.write_text("a" * 999), "is no GGUF file, or its header is damaged or cut off"),
-        (scribble, "is no GGUF file, or its header is damaged or cut off"),
+        (lambda file: cut(file, 0.02), "is not a GGUF file, or its header is damaged or cut off"),
+        (lambda file: file.write_bytes(b"GGUF"), "is not a GGUF file, or its header is damaged or cut off"),
+        (lambda file: file.write_text("a" * 999), "is not a GGUF file, or its header is damaged or cut off"),
+        (scribble, "is not a GGUF file, or its header is damaged or cut off"),
     ],
 )
 def test_a_damaged_file_is_named(tmp_path: Path, cache: Path, damage: Callable[[Path], None], problem: str) -> None:

@@ -356,7 +356,7 @@ def test_a_low_floor_is_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixtu
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("optimizer", "lion"),
+        ("optimizer", "none such"),
         ("schedule", "step"),
         ("average", "mean"),
         ("momentum", 1.0),

@@ -195,7 +195,7 @@ def _domain(name: str, value: Any) -> Domain:
         problem = "is not a setting that a search may choose: it would decide what is read, or the adapter's shape"
         raise ConfigError(where, problem, fix=f"use {', '.join(SEARCHED)} or options.<name>")
     if option in _REFUSED:
-        problem = "would read a file or another run, or is what the budget or the model decides"
+        problem = "would read a file or another run, or follows from the budget or the model"
         raise ConfigError(where, problem, fix="leave it out of the space")
     if isinstance(value, Mapping):
         return _range(name, where, value)

@@ -108,7 +108,7 @@ def check_start(radii: tuple[float, ...], lowest: float, highest: float) -> None
     """Raise ConfigError unless the radii start within their public bounds."""
     if not all(lowest <= radius <= highest for radius in radii):
         raise ConfigError(
-            "max_grad_norm", f"starts radii at {radii[0]}, outside [{lowest}, {highest}]", fix="move it or the bounds"
+            "max_grad_norm", f"starts radii at {radii[0]}, outside [{lowest}, {highest}]", fix="change it or the bounds"
         )
 
 

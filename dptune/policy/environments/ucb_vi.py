@@ -52,7 +52,9 @@ class UcbVi:
 
     def __post_init__(self) -> None:
         if self.episodes < 1 or self.horizon < 1:
-            raise ConfigError("episodes", f"{self.episodes} of {self.horizon} steps", fix="use 1 or more")
+            raise ConfigError(
+                "episodes", f"{self.episodes} episodes of {self.horizon} steps", fix="use 1 or more of both"
+            )
         if not (math.isfinite(self.noise_multiplier) and self.noise_multiplier >= 0):
             raise ConfigError("noise_multiplier", f"{self.noise_multiplier} is negative", fix="use 1, or 0 for none")
 

@@ -102,7 +102,7 @@ def describe(
     """
     train = sides.train
     if not train:
-        raise ConfigError("data", "there is no train record", fix="give records")
+        raise ConfigError("data", "the split puts no record on side train", fix="give more records")
     counts = np.array(list(Counter(record.unit for record in train).values())) if source.unit else np.ones(len(train))
     lengths = encoded.lengths if encoded else [len(as_text(record)) for record in train]
     names = ("train", "eval", "test", "public")

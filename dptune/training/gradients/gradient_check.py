@@ -50,8 +50,8 @@ def rehearse(model: Any, pairs: Sequence[Block], *, checkpointing: bool = False)
     """
     if any(getattr(module, "gradient_checkpointing", False) for module in model.modules()):
         problem = (
-            "has transformers' gradient checkpointing on, which works only in training mode, and runs are "
-            "not in that mode"
+            "has transformers' own gradient checkpointing switched on, which works only in training mode; dptune "
+            "does not train in that mode"
         )
         fix = "take it out of config.json, or call model.gradient_checkpointing_disable(); and set "
         fix += "training.gradient_checkpointing"

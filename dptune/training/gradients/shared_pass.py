@@ -110,7 +110,9 @@ def _check(base: Any, runs: Sequence[Run]) -> None:
     first, frozen = runs[0], {parameter.data_ptr() for parameter in base.parameters()}
     for number, run in enumerate(runs):
         if run.spec.mechanism.clipper.federation is not None:
-            raise ConfigError("runs", f"run {number} ({run.spec.mechanism.name}) trains locally", fix="train it alone")
+            raise ConfigError(
+                "runs", f"run {number} ({run.spec.mechanism.name}) trains locally", fix="train it by itself"
+            )
         theirs = {p.data_ptr() for p in run.spec.model.parameters() if not p.requires_grad}
         if not frozen <= theirs:
             raise ConfigError("runs", f"run {number} has another base", fix="attach its adapters to a shared_copy")
@@ -119,20 +121,22 @@ def _check(base: Any, runs: Sequence[Run]) -> None:
         _check_alike(number, run, first)
     head = base.get_output_embeddings()
     if any(base.get_submodule(_layer(pair)) is head for pair in _pairs(first)):
-        raise ConfigError("lora.target_modules", "names the output layer", fix="train such runs alone")
+        raise ConfigError("lora.target_modules", "names the output layer", fix="train such runs one by one")
 
 
 def _check_alike(number: int, run: Run, first: Run) -> None:
     if any(isinstance(pair, HeadModules) for pair in run.pairs):
-        raise ConfigError("runs", f"run {number} trains a classification head", fix="train it alone")
+        raise ConfigError("runs", f"run {number} trains a classification head", fix="train it by itself")
     if _shapes(_pairs(run)) != _shapes(_pairs(first)):
-        raise ConfigError("lora", f"run {number} has other adapters than run 0", fix="train it alone")
+        raise ConfigError("lora", f"run {number} has other adapters than run 0", fix="train it by itself")
     if run.entropy.leaks != first.entropy.leaks:
         # The runs share dropout masks: those of a private run must not come from a run's fixed seed.
-        raise ConfigError("entropy", f"run {number} has another than run 0", fix="give all the same kind")
+        raise ConfigError("entropy", f"run {number} has another value than run 0", fix="give all the same kind")
     for name in ("physical_batch_size", "autocast", "gradient_checkpointing"):
         if getattr(run.spec.plan, name) != getattr(first.spec.plan, name):
-            raise ConfigError(f"training.{name}", f"run {number} has another than run 0", fix="train it alone")
+            raise ConfigError(
+                f"training.{name}", f"run {number} has another value than run 0", fix="train it by itself"
+            )
 
 
 def _pairs(run: Run) -> list[PairModules]:
@@ -279,7 +283,7 @@ class _RunGradients:
 
     def of_local_training(self, steps: int, learning_rate: float) -> Iterator[PairGradients]:
         """Raise: local training would move weights that other runs' passes need."""
-        raise ConfigError("runs", f"run {self.number} trains locally", fix="train it alone")
+        raise ConfigError("runs", f"run {self.number} trains locally", fix="train it by itself")
 
 
 @contextmanager

@@ -144,17 +144,17 @@ def check_causal(source: str, model: Any) -> None:
         problem = f"{source!r} cannot read a single text ({type(error).__name__}: {first_line(error)})"
         raise ConfigError(_FIELD, problem, fix=_FIX) from error
     if not bool(torch.isfinite(logits).all()):
-        problem = f"{source!r} ({type(model).__name__}) computes no finite numbers of a short text in {logits.dtype}"
-        fix = "check its config.json, and that its weights are of this model; or give another dtype"
+        problem = f"{source!r} ({type(model).__name__}) computes infinities or NaN for a short text in {logits.dtype}"
+        fix = "check that its config.json and weights belong together, or give another dtype"
         raise ConfigError(_FIELD, problem.replace("torch.", ""), fix=fix)
     given = logits.double().log_softmax(-1)
     loss = -float(given[0, :-1].gather(-1, ids[0, 1:, None]).mean())
-    useless = f"an infinite perplexity (a loss of {loss:.2g})" if loss > _MOST_LOSS else ""
+    useless = f"gives an infinite perplexity (a loss of {loss:.2g}) for a short text" if loss > _MOST_LOSS else ""
     if ids.min() < ids.max() and float((given[:, -1] - given[0, -1]).abs().max()) <= torch.finfo(torch.float32).eps:
-        useless = "the same predictions whatever it reads"
+        useless = "gives the same predictions for different texts"
     if useless:
-        fix = "check its config.json, that its weights are of this model, and that they are not all zero"
-        raise ConfigError(_FIELD, f"{source!r} ({type(model).__name__}) gives a short text {useless}", fix=fix)
+        fix = "check that its config.json and weights belong together, and that the weights are not all zero"
+        raise ConfigError(_FIELD, f"{source!r} ({type(model).__name__}) {useless}", fix=fix)
     allowed = _ROUNDING * torch.finfo(logits.dtype).eps * float(logits.abs().max())
     for position in range(1, width):
         moved = float((logits[position, :position].float() - logits[0, :position].float()).abs().max())

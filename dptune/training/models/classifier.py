@@ -153,7 +153,7 @@ def check_classifier_weights(
     missing = [name for name in absent if not any(name.startswith(f"{one}.") for one in head)]
     if missing:
         problem = f"{source!r} lacks weights of {type(model).__name__}, which would be random ({missing[0]})"
-        raise ConfigError(_FIELD, problem, fix=f"{_FIX}, whole")
+        raise ConfigError(_FIELD, problem, fix=f"{_FIX}, with all its weights")
     inside = f"{model.base_model_prefix}."
     lost = [key for key in map(str, report["unexpected_keys"]) if key.startswith(inside) and ".pooler." not in key]
     if lost:

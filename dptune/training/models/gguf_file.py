@@ -40,7 +40,7 @@ ORIGIN = "gguf.json"
 CACHE = "DPTUNE_CACHE"
 
 _FIELD = "model.source"
-_AGAIN = "copy or download it again, all of it"
+_AGAIN = "copy or download it again, completely"
 _MAGIC, _VERSIONS = b"GGUF", (2, 3)
 #: struct's letters of the types of values; strings (8) and lists (9) are read by name.
 _SCALARS = dict(enumerate("BbHhIif?")) | {10: "Q", 11: "q", 12: "d"}
@@ -93,7 +93,7 @@ def read_header(file: Path) -> Header:
         if not (isinstance(architecture, str) and counts):
             raise ValueError("it names no architecture, or no weights")
     except (struct.error, ValueError, KeyError, TypeError, ArithmeticError) as error:  # alignment 0, too
-        problem = f"{file} is no GGUF file, or its header is damaged or cut off ({first_line(error)})"
+        problem = f"{file} is not a GGUF file, or its header is damaged or cut off ({first_line(error)})"
         raise ConfigError(_FIELD, problem, fix=_AGAIN) from None
     if end > size:
         problem = f"{file} is cut off: its weights end at byte {end:,}, and it has {size:,}"

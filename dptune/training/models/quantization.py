@@ -86,7 +86,9 @@ def keep_layout(model: Any) -> Any:
                 raise ConfigError("model.source", problem, fix=fix)
             if getattr(state, "packing_format_for_cpu", False):
                 problem = "has weights in 4 bits that bitsandbytes repacked, and rounded, at its first pass on this CPU"
-                raise ConfigError("model", problem, fix="load it again, and hand it on before it computes anything")
+                raise ConfigError(
+                    "model", problem, fix="load it again, and give it to dptune before its first forward pass"
+                )
             setattr(module, _REPACKS, False)
     return model
 

@@ -236,7 +236,7 @@ def _files(folder: Path) -> list[Path]:
 
 def _header(file: Path) -> dict[str, Stored]:
     if what := why_unreadable(file):
-        fix = "run `git lfs pull` where it was cloned" if POINTER in what else f"{_AGAIN}, all of it"
+        fix = "run `git lfs pull` in its clone" if POINTER in what else f"{_AGAIN}, completely"
         raise ConfigError(_FIELD, f"{file} {what}", fix=fix)
     try:
         with safe_open(file, framework="pt") as weights:

@@ -61,15 +61,16 @@ def check_template(tokenizer: Any) -> None:
             except Exception as error:  # whatever a template may raise
                 errors.append(error)
             said += [texts] if texts else []
-    fix = "mend chat_template.jinja, or chat_template of tokenizer_config.json; or use a model with another one"
+    fix = "correct chat_template.jinja, or chat_template in tokenizer_config.json; or use another model"
     if not said:
-        problem = f"fails over a made-up chat of a user and an assistant ({type(errors[0]).__name__}: "
+        problem = f"fails on a made-up chat of a user and an assistant ({type(errors[0]).__name__}: "
         raise ConfigError("tokenizer.chat_template", f"{problem}{first_line(errors[0])})", fix=fix)
     if any(one != again for one, _, again in said):
-        problem = "renders the same chat otherwise each time, so that a run could not go on"
+        problem = "renders the same chat differently each time, so that a run could not be resumed"
         raise ConfigError("tokenizer.chat_template", problem, fix=fix)
     if not any(one != other for one, other, _ in said):
-        problem = f"renders chats with other answers alike ({said[0][0][:_SHOWN]!r}), so that nothing would be learned"
+        shown = repr(said[0][0][:_SHOWN])
+        problem = f"renders the same text for chats with different answers ({shown}), so that nothing would be learned"
         raise ConfigError("tokenizer.chat_template", problem, fix=fix)
 
 
