@@ -379,13 +379,6 @@ def _publish_nothing(working: Path, out: Path) -> None:
     _copy(working / FILE, out / FILE)
 
 
-def _no_winner(out: Path) -> NoWinnerError:
-    return NoWinnerError(
-        f"{out}: every candidate failed, so the base model is the result, and the budget is spent. "
-        "Fix: lower the learning rates of the space; another search adds its cost."
-    )
-
-
 def _forget(working: Path, out: Path, asked: SearchSettings) -> None:
     """Remove the losers, and the times of what stays: when a search ended tells how many candidates there were."""
     if working.exists() and not asked.keep_losers:
@@ -396,7 +389,8 @@ def _forget(working: Path, out: Path, asked: SearchSettings) -> None:
 def _load(prepared: PreparedRun, out: Path) -> Tuned:
     folder = RunFolder(out)
     if not folder.adapter.exists():
-        raise _no_winner(out)
+        problem = f"{out}: every candidate failed, so the base model is the result, and the budget is spent"
+        raise NoWinnerError(f"{problem}. Fix: lower the learning rates of the space; another search adds its cost.")
     contents = check_deliverable(folder.adapter)
     certificate = read_certificate(folder.adapter / FILE)
     model = PeftModel.from_pretrained(prepared.base.load(), str(folder.adapter)).requires_grad_(False)

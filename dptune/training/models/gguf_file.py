@@ -130,7 +130,7 @@ def converted(file: Path, dtype: str, check_memory: Callable[[int], None]) -> Pa
         with replacing_folder(target) as folder:
             _convert(file, header, dtype, folder)
             if sha256(file) != digest:  # else the folder would hold other weights than its name says, for good
-                fix = "wait until it is copied or downloaded, and start again"
+                fix = "wait until it is copied or downloaded, and run the command again"
                 raise ConfigError(_FIELD, f"{file} changed while it was converted", fix=fix)
             about = {"file": file.name, "sha256": digest, "kind": header.kind, "dtype": dtype}
             write_json(folder / ORIGIN, about)
