@@ -21,7 +21,7 @@ from pydantic import Field, field_validator
 from dptune.core import plugins
 from dptune.core.declarations import plain
 from dptune.core.errors import ConfigError
-from dptune.core.files import sha256, sha256_once, write_text
+from dptune.core.files import read_json, sha256, sha256_once, write_text
 from dptune.core.settings import Lora
 from dptune.job.versions import versions_of
 from dptune.mechanisms.gradient_interfaces import Federation
@@ -130,10 +130,10 @@ def read_cell(file: Path, modules: tuple[str, ...] | None = None) -> Cell | None
         modules: plug-ins that it must have: of one with others, which may be gone, no code is imported.
     """
     try:
-        content = json.loads(file.read_text(encoding="utf-8"))
+        content = read_json(file)
         others = modules is not None and tuple(content.get("plugins", ())) != modules
         return None if others else Cell.model_validate_json(json.dumps(content))
-    except (OSError, ValueError, AttributeError, TypeError):
+    except (OSError, ValueError, TypeError):
         return None
 
 
