@@ -300,7 +300,7 @@ def test_the_owner_is_told_value_and_place_of_labels_that_do_not_fit(tmp_path: P
         ({"labels": ("a", "b")}, "are for task classify"),
         ({"task": "classify", "labels": ("a",)}, "two or more distinct"),
         ({"task": "classify", "labels": ("a", "a")}, "two or more distinct"),
-        ({"task": "classify", "labels": ("", "b")}, "not all names"),
+        ({"task": "classify", "labels": ("", "b")}, "include an empty one"),
         ({"task": "classify", "labels": ("a ", "b")}, "'a ' is spelled 'a'"),
         ({"task": "classify", "labels": ("1.0", "2")}, "'1.0' is spelled '1'"),
         ({"task": "classify"}, "labels: are missing"),
