@@ -234,7 +234,10 @@ def other_way(adapter: Path, way: str, source: RecordSource) -> tuple[str, ...]:
         return _otherwise_made(adapter, said, source)
     if way == "columns":
         problem = f"is missing: the adapter was tuned on {WAYS[tuned]}, and these rows would be {WAYS[way]}"
-        raise ConfigError("data.text", problem, fix=f"say how they become {WAYS[tuned]}")
+        fix = f"say how they become {WAYS[tuned]}"
+        if template := said.get("template"):
+            raise ConfigError("data.template", problem, fix=f"{fix}; the training's is {template!r}")
+        raise ConfigError("data.text", problem, fix=fix)
     return (f"the adapter was tuned on {WAYS[tuned]}, and these records are {WAYS[way]}: other texts, maybe",)
 
 
