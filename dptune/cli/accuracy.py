@@ -22,7 +22,7 @@ def printed_scores(scores: Mapping[str, float], records: int) -> dict[str, float
 
 
 def comparison(scores: Mapping[str, float], records: int, before: Mapping[str, float] | None = None) -> str:
-    """A sentence that says whether an accuracy is better than a constant answer, and than no tuning.
+    """Whether an accuracy is better than a constant answer, and than no tuning, and whether the loss became worse.
 
     Better means by more than a standard error of the accuracy.
 
@@ -36,14 +36,17 @@ def comparison(scores: Mapping[str, float], records: int, before: Mapping[str, f
     accuracy, constant = scores["accuracy"], scores["largest_class"]
     error = standard_error(accuracy, records)
     beats = accuracy > constant + error
-    head, figures = f"{'Better' if beats else 'No better'} than a constant answer", ""
+    head, figures, unsure = f"{'Better' if beats else 'No better'} than a constant answer", "", ""
     if before is not None:
         untuned = before["accuracy"]
         over_untuned = accuracy > untuned + error
         joined = "than" if beats and over_untuned else "better than" if over_untuned else "no better than"
         head += f", {'but' if over_untuned and not beats else 'and'} {joined} no tuning"
         figures = f", and the model before tuning had {untuned:.4g}"
+        if "loss" in before and scores["loss"] > before["loss"]:
+            losses = f"{scores['loss']:.4g} after {before['loss']:.4g}"
+            unsure = f" But its loss rose, {losses}: do not trust its probabilities."
     return (
         f"{head}: accuracy {accuracy:.4g} with a standard error of {error:.2g} on {records} records; always saying the "
-        f"most frequent label has {constant:.4g}{figures}."
+        f"most frequent label has {constant:.4g}{figures}.{unsure}"
     )

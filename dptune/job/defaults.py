@@ -96,6 +96,8 @@ def schedule_of(
     steps = math.ceil(epochs / sample_rate - 1e-9)  # rounding up once: an epoch need not be whole steps
     rate, rate_reason = _rate(settings, parameters < _SMALL, bands)
     learning_rate = pick("learning_rate", settings.learning_rate, rate, rate_reason)
+    if settings.max_length is None:
+        reasons["max_length"] = "the model's context, 512 at most; less saves time and memory where texts are short"
     options = dict(settings.options)
     if settings.mechanism in _AT_RADIUS and "max_grad_norm" not in options:
         options["max_grad_norm"], reasons["max_grad_norm"] = _radius(settings)

@@ -280,8 +280,9 @@ def paired(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, dic
 def result_of(prepared: PreparedRun, figures: Mapping[str, Mapping[str, Sequence[float | str]]]) -> dict[str, Any]:
     classifies = prepared.settings.task == "classify"
     measured: dict[str, Any] = {"scores": figures, "perplexity": {}, "labels": prepared.settings.labels}
+    measured["template"] = prepared.template
     if prepared.base.words:
-        measured |= {"words": prepared.base.words, "template": prepared.template}
+        measured["words"] = prepared.base.words
     return {
         "base": prepared.base.name,
         "revision": prepared.base.revision,

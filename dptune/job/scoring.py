@@ -234,7 +234,10 @@ def other_way(adapter: Path, way: str, source: RecordSource) -> tuple[str, ...]:
         return _otherwise_made(adapter, said, source)
     if way == "columns":
         problem = f"is missing: the adapter was tuned on {WAYS[tuned]}, and these rows would be {WAYS[way]}"
-        raise ConfigError("data.text", problem, fix=f"name the columns or the template that make {WAYS[tuned]}")
+        fix = f"name the columns or the template that make {WAYS[tuned]}"
+        if template := said.get("template"):
+            raise ConfigError("data.template", problem, fix=f"{fix}; the one of the training is {template!r}")
+        raise ConfigError("data.text", problem, fix=fix)
     return (f"the adapter was tuned on {WAYS[tuned]}, and these records are {WAYS[way]}: other texts, maybe",)
 
 

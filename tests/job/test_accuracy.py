@@ -35,6 +35,14 @@ def test_no_tuning_is_compared_too(accuracy: float, untuned: float, head: str) -
     assert said.endswith(f"and the model before tuning had {untuned:g}.")
 
 
+@pytest.mark.parametrize(("loss", "worse"), [(0.8965, True), (0.6937, False), (0.6, False)])
+def test_a_loss_that_rose_is_said(loss: float, worse: bool) -> None:
+    """The README's own run: an accuracy of 0.67 after 0.48, and probabilities worse than those of no tuning."""
+    scores = {"accuracy": 0.67, "largest_class": 0.52, "loss": loss}
+    said = comparison(scores, 385, {"accuracy": 0.48, "loss": 0.6937})
+    assert ("But its loss rose, 0.8965 after 0.6937" in said) is worse
+
+
 def test_people_read_what_the_largest_class_is() -> None:
     told = printed_scores({"accuracy": 0.5, "loss": 1.0, "largest_class": 0.6}, 25)
     assert told == {"accuracy": 0.5, "accuracy_standard_error": 0.1, "loss": 1.0, "constant_answer_accuracy": 0.6}

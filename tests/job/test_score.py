@@ -232,10 +232,17 @@ def test_a_heads_template_is_kept_and_another_one_is_noticed(tmp_path: Path) -> 
     tuned = dptune.tune(str(checkpoint()), rows, template="{a} {b}.", **settings, **QUICK)
     folder = tuned.folder / "adapter"
     assert json.loads((folder / "records.json").read_text())["template"] == "{a} {b}."
+    code = (folder / "README.md").read_text().split("```python")[1].split("```")[0].replace("this folder", str(folder))
+    exec(code.replace(f'"{checkpoint().name}"', repr(str(checkpoint()))), found := dict[str, object]())
+    assert found["text"] == "a text a text."
     check_deliverable(folder)
     for template in ("{a} {b}.", "{b} {a}.", "{a}."):
         source = RecordSource(rows[:4], label="label", template=template)
         score_adapter(folder, ModelSource(str(checkpoint())), source, warn=notes.append)
+    data = ["--data", str(write_csv(tmp_path / "test.csv", rows))]
+    line = refused(folder, checkpoint(), *data)
+    assert line.startswith("error: --template: is missing: the adapter was tuned on texts of a template"), line
+    assert line.endswith("; the training's is '{a} {b}.'."), line
     assert [note.split(" have ")[1] for note in notes] == [
         "'{b} {a}.': other texts, maybe",
         "'{a}.': other texts, maybe",

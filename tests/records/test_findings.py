@@ -373,6 +373,12 @@ def test_a_role_that_templates_do_not_know_is_refused() -> None:
         findings([{"messages": [{"role": "User", "content": "Late?"}, {"role": "Assistant", "content": "Yes."}]}])
 
 
+@pytest.mark.parametrize("label", ["other", "Other", "default"])
+def test_a_common_class_is_not_taken_for_a_missing_label(label: str) -> None:
+    made = [{"text": f"Letter {n}.", "label": ("complaint", label)[n % 2]} for n in range(60)]
+    assert findings(made, label="label") == {}
+
+
 def test_words_that_stand_for_nobody() -> None:
     assert all(map(is_placeholder, ["TBD", "anonymous", "<deleted>", "xxx", "XXXX", "Test", "n.n."]))
     assert not any(map(is_placeholder, ["Ann", "c7", "7", "Tess", "xx", "777"]))

@@ -34,7 +34,9 @@ def use_of_classifier(result: Mapping[str, Any]) -> list[str]:
         f"    {_place(result)}, num_labels=len(labels), pad_token_id=tokenizer.pad_token_id",
         ")",
         'model = PeftModel.from_pretrained(base, "this folder").eval()',
-        'labels[int(model(**tokenizer("a text", return_tensors="pt")).logits.argmax())]',
+        *(['said = json.load(open("this folder/records.json"))'] if result.get("template") else []),
+        f"text = {_text_of(result)}",
+        'labels[int(model(**tokenizer(text, return_tensors="pt")).logits.argmax())]',
     ]
 
 
@@ -52,10 +54,6 @@ def rule_of_words(result: Mapping[str, Any]) -> str:
 
 
 def use_of_words(result: Mapping[str, Any]) -> list[str]:
-    template, text = result["template"], '"a text"'
-    if template is not None:
-        values = dict.fromkeys(template_columns(template), "a text")
-        text = f'said["template"].format_map({json.dumps(values, ensure_ascii=False)})'
     return [
         "import json",
         *_imports(result),
@@ -67,9 +65,17 @@ def use_of_words(result: Mapping[str, Any]) -> list[str]:
         f"base = {_loader(result)}.from_pretrained({_place(result)})",
         'model = PeftModel.from_pretrained(base, "this folder").eval()',
         'words = [tokenizer(said["words"][label], add_special_tokens=False)["input_ids"][0] for label in labels]',
-        f"text = {text}",
+        f"text = {_text_of(result)}",
         'labels[int(model(**tokenizer(text, return_tensors="pt")).logits[0, -1, words].argmax())]',
     ]
+
+
+def _text_of(result: Mapping[str, Any]) -> str:
+    """Code that writes a text as in training: by the template, if there is one, which ``said`` holds."""
+    if not (template := result.get("template")):
+        return '"a text"'
+    values = dict.fromkeys(template_columns(template), "a text")
+    return f'said["template"].format_map({json.dumps(values, ensure_ascii=False)})'
 
 
 def _loader(result: Mapping[str, Any]) -> str:

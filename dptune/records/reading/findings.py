@@ -12,7 +12,7 @@ from typing import Any
 from dptune.records.reading.characters import SIGNS, is_visible, signs_of
 from dptune.records.reading.record import Chat, Content, PromptTarget, Text
 from dptune.records.reading.related_names import holds_another
-from dptune.records.reading.spelling import is_missing, is_placeholder, loosely, may_be_filled_in, order_of_day
+from dptune.records.reading.spelling import CLASSES, is_missing, is_placeholder, loosely, may_be_filled_in, order_of_day
 
 
 @dataclass(frozen=True)
@@ -117,7 +117,8 @@ class Names:
             once = [name for name in self.rows if self.counts[name] == 1]
             if once and len(self.counts) * _TIMES < self.counts.total():
                 yield self._finding("once", once, "have one record each", "if this is a slip of the pen, correct it")
-            words = [name for name in self.rows if is_missing(name) or is_placeholder(name)]
+            placeholders = (name for name in self.rows if is_placeholder(name) and name.casefold() not in CLASSES)
+            words = [*filter(is_missing, self.rows), *placeholders]
             if words and len(words) < len(self.rows):
                 yield self._finding("missing", words, "have names that often stand for none", "remove these records")
             if len(self.rows) == 1 and self.counts.total() >= _LEAST:

@@ -156,6 +156,8 @@ PLACEHOLDERS = frozenset(
         *("desconocido", "keine angabe", "john doe", "jane doe", "foo", "bar", "asdf", "filler", "placeholder"),
     )
 )
+#: Those of them that are common classes: "other" of a ticket, "default" of a loan.
+CLASSES = frozenset(("other", "others", "various", "misc", "default", "pending", "private"))
 #: Numbers and days that forms fill in for a missing one, which may be real ones too.
 _FILLED_IN = re.compile(r"0|-1|-?9{2,}|0+-0+|1[89]00-01-01|1970-01-01|9999-12-31|01[./]01[./]1[89][07]0")
 

