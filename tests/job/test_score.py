@@ -242,7 +242,7 @@ def test_a_heads_template_is_kept_and_another_one_is_noticed(tmp_path: Path) -> 
     data = ["--data", str(write_csv(tmp_path / "test.csv", rows))]
     line = refused(folder, checkpoint(), *data)
     assert line.startswith("error: --template: is missing: the adapter was tuned on texts of a template"), line
-    assert line.endswith("; the training's is '{a} {b}.'."), line
+    assert line.endswith("; the one of the training is '{a} {b}.'."), line
     assert [note.split(" have ")[1] for note in notes] == [
         "'{b} {a}.': other texts, maybe",
         "'{a}.': other texts, maybe",

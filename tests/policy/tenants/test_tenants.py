@@ -256,7 +256,7 @@ def test_a_header_that_leaves_out_what_a_run_started_from_is_refused(tmp_path: P
         if inherited == whole:
             _check_header(spec_of(units, mechanism, header), OsEntropy())
         else:
-            with pytest.raises(ConfigError, match="not what the mechanism was made from"):
+            with pytest.raises(ConfigError, match="differs from what the mechanism inherits"):
                 _check_header(spec_of(units, mechanism, header), OsEntropy())
 
 
