@@ -177,12 +177,13 @@ def _rivals(ranking: Ranking) -> str:
 def _kept(ranking: Ranking) -> str:
     tied = len(ranking.tied) > 1 and ranking.seeds > 1
     shares = [share for group in ranking.tied if (share := ranking.share(group)) is not None]
-    if not shares:
-        return ""
     if not tied:
         shares = shares[:1]
-    if max(shares) < 0:
+    # Without a gain to keep, too: a run that lost must not read like a result.
+    if max(shares) < 0 if shares else ranking.untuned is not None and ranking.best.mean > ranking.untuned:
         return f"; {'they are' if tied else 'it is'} worse than the untuned model"
+    if not shares:
+        return ""
     # Rounded down: who keeps all has lost nothing.
     low, high = (math.floor(100 * max(0.0, share) + 1e-9) for share in (min(shares), max(shares)))
     return f"; {'they keep' if tied else 'it keeps'} {low if low == high else f'{low} to {high}'} % of the gain"

@@ -81,6 +81,11 @@ def test_a_mechanism_alone_is_compared_with_no_other() -> None:
     assert "Nothing else has this certified ε, so nothing was compared." in caveats(cells("static", [6.0]))
 
 
+def test_a_mechanism_alone_that_is_worse_than_no_tuning_is_called_so() -> None:
+    (line,) = answer_lines(cells("static", [8.1]))
+    assert line.endswith("against 8.000 for the untuned model; it is worse than the untuned model.")
+
+
 def test_without_a_certified_epsilon_nothing_is_recommended() -> None:
     assert answer_lines([*FREE, *cells("rldp_published", [4.1], "inf", **LEAKY)]) == [NOTHING]
 
