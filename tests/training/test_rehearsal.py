@@ -393,7 +393,7 @@ def test_what_is_no_plain_lora_on_linear_layers_is_refused_by_name(case: str, tm
 def test_transformers_own_checkpointing_is_refused_with_what_to_do_instead(tmp_path: Path) -> None:
     model = adapted("llama")
     model.gradient_checkpointing_enable()
-    with pytest.raises(ConfigError, match=r"gradient checkpointing on.* set training\.gradient_checkpointing"):
+    with pytest.raises(ConfigError, match=r"gradient checkpointing switched on.* set training\.gradient_checkpointing"):
         run(model, tmp_path)
     model = adapted("llama")
     model.enable_input_require_grads()
