@@ -17,6 +17,8 @@ from dptune.core.metric import LABEL_SCORES, Metric, Place
 from tasks.audit.registry import parts
 
 _log = logging.getLogger(__name__)
+#: Undeclared names that a warning was given for.
+_UNDECLARED: set[str] = set()
 
 _PERPLEXITY = "perplexity"
 UTILITY, EPSILON_CHARTS, TRAINING = "Utility (lower is better)", "Four epsilons (no bar: infinite)", "While training"
@@ -101,7 +103,7 @@ def shown_in(place: Place, telemetry: str = "research") -> list[Metric]:
 
 
 def allowed(figures: Mapping[str, float], telemetry: str, knobs: Mapping[str, float] | None = None) -> dict[str, float]:
-    """The figures that telemetry allows: under "private" those of metrics that say they are no private records'.
+    """The figures that telemetry allows: under "private", those that declare another source than private records.
 
     Args:
         knobs: a step's knobs, which the mechanism names: they follow from releases and public data, or private
@@ -116,10 +118,6 @@ def allowed(figures: Mapping[str, float], telemetry: str, knobs: Mapping[str, fl
         fix = 'declare it in tasks/metrics.py, with a source other than "private records" if it has one'
         _log.warning("metric %s is not declared, so private telemetry leaves it out. Fix: %s", name, fix)
     return {name: value for name, value in given.items() if not private.get(name, name not in (knobs or {}))}
-
-
-#: Names that a warning was given for.
-_UNDECLARED: set[str] = set()
 
 
 def measured(telemetry: str, at: Literal["end", "points"]) -> list[Metric]:

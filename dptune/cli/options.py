@@ -200,7 +200,7 @@ def takes_settings(*names: str) -> Callable[[Command], Command]:
 
 
 def arguments_of(settings: TuneSettings, names: Iterable[str]) -> list[str]:
-    """The words of a command line that give those of these settings that differ from their defaults."""
+    """The options of a command line for the settings that differ from their defaults."""
     changed = {name: value for name, value in differing(settings).items() if name in names}
     words: list[str] = []
     for name, value in changed.items():

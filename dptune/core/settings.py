@@ -195,7 +195,7 @@ def _check_start(start: object) -> None:
 
 
 def _check_targets(targets: object) -> None:
-    """Raise ConfigError for an empty value, which would count as left out, and for what is no text or list of texts."""
+    """Raise ConfigError for an empty value, which would count as left out, and for anything but texts."""
     names = targets if isinstance(targets, list | tuple) else (targets,)
     if targets is not None and not (names and all(isinstance(name, str) and name for name in names)):
         fix = 'name layers, such as ("q_proj", "v_proj"); or leave it out'

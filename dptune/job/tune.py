@@ -66,7 +66,7 @@ def tune(
         id: column of the records' own ids, which must be distinct.
         public: records of nobody, for perplexity and for mechanisms that follow it.
         out: folder of the run, to resume it from; None takes a temporary one.
-        search: a space of settings, a YAML file or a mapping, see ``tuning.search.settings.SearchSettings``. The best
+        search: a space of settings, a YAML file or a mapping, see ``job.search.settings.SearchSettings``. The best
             of a random number of candidates is released, and the budget covers the whole search.
         candidates: how many to try on average; it goes before the file's own number.
         register: file that knows what was published from which records; None takes spent.jsonl beside ``out``, and

@@ -37,7 +37,7 @@ def test_no_tuning_is_compared_too(accuracy: float, untuned: float, head: str) -
 
 @pytest.mark.parametrize(("loss", "worse"), [(0.8965, True), (0.6937, False), (0.6, False)])
 def test_a_loss_that_rose_is_said(loss: float, worse: bool) -> None:
-    """The README's own run: an accuracy of 0.67 after 0.48, and probabilities worse than those of no tuning."""
+    """The README's own run: an accuracy of 0.67 after 0.48, and worse probabilities than the untuned model."""
     scores = {"accuracy": 0.67, "largest_class": 0.52, "loss": loss}
     said = comparison(scores, 385, {"accuracy": 0.48, "loss": 0.6937})
     assert ("But its loss rose, 0.8965 after 0.6937" in said) is worse

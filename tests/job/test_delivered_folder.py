@@ -209,7 +209,7 @@ def test_a_note_beside_a_ledger_is_no_card(tmp_path: Path) -> None:
 def test_a_term_during_delivery_says_how_to_go_on_and_leaves_nothing_half_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As batch systems and containers send it; a second try pays nothing more."""
+    """Batch systems and containers send SIGTERM; a second try pays nothing more."""
     data, out = write_csv(tmp_path / "records.csv", rows()), tmp_path / "out"
     given = ["--model", str(checkpoint()), "--data", str(data), "--epsilon", "8", "--delta", "0.001", "--epochs", "1"]
     given += ["--expected-batch-size", "8", "--rank", "2", "--target-modules", "c_attn", "--out", str(out)]

@@ -26,7 +26,7 @@ class Clock:
     """A plugin of pytest that adds up the CPU seconds of each file's tests, their processes included."""
 
     def __init__(self) -> None:
-        """Nothing ran yet."""
+        """Begin without a measured test."""
         self.seconds: Counter[str] = Counter()
         self.tests: Counter[str] = Counter()
 

@@ -68,7 +68,7 @@ STEPS = 2
 
 
 def settings(**changes: Any) -> Audit:
-    """Of attacks in a second; tests that read the audit of the step ask for its trials."""
+    """Settings of attacks that take a second; tests that read the step audit set its trials."""
     tiny = {"generations": 40, "candidates": 7, "records": 12, "shadows": 0, "step_trials": 0, "seed": 0}
     return Audit(**({"confidence": 0.95, "false_alarms": 0.001} | tiny | changes))
 

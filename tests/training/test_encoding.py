@@ -217,7 +217,7 @@ def test_a_template_that_rewrites_earlier_turns_is_refused_by_name() -> None:
 
 
 def test_a_template_that_reverses_messages_is_refused_by_name() -> None:
-    """Nothing would count in the loss, and a run would train on noise alone."""
+    """No token would count in the loss, so the run would train on noise only."""
     tokens = tokenizer(template="{% for message in messages|reverse %}<s>{{ message['content'] }}<e>{% endfor %}")
     with pytest.raises(DataError, match=r"a\.jsonl, row 1, column 'messages': .*message 2 otherwise.*loss_on: all"):
         encoded(chat("a", "b"), tokens)

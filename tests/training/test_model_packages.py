@@ -49,7 +49,7 @@ def test_a_checkpoint_in_a_package_is_the_folder_that_lies_there(site: Path) -> 
 
 
 def test_other_weights_of_the_same_version_are_another_base(site: Path) -> None:
-    """Of an index of packages a version names one content; of a package that was built again it need not."""
+    """A version names one content in a package index; a package that was built again may differ."""
     install_package(site, "tiny-model", checkpoint_files("tiny_model/weights"))
     settings = TuneSettings(epsilon=8.0, delta=1e-3, epochs=1, expected_batch_size=4)
     before = open_base("package:tiny-model", settings)

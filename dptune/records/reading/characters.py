@@ -79,7 +79,7 @@ _MISREAD = re.compile(
 )
 _UTF7 = re.compile(r"\+([A-Za-z0-9+/]{3,})-")
 _CONTROL = re.compile("[\x01-\x08\x0b\x0c\x0e-\x1f\x7f\x85]")
-#: One run of ASCII, also with the marks for spaces of GPT-2 and SentencePiece; numbers; letters apart.
+#: Texts that are one run of ASCII (perhaps with the space marks of GPT-2 or SentencePiece), numbers, or single letters.
 _NO_WORDS = re.compile(
     r"(?=\S*(?:[\d/\\=%+\u0120\u2581]|[a-z][A-Z]))(?:[!-~]|\u0120|\u2581){16,}"
     r"|\[?\d+(?:[, ]+\d+){9,}\]?|(?:\S[ \u200b]+){9,}\S?",
@@ -114,7 +114,7 @@ def signs_of(text: str, *, learned: bool = True) -> Iterator[str]:
 
 
 def _is_said(name: str) -> bool:
-    """Whether a text may be said in earnest: punctuation is no missing value, but for a dash and a question mark."""
+    """Whether punctuation is a text of its own: all of it is, but a dash and a question mark mean a missing value."""
     return not any(map(str.isalnum, name)) and name not in ("-", "--", "\u2013", "\u2014", "?", "??", "???", "/")
 
 

@@ -17,10 +17,15 @@ from dptune.records.reading.spelling import CLASSES, is_missing, is_placeholder,
 
 @dataclass(frozen=True)
 class Finding:
-    """A warning: a name that stays the same between versions, and a sentence for people."""
+    """A warning: a name that stays the same between versions, and what was counted and what to do, in sentences."""
 
     name: str
     text: str
+
+    @property
+    def advice(self) -> str:
+        """What to do, without a count or a row, so that an error may say it under private telemetry too."""
+        return self.text.partition(". ")[2]
 
 
 #: A name that has this many times the records of the next one, and at least so many, stands perhaps for many people.
@@ -47,7 +52,7 @@ _CODED = re.compile(r"\d{1,3}(?:\.\d{3})+|\d+(?:[.,](\d+))?(?:e\+?(\d{1,3}))", r
 
 #: Signs of a text by which a name is damaged.
 _DAMAGE = {"wrong_encoding", "lost_characters", "utf7", "escapes", "quoted_printable", "printed_values"}
-#: From how many characters on a text is not said again by chance, and may have been cut.
+#: A text of at least so many characters is not repeated by chance; one of so many may have been cut.
 _LONG, _CUT = 50, 30
 #: Kinds of doubtful records: the share of all records above which they count, what they do, and what to do about it.
 _KINDS = {
@@ -103,9 +108,9 @@ class Names:
             yield Finding(f"{one}_thousands", text + f"(row {self._plain}). Write numbers without marks of thousands")
         self._rounded |= self._changed()
         if self._rounded:
-            text = f"{len(self._rounded)} {self.called} (row {min(self._rounded.values())} is the first) are numbers "
-            text += "or days that a spreadsheet or a float may have made (1.2E+12, 1-Mar), so that several share one"
-            yield Finding(f"{one}_rounded", f"{text}. Export the column as text")
+            text = f"{len(self._rounded)} {self.called} (row {min(self._rounded.values())} is the first) may be several"
+            advice = "A spreadsheet or a float may have rounded them (1.2E+12, 1-Mar): export the column as text"
+            yield Finding(f"{one}_rounded", f"{text}. {advice}")
         damaged = [
             name
             for name in self.rows

@@ -131,7 +131,7 @@ def _deal(source: RecordSource, split: Fractions, whole: Records, findings: tupl
             elif len(whole) == 1:
                 fix = f"separate the records, or {fix}"
             if source.unit and few * 4 < len(whole):  # the column tells nobody apart, or a program rounded it
-                said = "".join(f". {one.text}" for one in findings if one.name.startswith("unit_"))
+                said = "".join(f". {one.advice}" for one in findings if one.name.startswith("unit_"))
                 problem, fix = (
                     f"column {source.unit!r}: {problem}{said}",
                     f"name a column that tells people apart, or {fix}",

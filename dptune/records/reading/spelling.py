@@ -163,7 +163,7 @@ _FILLED_IN = re.compile(r"0|-1|-?9{2,}|0+-0+|1[89]00-01-01|1970-01-01|9999-12-31
 
 
 def is_placeholder(name: str) -> bool:
-    """Whether a name is probably that of nobody: a word of ``PLACEHOLDERS``, or one letter over and over (xxx)."""
+    """Whether a name probably stands for nobody: a word of ``PLACEHOLDERS``, or one letter over and over (xxx)."""
     word = re.sub(r"^[(<\[{\"']+|[)>\]}.\"']+$", "", name.casefold())
     return word in PLACEHOLDERS or re.fullmatch(r"([^\W\d_])\1{2,}", word) is not None
 

@@ -64,7 +64,7 @@ class Header:
 
 
 def cache_folder() -> Path:
-    """The folder of converted checkpoints: $DPTUNE_CACHE, else dptune/models in the user's folder of caches."""
+    """The folder of converted checkpoints: $DPTUNE_CACHE, or by default dptune/models in the user's caches."""
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(os.environ.get(CACHE) or Path(base, "dptune", "models"))
 
