@@ -33,6 +33,7 @@ from dptune.training.models.causal import (
 )
 from dptune.training.models.classifier import (
     check_classifier_weights,
+    classifier_class,
     empty_classifier,
     head_names,
     load_classifier,
@@ -280,7 +281,7 @@ def _describe_base(
         vocabulary=rows,
         pair_sizes=tuple(block.size for block in blocks),
         adapted=said_share(model, adapted, linear),
-        loaded_by=auto_class(model.config).__name__,
+        loaded_by=(classifier_class if head else auto_class)(model.config).__name__,
         notes=_checked_tokenizer(tokenizer, rows),
         checkpoint=checkpoint,
         loaded_model=None if checkpoint else model,

@@ -17,7 +17,7 @@ from dptune.generation.decoding import Decoding, decode
 from dptune.generation.mauve import Judge, check_number
 from dptune.generation.text_metrics import check_names, score
 from dptune.job.delivery.adapter_loading import check_base, check_vocabulary, load_adapter
-from dptune.job.delivery.verification import LABELS, RECORDS, WORDS, adapter_within, check_files, is_classifier
+from dptune.job.delivery.verification import CONFIG, LABELS, RECORDS, WORDS, adapter_within, check_files, is_classifier
 from dptune.job.label_checks import check_labels
 from dptune.job.preparation import DEFAULT_LABEL
 from dptune.records.reading.fields import WAYS
@@ -288,7 +288,8 @@ def _score_labels(
         source, tokenizer = replace(source, template=source.template or said["template"]), cut_at_beginning(tokenizer)
         config = load_verbalizer_config(base, labels, words, tokenizer)
     else:
-        config = load_classifier_config(base, labels, tokenizer.pad_token_id)
+        mean = read_json(adapter / CONFIG).get("task_type") == "TOKEN_CLS"
+        config = load_classifier_config(base, labels, tokenizer.pad_token_id, mean=mean)
     empty = empty_classifier(base, config)
     check_vocabulary(adapter, base, empty, tokenizer)
     records, maker = read_and_say(source, public=True)

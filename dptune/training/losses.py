@@ -10,7 +10,10 @@ from typing import Any
 
 import torch
 from torch.nn.functional import cross_entropy
-from transformers.models.auto.modeling_auto import MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES,
+    MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING_NAMES,
+)
 
 #: Values of a mask: no token; a token that counts in the loss; a token that is only read, such as a prompt's.
 PADDING, COUNTED, CONTEXT = 0, 1, 2
@@ -19,7 +22,8 @@ _PLAIN_HEADS = ("gpt2", "llama", "mistral")
 #: Logits that exist at a time: what a core's cache holds, or enough to fill an accelerator; but no fewer positions than
 #: a matrix product needs to be efficient.
 _LOGITS_ON_CPU, _LOGITS, _FEWEST = 1 << 20, 1 << 26, 96
-_CLASSIFIERS = frozenset(MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES.values())
+_OF_TOKENS = frozenset(MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING_NAMES.values())
+_CLASSIFIERS = _OF_TOKENS | frozenset(MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES.values())
 
 
 def attention_mask(mask: torch.Tensor) -> torch.Tensor:
@@ -57,12 +61,22 @@ def counted_tokens(mask: torch.Tensor) -> torch.Tensor:
 
 def is_classifier(model: Any) -> bool:
     """Whether a model, with or without PEFT's adapters, gives one row of label logits for each text."""
-    base = model.get_base_model() if hasattr(model, "get_base_model") else model
-    return type(base).__name__ in _CLASSIFIERS
+    return type(_base_of(model)).__name__ in _CLASSIFIERS
+
+
+def reads_mean(model: Any) -> bool:
+    """Whether a classifier, with or without PEFT's adapters, gives label logits for each token: their mean counts."""
+    return type(_base_of(model)).__name__ in _OF_TOKENS
+
+
+def _base_of(model: Any) -> Any:
+    return model.get_base_model() if hasattr(model, "get_base_model") else model
 
 
 def label_logits(model: Any, input_ids: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """The label logits of a classifier, and the labels, of rows whose one counted entry is the label's number.
+
+    A classifier that gives logits for each token (``reads_mean``) is asked for their mean over the row's own tokens.
 
     The model sees that entry neither as a token nor as a position that it may attend to.
 
@@ -74,11 +88,17 @@ def label_logits(model: Any, input_ids: torch.Tensor, mask: torch.Tensor) -> tup
     counted = mask == COUNTED
     counted[:, 0] = False  # a row that only fills the batch counts there, and has no label
     labels = torch.where(counted, input_ids, -1).amax(dim=1)
-    config = (model.get_base_model() if hasattr(model, "get_base_model") else model).config.get_text_config()
-    padding = config.pad_token_id or 0
+    padding = _base_of(model).config.get_text_config().pad_token_id or 0
     seen = attention_mask(mask.masked_fill(counted, PADDING))
     # A causal model's classifier looks for the last token that is no padding, whatever the mask says.
-    return model(input_ids=input_ids.masked_fill(seen == PADDING, padding), attention_mask=seen).logits, labels
+    logits = model(input_ids=input_ids.masked_fill(seen == PADDING, padding), attention_mask=seen).logits
+    return (_mean_over(logits, seen) if reads_mean(model) else logits), labels
+
+
+def _mean_over(logits: torch.Tensor, seen: torch.Tensor) -> torch.Tensor:
+    """(rows, labels): mean of (rows, tokens, labels) over the tokens that are seen, whatever the others hold."""
+    kept = logits.float().where(seen[..., None] != PADDING, 0.0)
+    return kept.sum(dim=1) / seen.sum(dim=1, keepdim=True).clamp(min=1)
 
 
 def model_losses(model: Any, input_ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:

@@ -10,6 +10,8 @@ from dptune.records.reading.template import template_columns
 from dptune.training.models.model_names import GGUF
 from dptune.training.models.model_packages import is_packaged
 
+_OF_TOKENS = "AutoModelForTokenClassification"
+
 
 def use(result: Mapping[str, Any]) -> list[str]:
     return [
@@ -23,20 +25,23 @@ def use(result: Mapping[str, Any]) -> list[str]:
 
 
 def use_of_classifier(result: Mapping[str, Any]) -> list[str]:
+    mean = result.get("loaded_by") == _OF_TOKENS
+    loader = _OF_TOKENS if mean else "AutoModelForSequenceClassification"
+    answer = "logits[0].mean(0)" if mean else "logits"  # the head reads the mean of the tokens' states, and is linear
     return [
         "import json",
         *_imports(result),
         "from peft import PeftModel",
-        "from transformers import AutoModelForSequenceClassification, AutoTokenizer",
+        f"from transformers import {loader}, AutoTokenizer",
         "",
         'labels, tokenizer = json.load(open("this folder/labels.json")), AutoTokenizer.from_pretrained("this folder")',
-        "base = AutoModelForSequenceClassification.from_pretrained(",
+        f"base = {loader}.from_pretrained(",
         f"    {_place(result)}, num_labels=len(labels), pad_token_id=tokenizer.pad_token_id",
         ")",
         'model = PeftModel.from_pretrained(base, "this folder").eval()',
         *(['said = json.load(open("this folder/records.json"))'] if result.get("template") else []),
         f"text = {_text_of(result)}",
-        'labels[int(model(**tokenizer(text, return_tensors="pt")).logits.argmax())]',
+        f'labels[int(model(**tokenizer(text, return_tensors="pt")).{answer}.argmax())]',
     ]
 
 

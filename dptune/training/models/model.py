@@ -21,7 +21,7 @@ from dptune.core.errors import ConfigError, DivergedError, first_line
 from dptune.core.files import naming
 from dptune.core.settings import Lora
 from dptune.training.gradients.parameter_groups import PairModules, lora_pairs, trained_blocks
-from dptune.training.losses import is_classifier
+from dptune.training.losses import is_classifier, reads_mean
 from dptune.training.models.causal import auto_class, check_causal, check_configuration, check_embeddings, check_weights
 from dptune.training.models.head import HeadModules, keep_in_float32, start_head
 from dptune.training.models.memory import check_memory
@@ -40,7 +40,7 @@ from dptune.training.models.weight_files import (
 )
 from dptune.training.tokens.bos_token import check_reads
 
-#: Heads that PEFT trains and saves by itself where the task is SEQ_CLS.
+#: Heads that PEFT trains and saves by itself where the task is SEQ_CLS or TOKEN_CLS.
 _ADDED_BY_PEFT = ("classifier", "score")
 _log = logging.getLogger(__name__)
 
@@ -208,7 +208,7 @@ def attach_lora(model: Any, lora: Lora, init_seed: int, head: tuple[str, ...] = 
     with torch.random.fork_rng(devices=_cuda_devices(model)):
         torch.manual_seed(init_seed)
         config = LoraConfig(
-            task_type="SEQ_CLS" if head else None if is_classifier(model) else "CAUSAL_LM",
+            task_type=_task_of(model, head),
             modules_to_save=[name for name in head if name not in _ADDED_BY_PEFT] or None,
             r=lora.rank,
             lora_alpha=lora.alpha,
@@ -235,6 +235,13 @@ def attach_lora(model: Any, lora: Lora, init_seed: int, head: tuple[str, ...] = 
         if isinstance(block, HeadModules):
             keep_in_float32(block)
     return adapted
+
+
+def _task_of(model: Any, head: tuple[str, ...]) -> str | None:
+    """PEFT's name of the task; None for a classifier by label words, whose class is dptune's own."""
+    if head:
+        return "TOKEN_CLS" if reads_mean(model) else "SEQ_CLS"
+    return None if is_classifier(model) else "CAUSAL_LM"
 
 
 def _check_matched(lora: Lora, pairs: Sequence[PairModules]) -> None:

@@ -51,7 +51,7 @@ def load_verbalizer_config(base: ModelSource, labels: Sequence[str], words: Sequ
 
     Raises: ConfigError for an encoder or another model that is not causal, and for a word of several tokens.
     """
-    config = load_classifier_config(base, labels, tokenizer.pad_token_id)
+    config = load_classifier_config(base, labels, tokenizer.pad_token_id, mean=False)
     try:
         check_configuration(base.source, config)
     except ConfigError as error:
