@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -13,9 +14,17 @@ import pytest
 import torch
 from tiny_classifiers import HEADS, adapted_classifier, classifier, configuration, labelled, row_gradient
 from tiny_models import CPU, each_record, make_header, make_plan, weights
-from transformers import AutoConfig, AutoModel, AutoModelForMaskedLM, AutoModelForSequenceClassification, T5Config
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoModelForMaskedLM,
+    AutoModelForSequenceClassification,
+    BertForSequenceClassification,
+    BertForTokenClassification,
+    T5Config,
+)
 
-from dptune.core.errors import ConfigError
+from dptune.core.errors import ConfigError, DptuneError
 from dptune.core.settings import Lora, UpdateRule
 from dptune.mechanisms.gradient_interfaces import Gradients
 from dptune.mechanisms.registry import MECHANISMS, build
@@ -25,8 +34,14 @@ from dptune.training.gradients.gradient_check import rehearse
 from dptune.training.gradients.parameter_groups import lora_pairs, trained_blocks
 from dptune.training.gradients.per_sample import PairGradients, per_sample_gradients
 from dptune.training.loop import train
-from dptune.training.losses import model_losses
-from dptune.training.models.classifier import empty_classifier, head_names, load_classifier, load_classifier_config
+from dptune.training.losses import PADDING, is_classifier, label_logits, model_losses, reads_mean
+from dptune.training.models.classifier import (
+    declares_mean,
+    empty_classifier,
+    head_names,
+    load_classifier,
+    load_classifier_config,
+)
 from dptune.training.models.head import HEAD, HeadModules
 from dptune.training.models.model import ModelSource, attach_lora
 from dptune.training.privacy_units import PrivacyUnits
@@ -39,6 +54,8 @@ SIZES = {
     "roberta": 99 + 32 * 33,
     "distilbert": 99 + 32 * 33,
     "modernbert": 99,
+    "bert by the mean of its tokens": 99,
+    "modernbert by the mean of its tokens": 99,
     "gpt2": 96,
     "llama": 96,
 }
@@ -344,3 +361,62 @@ def test_a_model_without_token_embeddings_is_refused_in_a_sentence(tmp_path: Pat
         ConfigError, match=r"\(CanineForSequenceClassification\) has no table of token embeddings\. Fix: "
     ):
         empty_classifier(base, load_classifier_config(base, ("a", "b"), 0))
+
+
+# --- the mean of the tokens' states ----------------------------------------------------------------------------
+
+
+def declaring(folder: Path, pooling: object, modules: object = None) -> ModelSource:
+    """A BERT's checkpoint with the files by which sentence-transformers says how it makes a vector of a text."""
+    base = saved(classifier("bert").bert, folder)
+    listed = [{"type": "sentence_transformers.models.Transformer", "path": ""}]
+    listed.append({"type": "sentence_transformers.models.Pooling", "path": "1_Pooling"})
+    (folder / "1_Pooling").mkdir()
+    (folder / "1_Pooling" / "config.json").write_text(pooling if isinstance(pooling, str) else json.dumps(pooling))
+    (folder / "modules.json").write_text(json.dumps(listed if modules is None else modules))
+    return base
+
+
+@pytest.mark.parametrize(
+    ("pooling", "mean"),
+    [
+        ({"pooling_mode_mean_tokens": True, "pooling_mode_cls_token": False}, True),
+        ({"pooling_mode": "mean"}, True),
+        ({"pooling_mode_mean_tokens": False, "pooling_mode_cls_token": True}, False),
+        ({}, False),
+    ],
+)
+def test_a_checkpoint_says_whether_a_head_reads_the_mean(pooling: object, mean: bool, tmp_path: Path) -> None:
+    base = declaring(tmp_path / "model", pooling)
+    config = load_classifier_config(base, ("no", "yes"), 0)
+    names = head_names(base, empty_classifier(base, config))
+    model = load_classifier(base, config, names, CPU)
+    assert names == ("classifier",)
+    assert reads_mean(model) is mean
+    assert is_classifier(model)
+    assert type(model) is (BertForTokenClassification if mean else BertForSequenceClassification)
+
+
+def test_damaged_declarations_are_named(tmp_path: Path) -> None:
+    torn = declaring(tmp_path / "torn", '{"pooling_mode_mean')
+    with pytest.raises(DptuneError, match=r"1_Pooling/config\.json: is not complete JSON"):
+        load_classifier_config(torn, ("no", "yes"), 0)
+    other = declaring(tmp_path / "other", {}, modules={"a": 1})
+    with pytest.raises(DptuneError, match=r"modules\.json: holds .* where a list belongs"):
+        load_classifier_config(other, ("no", "yes"), 0)
+    odd = declaring(tmp_path / "odd", {"pooling_mode_mean_tokens": True}, modules=["Pooling", 3])
+    assert not declares_mean(odd)
+
+
+def test_padding_and_other_rows_move_no_mean() -> None:
+    """The mean is over a row's own tokens: it equals that of the unpadded row, whatever the padding holds."""
+    model, tokens = classifier("bert by the mean of its tokens"), labelled(longest=9)
+    ids, mask = tokens.batch(np.arange(6), CPU, height=8, width=20)
+    logits, labels = label_logits(model, ids, mask)
+    assert logits.shape == (8, 3)
+    assert labels[6:].tolist() == [-1, -1]
+    for row, expected in zip(tokens.rows, logits, strict=False):
+        own = torch.from_numpy(~row[:-1].astype(np.int64))[None]
+        torch.testing.assert_close(expected, model(input_ids=own).logits[0].mean(0), rtol=1e-5, atol=1e-6)
+    noisy = ids.where(mask != PADDING, 5)
+    torch.testing.assert_close(label_logits(model, noisy, mask)[0][:6], logits[:6], rtol=0, atol=0)

@@ -8,10 +8,11 @@ import numpy as np
 import torch
 from tiny_models import VOCABULARY
 from torch.nn.functional import cross_entropy
-from transformers import AutoConfig, AutoModelForSequenceClassification
+from transformers import AutoConfig
 
 from dptune.core.settings import Lora
 from dptune.training.data import Tokens, with_context
+from dptune.training.models.classifier import classifier_class
 from dptune.training.models.model import attach_lora
 
 LABELS = 3
@@ -33,6 +34,8 @@ _SIZES = {
 HEADS: dict[str, tuple[str, ...]] = {
     "bert": ("classifier",),
     "bert without pooler": ("bert.pooler", "classifier"),
+    "bert by the mean of its tokens": ("classifier",),
+    "modernbert by the mean of its tokens": ("classifier",),
     "roberta": ("classifier",),
     "distilbert": ("pre_classifier", "classifier"),
     "modernbert": ("classifier",),
@@ -44,13 +47,16 @@ HEADS: dict[str, tuple[str, ...]] = {
 def configuration(family: str, labels: int = LABELS) -> Any:
     config = AutoConfig.for_model(family.split()[0], **_SIZES, pad_token_id=0)
     config.id2label = {number: f"label {number}" for number in range(labels)}
+    if "mean" in family:
+        config.label_pooling = "mean"
     return config
 
 
 def classifier(family: str, labels: int = LABELS) -> Any:
     """The frozen model, whose weights are large enough for gradients to be more than rounding."""
     torch.manual_seed(0)
-    model = AutoModelForSequenceClassification.from_config(configuration(family, labels)).requires_grad_(False)
+    config = configuration(family, labels)
+    model = classifier_class(config).from_config(config).requires_grad_(False)
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() == 2:
@@ -82,7 +88,8 @@ def labelled(count: int = 6, seed: int = 0, longest: int = 10) -> Tokens:
 def row_loss(model: Any, row: Any) -> torch.Tensor:
     """The loss of one unpadded record, written down a second time."""
     ids, label = torch.from_numpy(~row[:-1].astype(np.int64))[None], torch.tensor([int(row[-1])])
-    return cross_entropy(model(input_ids=ids, attention_mask=torch.ones_like(ids)).logits, label)
+    logits = model(input_ids=ids, attention_mask=torch.ones_like(ids)).logits
+    return cross_entropy(logits if logits.dim() == 2 else logits[0].mean(0, keepdim=True), label)
 
 
 def row_gradient(model: Any, row: Any, parameters: list[torch.Tensor]) -> torch.Tensor:
