@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -42,7 +43,9 @@ from dptune.training.tokens.encoding import tokens_of
 from dptune.training.tokens.labelled_texts import BESIDE_TEXT, labelled_tokens
 
 #: Runs with fewer units are warned that noise hides nearly everything in their records.
-_FEW_UNITS = 100
+#: Signals (``signal_of``) with which heads on frozen states of all-MiniLM-L6-v2 had 57, 66 and 76 % of SST-2's dev set
+#: right, where a constant answer has 51 %: means of six runs with 50 to 2,000 sentences at epsilon 1, 3 and 8.
+_HARDLY_ANY, _SOME, _MOST = 50, 100, 500
 #: Names of units that a column must not have, because ledgers use them for units of other kinds.
 _TAKEN = (RECORD, *MADE_OF_OTHERS, "user")
 #: The column of labels where none is named.
@@ -261,7 +264,7 @@ def prepare_sides(sides: Sides, base: Base, settings: TuneSettings, unit: str | 
         notes=(
             *base.notes,
             *note_of_unread(sides.unread),
-            *_few_units_warning(len(units), schedule.delta),
+            *filter(None, [delta_warning(schedule.delta, len(units)), weak_signal(settings, schedule, mechanism)]),
             *filter(None, [idle_agent(mechanism.mechanism, schedule.steps)]),
             *_notes(sides, unit, tokens, settings),
         ),
@@ -310,15 +313,37 @@ def calibrate_mechanism(settings: TuneSettings, base: Base, schedule: TuneSchedu
     return mechanism_of(settings, options, schedule.priced)
 
 
-def _few_units_warning(units: int, delta: float) -> list[str]:
-    """Warnings about a small number of units, which is public."""
-    found = [warning] if (warning := delta_warning(delta, units)) else []
-    if units < _FEW_UNITS:
-        found.append(
-            f"{units} units are few: noise that hides one of them also hides most of what they have in "
-            "common; expect little, or give more records"
-        )
-    return found
+def signal_of(schedule: TuneSchedule, noise_multiplier: float) -> float:
+    """How far all units together could push one weight in all steps, in standard deviations of the noise there. Public.
+
+    Each of ``steps`` batches is a sum of ``expected_batch_size`` units of at most the clip radius each, with noise of
+    ``noise_multiplier`` times that radius in each weight. With the default batch it is proportional to the number of
+    units, and nearly to epsilon.
+
+    Example:
+        >>> schedule = TuneSchedule(1e-5, 64.0, 16, 0.16, 100, 0.03, 10, 2, 64, {}, {})
+        >>> signal_of(schedule, noise_multiplier=6.25)
+        102.4
+    """
+    return math.sqrt(schedule.steps) * schedule.expected_batch_size / noise_multiplier
+
+
+def weak_signal(settings: TuneSettings, schedule: TuneSchedule, calibrated: Calibrated) -> str | None:
+    """A warning, from public facts, that a run can hardly learn anything at this budget, and what would help."""
+    mechanism = calibrated.mechanism
+    signal = signal_of(schedule, mechanism.effective_noise_multiplier(mechanism.knobs()))
+    if signal >= _SOME:
+        return None
+    units = round(schedule.expected_batch_size / schedule.sample_rate)
+    helps = [f"some {math.ceil(units * _MOST / signal):,} units in place of {units:,}", "a larger epsilon"]
+    if settings.task == "classify" and not settings.words:
+        helps.append("with a causal model, words (a word for each label in place of a new head)")
+    return (
+        f"at this epsilon {units:,} units can hardly teach a model anything: all steps together move a weight by at "
+        f"most {signal:.0f} times the noise that hides one unit. On SST-2, a head on MiniLM had 57 % of the labels "
+        f"right at {_HARDLY_ANY}, 66 % at {_SOME} and 76 % at {_MOST}, and a constant answer 51 %. What would help: "
+        f"{', or '.join(helps)}"
+    )
 
 
 def _notes(sides: Sides, unit: str | None, tokens: Tokens, settings: TuneSettings) -> list[str]:

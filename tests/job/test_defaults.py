@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -12,7 +14,7 @@ from tiny_tuning import checkpoint
 from dptune.core.errors import ConfigError
 from dptune.job.base_model import open_base
 from dptune.job.defaults import default_batch, default_delta, schedule_of
-from dptune.job.preparation import calibrated_schedule
+from dptune.job.preparation import calibrated_schedule, signal_of, weak_signal
 from dptune.job.settings import TuneSettings
 
 
@@ -99,3 +101,32 @@ def test_a_rate_that_was_left_open_follows_the_bands(bands: int, rate: float) ->
     assert calibrated_schedule(replace(settings, learning_rate=0.3), base, 1000)[0].learning_rate == 0.3
     fewer = schedule_of(settings, 1000, base.parameters, base.positions)
     assert replace(schedule, learning_rate=fewer.learning_rate) == fewer, "nothing that is priced follows the bands"
+
+
+@given(units=st.integers(4, 10**6), noise=st.floats(0.3, 50.0))
+def test_the_signal_of_a_default_run_grows_with_its_units(units: int, noise: float) -> None:
+    fewer, more = (schedule_of(TuneSettings(epsilon=4.0), count, 10**8, None) for count in (units, 4 * units))
+    assert signal_of(fewer, noise) < signal_of(more, noise)
+    assert signal_of(fewer, 2 * noise) == pytest.approx(signal_of(fewer, noise) / 2)
+
+
+@pytest.mark.parametrize("task", ["generate", "classify"])
+def test_a_budget_that_hardly_lets_anything_be_learned_is_named_with_what_would_help(task: str) -> None:
+    """And the number of units that the warning names is one without a warning."""
+    options: dict[str, Any] = {"task": "classify", "labels": ("0", "1")} if task == "classify" else {}
+    settings = TuneSettings(epsilon=1.0, rank=2, max_length=16, **options)
+    base = open_base(str(checkpoint()), settings)
+
+    def warned(units: int, settings: TuneSettings = settings) -> str | None:
+        return weak_signal(settings, *calibrated_schedule(settings, base, units))
+
+    said = warned(150)
+    assert said is not None
+    assert "at this epsilon 150 units can hardly teach" in said
+    assert ("a word for each label" in said) == (task == "classify")
+    needed = re.search(r"some ([\d,]+) units in place of 150", said)
+    assert needed is not None
+    enough = int(needed[1].replace(",", ""))
+    assert 150 < enough < 10_000
+    assert warned(enough) is None
+    assert warned(150, replace(settings, epsilon=30.0)) is None
