@@ -34,6 +34,7 @@ VERSIONS = {
     "average tail": 1,
 }
 PartOfAll = Annotated[float, Gt(0), Le(1)]
+RateRatio = Annotated[float, Gt(0), Le(1000)]
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,8 @@ class UpdateRule:
             those after the last steps ("tail").
         average_share: share of the steps that average tail uses; at least one step for each band of correlated noise.
         average_decay: decay of average ema in one step.
+        head_rate_ratio: learning rate of a classifier's head, as a multiple of that of the adapters: a new head has far
+            to go, and adapters that go as far mostly follow the noise.
     """
 
     optimizer: Optimizer = "adamw"
@@ -62,6 +65,7 @@ class UpdateRule:
     average: Average = "none"
     average_share: PartOfAll = 0.1
     average_decay: Chance = 0.9
+    head_rate_ratio: RateRatio = 1.0
 
     def __post_init__(self) -> None:
         """Raises: ConfigError for a value of the wrong type or out of bounds."""

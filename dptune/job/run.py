@@ -21,6 +21,7 @@ from peft import PeftModel
 from dptune.core.errors import ConfigError, DivergedError, DptuneError
 from dptune.core.files import forget_times, jsonable, locked, private_directory, read_json, replacing_folder, write_json
 from dptune.core.progress import Meter
+from dptune.job.base_model import Base
 from dptune.job.delivery.card import HELD_OUT, PUBLIC
 from dptune.job.delivery.card_code import said_words
 from dptune.job.delivery.deliverable import deliver, write_card, write_weights
@@ -322,12 +323,17 @@ def public_settings(prepared: PreparedRun) -> dict[str, Any]:
         "LoRA alpha": settings.alpha,
         "LoRA modules": targets if isinstance(targets, str) else ", ".join(targets),
         "adapted": prepared.base.adapted,
-        **({"head": ", ".join(prepared.base.head)} if prepared.base.head else {}),
+        **({"head": _head_of(prepared.base)} if prepared.base.head else {}),
         **({"base weights": weights} if (weights := prepared.base.weights) else {}),
         **{name: value for name, value in further.items() if value},
         **rows_of(settings, besides=_ROWS),
         "canaries": "none",
     }
+
+
+def _head_of(base: Base) -> str:
+    mean = getattr(base.classifier, "label_pooling", None) == "mean"
+    return ", ".join(base.head) + (", on the mean of the tokens' states, as the checkpoint declares" if mean else "")
 
 
 def _by_words(prepared: PreparedRun) -> dict[str, str]:

@@ -29,6 +29,7 @@ _log = logging.getLogger(__name__)
 _BETAS = (0.9, 0.999)
 #: The least number under the root of ``adam_bc``: without noise it is Adam.
 _LEAST = 1e-20
+_RATIO = "rate_ratio"  # of a parameter group's rate to the run's
 
 
 @dataclass(frozen=True)
@@ -158,9 +159,37 @@ AVERAGED = (
 )
 
 
-def make_optimizer(rule: UpdateRule, weights: list[torch.Tensor], learning_rate: float) -> torch.optim.Optimizer:
-    """The optimiser of these weights."""
-    return OPTIMIZERS[rule.optimizer].make(weights, learning_rate, rule)
+def make_optimizer(
+    rule: UpdateRule, weights: list[torch.Tensor], learning_rate: float, head: Sequence[torch.Tensor] = ()
+) -> torch.optim.Optimizer:
+    """The optimiser of these weights.
+
+    Args:
+        head: those of them that are a classifier's head, whose rate is ``head_rate_ratio`` times the others'
+            (``set_rate``).
+    """
+    optimizer = OPTIMIZERS[rule.optimizer].make(weights, learning_rate, rule)
+    if head and rule.head_rate_ratio != 1:
+        _split(optimizer, {id(weight) for weight in head}, rule.head_rate_ratio)
+    return optimizer
+
+
+def _split(optimizer: torch.optim.Optimizer, head: set[int], ratio: float) -> None:
+    """Give the head's weights parameter groups of their own. Those of a single weight stay, and keep their order."""
+    for group in list(optimizer.param_groups):
+        own = [weight for weight in group["params"] if id(weight) in head]
+        others = [weight for weight in group["params"] if id(weight) not in head]
+        if own and others:
+            group["params"] = others
+            optimizer.add_param_group({**group, "params": own, _RATIO: ratio})
+        elif own:
+            group[_RATIO] = ratio
+
+
+def set_rate(optimizer: torch.optim.Optimizer, learning_rate: float) -> None:
+    """Set the learning rate of the next step."""
+    for group in optimizer.param_groups:
+        group["lr"] = learning_rate * group.get(_RATIO, 1.0)
 
 
 def kind_of(optimizer: torch.optim.Optimizer) -> OptimizerKind:

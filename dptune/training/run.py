@@ -40,7 +40,7 @@ from dptune.training.checkpoints import Progress, save_checkpoint
 from dptune.training.evaluation import mean_loss
 from dptune.training.gradients.parameter_groups import Block, PairModules
 from dptune.training.models.model import assert_trained
-from dptune.training.optimizers import apply_average, average_weights, moments, tell_noise
+from dptune.training.optimizers import apply_average, average_weights, moments, set_rate, tell_noise
 from dptune.training.privacy_units import PrivacyUnits, split_batch
 from dptune.training.ranks import Order, Ranks
 from dptune.training.spec import RunSpec, TrainingPlan, mark_used
@@ -374,7 +374,6 @@ def _apply(
         for parameter in pair.parameters:
             parameter.grad = gradient[start : start + parameter.numel()].view_as(parameter).to(parameter.dtype)
             start += parameter.numel()
-    for group in optimizer.param_groups:
-        group["lr"] = learning_rate
+    set_rate(optimizer, learning_rate)
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)

@@ -57,7 +57,8 @@ def open_run(
         spec = rank.spec = replace(spec, mechanism=as_charged(spec.mechanism, charged))
         if spec.mechanism.dealt_by == "rank":
             _log.warning("%s goes on as it was begun: %s. Nothing is certified", directory, DEALT_BY_RANK)
-    optimizer = make_optimizer(spec.plan.rule, rank.weights, spec.plan.learning_rate)
+    head = [weight for pair in rank.pairs if isinstance(pair, HeadModules) for weight in pair.parameters]
+    optimizer = make_optimizer(spec.plan.rule, rank.weights, spec.plan.learning_rate, head)
     initial = trainable_state(spec.model)
     if spec.auditor is not None:
         spec.auditor.start(spec.mechanism, [pair.size for pair in rank.pairs], spec.units.planted)

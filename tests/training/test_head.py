@@ -27,8 +27,11 @@ from transformers import (
 from dptune.core.errors import ConfigError, DptuneError
 from dptune.core.settings import Lora, UpdateRule
 from dptune.mechanisms.gradient_interfaces import Gradients
+from dptune.mechanisms.interfaces import Released
+from dptune.mechanisms.mechanism import Mechanism
 from dptune.mechanisms.registry import MECHANISMS, build
 from dptune.privacy.entropy import OsEntropy
+from dptune.privacy.run_header import RunHeader
 from dptune.training.data import Tokens
 from dptune.training.gradients.gradient_check import rehearse
 from dptune.training.gradients.parameter_groups import lora_pairs, trained_blocks
@@ -45,6 +48,7 @@ from dptune.training.models.classifier import (
 from dptune.training.models.head import HEAD, HeadModules
 from dptune.training.models.model import ModelSource, attach_lora
 from dptune.training.privacy_units import PrivacyUnits
+from dptune.training.run import Run
 from dptune.training.spec import RunSpec
 
 #: Trained parameters of each head: three labels, width 32.
@@ -331,6 +335,44 @@ def test_resumed_and_whole_runs_have_one_head(tmp_path: Path) -> None:
     with train(again, tmp_path, OsEntropy()):
         pass
     assert all(torch.equal(weights(spec.model)[name], weight) for name, weight in weights(again.model).items())
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "adam_bc", "sgd"])
+def test_a_stopped_run_goes_on_with_the_heads_own_rate(
+    optimizer: Literal["adamw", "adam_bc", "sgd"], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To the bit, where released gradients follow the number of the release: the rate needs no place in checkpoints."""
+    privatise, begin = Mechanism.privatise, Run.begin
+
+    def fixed(mechanism: Mechanism, batches: Any, zeros: Any, *given: Any) -> Released:
+        draw = torch.Generator().manual_seed(given[-1])
+        gradient = [torch.randn(len(zero), generator=draw) for zero in zeros]
+        return replace(privatise(mechanism, batches, zeros, *given), gradient=gradient, deviations=(0.3,) * len(zeros))
+
+    def trained(folder: Path, ratio: float, header: RunHeader | None = None) -> dict[str, torch.Tensor]:
+        spec = run_spec("bert")
+        rule = UpdateRule(optimizer=optimizer, head_rate_ratio=ratio)
+        plan = replace(spec.plan, rule=rule, checkpoint_every=1)
+        train(replace(spec, plan=plan, header=header or spec.header), folder, OsEntropy()).close()
+        return weights(spec.model)
+
+    def stop(run: Run) -> Any:
+        if run.step == 2:
+            run.ledger.close()
+            raise KeyboardInterrupt
+        return begin(run)
+
+    monkeypatch.setattr(Mechanism, "privatise", fixed)
+    whole, plain = trained(tmp_path / "whole", 20.0), trained(tmp_path / "plain", 1.0)
+    header = run_spec("bert").header
+    monkeypatch.setattr(Run, "begin", stop)
+    with pytest.raises(KeyboardInterrupt):
+        trained(tmp_path / "stopped", 20.0, header)
+    monkeypatch.setattr(Run, "begin", begin)
+    resumed = trained(tmp_path / "stopped", 20.0, header)
+    assert all(torch.equal(resumed[name], weight) for name, weight in whole.items())
+    for name, weight in plain.items():
+        assert torch.equal(weight, whole[name]) == ("classifier" not in name), name
 
 
 @pytest.mark.parametrize("family", ["bert", "roberta", "distilbert", "modernbert"])

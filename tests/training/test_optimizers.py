@@ -39,6 +39,7 @@ from dptune.training.optimizers import (
     kind_of,
     make_optimizer,
     moments,
+    set_rate,
     tell_noise,
 )
 from dptune.training.privacy_units import PrivacyUnits
@@ -464,3 +465,28 @@ def test_controllers_read_the_moment_that_a_new_optimiser_declares(planted: Upda
     optimizer.step()
     assert [one.tolist() for one in moments(optimizer, [weight], "momentum")] == [[1.0, 1.0]]
     assert moments(optimizer, [weight], "second_moment") == []
+
+
+@pytest.mark.parametrize("optimizer", list(OPTIMIZERS))
+def test_a_heads_rate_is_a_multiple_of_the_others(optimizer: Any) -> None:
+    """Every optimiser: the head moves as with the larger rate, everything else as with the run's."""
+
+    def moved(ratio: float, rates: list[float]) -> list[torch.Tensor]:
+        torch.manual_seed(0)
+        weights = [torch.randn(3, 2, requires_grad=True) for _ in range(3)]
+        rule = UpdateRule(optimizer=optimizer, head_rate_ratio=ratio)
+        found = make_optimizer(rule, weights, rates[0], head=weights[2:])
+        for rate in rates:
+            for weight in weights:
+                weight.grad = torch.randn_like(weight)
+            set_rate(found, rate)
+            found.step()
+        assert kind_of(found) is OPTIMIZERS[optimizer]
+        assert set(found.state[weights[2]]) >= {one.name for one in OPTIMIZERS[optimizer].state}
+        return [weight.detach() for weight in weights]
+
+    rates = [0.01, 0.02, 0.005]
+    together, ten = moved(10.0, rates), [10 * rate for rate in rates]
+    for index, expected in enumerate((moved(1.0, rates), moved(1.0, rates), moved(1.0, ten))):
+        torch.testing.assert_close(together[index], expected[index], rtol=1e-6, atol=1e-7)
+    assert not torch.allclose(together[2], moved(1.0, rates)[2])
