@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import resource
 import sys
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -68,6 +69,8 @@ def _work_and_exit(work: Callable[[], Any], folder: Path, writing: int, largest_
         status = 0
     except SystemExit as ended:
         status = int(ended.code or 0)
+    except BaseException:
+        traceback.print_exc()
     finally:
         sys.stdout.flush()
         sys.stderr.flush()

@@ -20,8 +20,10 @@ from dptune.privacy.ledger_file import read_ledger
 from tasks import grid
 from tasks.stage import run_command
 
-_RUN = "--unit customer_id --epsilon 8 --delta 0.001 --epochs 1 --expected-batch-size 8 --rank 2 --target-modules c_attn"
-_TUNE = f"tune --model ../model --data ../records.csv {_RUN}"
+_TUNE = (
+    "tune --model ../model --data ../records.csv --unit customer_id --epsilon 8 --delta 0.001 --epochs 1 "
+    "--expected-batch-size 8 --rank 2 --target-modules c_attn"
+)
 COMMANDS = {
     "tune": _TUNE,
     "search": f"{_TUNE} --search ../space.yaml --eval-share 0.2",
@@ -45,7 +47,8 @@ def made() -> Iterator[Path]:
     before = Path.cwd()
     os.chdir(folder / "w")
     try:
-        for command in (f"{_TUNE} --out ../run", *(COMMANDS[name] for name in ("verify", "sample", "score"))):
+        search = f"{COMMANDS['search']} --dry-run"
+        for command in (f"{_TUNE} --out ../run", search, *(COMMANDS[name] for name in ("verify", "sample", "score"))):
             done = CliRunner().invoke(app, command.split())
             assert done.exit_code == 0, done.output
     finally:
@@ -57,7 +60,7 @@ def made() -> Iterator[Path]:
 
 @pytest.fixture
 def place(made: Path) -> Iterator[Path]:
-    """A copy of the folder that belongs to the user who runs the commands, with an empty folder ``w`` to run them in."""
+    """A copy of the folder that is the user's who runs the commands, with an empty folder ``w`` to run them in."""
     parent = Path(tempfile.mkdtemp(prefix="dptune closed ", dir="/tmp"))  # the folder of tests is closed to others
     parent.chmod(0o755)
     folder = Path(shutil.copytree(made, parent / "place"))
@@ -72,7 +75,7 @@ def place(made: Path) -> Iterator[Path]:
 
 def listed(folder: Path) -> set[str]:
     """The files and folders below, without locks, which say nothing."""
-    found = (os.path.join(at, name) for at, folders, files in os.walk(folder) for name in (*folders, *files))  # noqa: PTH118
+    found = (os.path.join(at, name) for at, folders, files in os.walk(folder) for name in (*folders, *files))
     return {name for name in found if not name.endswith("lock")}
 
 
