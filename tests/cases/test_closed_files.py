@@ -33,6 +33,8 @@ COMMANDS = {
     "set-aside": "set-aside ../run",
     "spent": "spent ../spent.jsonl",
 }
+#: What commands say that they could not write.
+_WRITTEN = {"tune": "tuned", "sample": "synthetic.jsonl", "set-aside": "folders that you can write in"}
 
 
 @pytest.fixture(scope="module")
@@ -106,21 +108,29 @@ def refused(ended: Ended, about: str) -> None:
         ("score", "records.csv"),
         ("score", "model/model.safetensors"),
         ("set-aside", "run"),
+        ("set-aside", "."),
         ("spent", "spent.jsonl"),
     ],
 )
 def test_a_closed_path_is_named_and_nothing_is_left(command: str, closed: str, place: Path) -> None:
-    writes_in = closed == "w"
+    writes_in = closed in ("w", ".")
     arguments = COMMANDS[command].split()
     if closed == "spent.jsonl" and command == "tune":
         arguments += ["--out", "../second"]
     close(place / closed, 0o555 if writes_in else 0)
     before = listed(place)
     ended = run_closed(partial(app, arguments), place / "w")
-    about = {"tune": "tuned", "sample": "synthetic.jsonl"}[command] if writes_in else Path(closed).name
+    about = _WRITTEN[command] if writes_in else Path(closed).name
     refused(ended, about)
     if not (place / closed).is_dir():
         assert listed(place) == before
+
+
+def test_a_register_that_is_not_there_is_not_called_another_file(tmp_path: Path) -> None:
+    for file, problem in ((tmp_path / "none.jsonl", "does not exist"), (tmp_path, "is not a register")):
+        done = CliRunner().invoke(app, ["spent", str(file)])
+        assert done.exit_code == 2
+        assert f"{file}: {problem}. Fix: " in done.stderr
 
 
 def names_of_cells() -> None:
