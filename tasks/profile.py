@@ -80,7 +80,8 @@ def read_profile(path: Path) -> dict[str, Any]:
         content = load_yaml(read_input(path).decode()) or {}
     except (OSError, ValueError) as error:
         problem = f"cannot be read ({str(getattr(error, 'strerror', None) or error).splitlines()[0]})"
-        raise ConfigError(str(path), problem, fix="give a YAML file of parameters") from None
+        fix = "change its permissions" if isinstance(error, PermissionError) else "give a YAML file of parameters"
+        raise ConfigError(str(path), problem, fix=fix) from None
     if not isinstance(content, dict):
         raise ConfigError(str(path), "is not a table of parameters", fix="give a YAML file of parameters")
     return content

@@ -87,8 +87,11 @@ def last_error(error: DptuneError | OSError) -> str:
     if isinstance(error, DptuneError):
         return str(error)
     where = f"{error.filename}: " if error.filename else ""
-    missing = isinstance(error, FileNotFoundError)
-    fix = "run `dvc repro`, which makes it" if missing else "free space or make it writable"
+    fix = "free space or make it writable"
+    if isinstance(error, FileNotFoundError):
+        fix = "run `dvc repro`, which makes it"
+    elif isinstance(error, PermissionError):
+        fix = "change its permissions or those of its folder"
     return f"{where}{error.strerror or error}. Fix: {fix}."
 
 

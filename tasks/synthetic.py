@@ -19,7 +19,7 @@ import typer
 
 from dptune.cli.console import show_progress
 from dptune.core.errors import ConfigError, DataError
-from dptune.core.files import locked, private_directory, write_text
+from dptune.core.files import locked, naming, private_directory, write_text
 from dptune.job.delivery.card import has_guarantee, why_not
 from dptune.job.delivery.finished_adapter import FinishedAdapter, open_adapter
 from dptune.job.path_checks import card_beside
@@ -188,7 +188,8 @@ def _deliver(opened: OpenedCell, folder: Path, *, no_guarantee: bool) -> Finishe
     from tasks.experiment.adapter_model import write_deliverable
 
     cell = opened.cell
-    load_tokenizer(cell.model.weights).save_pretrained(str(folder))
+    with naming(folder):
+        load_tokenizer(cell.model.weights).save_pretrained(str(folder))
     write_deliverable(cell, opened.path, folder)
     found = open_adapter(folder, no_guarantee=no_guarantee)
     base, revision, tokens = name_of(cell.model.source), cell.model.revision, cell.training.max_length

@@ -62,6 +62,8 @@ def _sentence(error: Any) -> str:
     problem = error.format_message().partition(" (Possible options")[0]
     if hasattr(error.__cause__, "errors"):  # newer versions of typer pass on pydantic's own words
         problem = problem.replace(error.message, problem_of(error.__cause__.errors()[0]))
+    if problem.endswith(("is not readable", "is not readable.", "is not writable", "is not writable.")):
+        return f"{problem.rstrip('.')}. Fix: change its permissions, or give another path."
     near = "".join(f"use {name}, or " for name in sorted(getattr(error, "possibilities", None) or ())[:1])
     return f"{problem.rstrip('.')}. Fix: {near}see `{error.ctx.command_path if error.ctx else 'dptune'} --help`."
 

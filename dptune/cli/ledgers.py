@@ -180,7 +180,8 @@ def spent(
     faults = book.faults()  # a register that was removed is one
     if not (register.is_file() or faults):
         fix = "give the spent.jsonl beside the folders of runs, or the pipeline's data/spent.jsonl"
-        raise ConfigError(str(register), "is not a register", fix=fix)
+        problem = "is not a register" if register.exists() else "does not exist"
+        raise ConfigError(str(register), problem, fix=fix)
     if restore and (names := book.restore()):
         notice("restored", f"{register} names {', '.join(names)} again")
         faults = book.faults()

@@ -117,6 +117,8 @@ def problem_of(item: Mapping[str, Any]) -> str:
     kind, context = str(item["type"]), dict(item.get("ctx", {}))
     if kind in ("value_error", "assertion_error"):
         return str(context.get("error", item["msg"]))
+    if isinstance(item.get("input"), float) and item["input"] != item["input"]:
+        return "nan is not a number"
     if kind not in _WORDS:
         return f"{reprlib.repr(item.get('input'))}: {item['msg']}"
     shown = {name: f"{value:g}" if isinstance(value, float) else value for name, value in context.items()}

@@ -179,7 +179,7 @@ def _is_alive(process: int) -> bool:
 def naming(path: Path) -> Iterator[None]:
     """Let an error of the disk name ``path``: of a failed write the system does not say where it was.
 
-    Raises: OSError also in place of SafetensorError, which hides the system's error in a text.
+    Raises: OSError also in place of the errors of safetensors and tokenizers, which hide the system's in a text.
     """
     try:
         yield
@@ -189,7 +189,8 @@ def naming(path: Path) -> Iterator[None]:
         error.filename = error.filename or str(path)
         raise
     except Exception as error:
-        if type(error).__name__ != "SafetensorError":  # not imported: nothing else here needs it
+        # Its type is not imported: nothing else here needs it. That of tokenizers is a bare Exception.
+        if type(error).__name__ != "SafetensorError" and "(os error " not in str(error):
             raise
         raise OSError(errno.EIO, f"cannot be written ({error})", str(path)) from None
 

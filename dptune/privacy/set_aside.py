@@ -121,7 +121,7 @@ def set_aside(folder: Path) -> tuple[Path, Spending | None]:
             fsync_directory(target.parent)
     except OSError as error:
         problem = f"{error.filename or folder}: {error.strerror or error}, so {folder} cannot be set aside"
-        raise DptuneError(f"{problem}. Fix: make it a file, or a folder, that can be written.") from None
+        raise DptuneError(f"{problem}. Fix: make {folder} and {folder.parent} folders that you can write in.") from None
     return target, spent
 
 

@@ -14,9 +14,11 @@ from tiny_search import draws, start, usual
 
 from dptune.job.search import candidates as candidates_module
 from dptune.job.search import score as score_module
+from dptune.job.search import search as search_module
 from dptune.job.search.candidates import scored_units
 from dptune.job.search.journal import Journal
 from dptune.job.search.score import ONE, clipped_sum, unit_losses
+from dptune.privacy.ledger import Ledger
 from dptune.privacy.ledger_file import read_ledger
 from dptune.training.data import Tokens
 from dptune.training.privacy_units import PrivacyUnits
@@ -125,13 +127,14 @@ def test_a_score_is_charged_before_it_is_drawn(tmp_path: Path, monkeypatch: pyte
     assert seen == [1]
 
 
-@pytest.mark.parametrize("where", ["charge_score", "noisy_score", "end"])
+@pytest.mark.parametrize("where", ["finish", "charge_score", "noisy_score", "end"])
 def test_a_score_whose_process_died_is_the_same_when_it_is_made_again(
     where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Killed before or after its charge, or before its outcome is on disk: the candidate and its one draw are kept."""
+    """Killed before or after its charge, before the charge's ledger ends, or before its outcome is on disk: the
+    candidate and its one draw are kept."""
     draws(monkeypatch, 1)
-    place: Any = Journal if where == "end" else candidates_module
+    place: Any = {"end": Journal, "finish": Ledger}.get(where, candidates_module)
     real, score, seen = getattr(place, where), candidates_module.noisy_score, []
 
     def look(*arguments: Any) -> float:
@@ -157,6 +160,24 @@ def test_a_score_whose_process_died_is_the_same_when_it_is_made_again(
     assert [found[0] for found in seen] == [noise] * len(seen)
     assert len({round(found[1], 9) for found in seen}) == 1
     assert not list(tmp_path.rglob("candidates.jsonl")), "a result shows no noise"
+
+
+def test_a_winner_whose_score_has_no_end_is_delivered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As an earlier version left a candidate that was killed between its score's charge and the end of that ledger."""
+    draws(monkeypatch, 1)
+
+    def die(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(search_module, "_publish", die)
+        with pytest.raises(KeyboardInterrupt):
+            start(tmp_path)
+    (ledger,) = tmp_path.rglob("score.jsonl")
+    ledger.write_text("".join(ledger.read_text().splitlines(keepends=True)[:-1]))
+    assert not read_ledger(ledger).complete
+    assert start(tmp_path).certificate is not None
+    assert read_ledger(tmp_path / "out" / "adapter" / "score.jsonl").complete
 
 
 def test_each_side_is_scored_on_its_own_units() -> None:

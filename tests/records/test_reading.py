@@ -532,6 +532,22 @@ def test_what_a_source_cannot_mean_is_refused(tmp_path: Path, name: str, options
         read(RecordSource(path, **options))
 
 
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.pkl", b"\x80\x04\x95", r"a\.pkl: is a pickle of Python, not text\. Fix: export its records"),
+        ("a.feather", b"ARROW1\0\0", r"a\.feather: is an Arrow file, not text\. Fix: export its records"),
+        ("a.dat", b"PAR1\x15", r"a\.dat: is a Parquet file, not text\. Fix: give it the ending \.parquet"),
+    ],
+)
+def test_a_file_of_an_unknown_ending_is_named_by_its_content(
+    tmp_path: Path, name: str, content: bytes, message: str
+) -> None:
+    """Not by a list of formats, of which none would read it."""
+    with pytest.raises(DataError, match=message):
+        read(RecordSource(written(tmp_path, name, content)))
+
+
 @pytest.mark.parametrize("shares", [(0.5, 0.5, 0.5), (0, 1, 0), (1.5, -0.5, 0), (float("nan"), 0, 0)])
 def test_shares_add_up(shares: tuple[float, float, float]) -> None:
     with pytest.raises(ConfigError, match=r"data\.split: train, eval and test"):

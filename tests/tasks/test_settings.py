@@ -67,7 +67,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "epsilon zero": ({"experiment": {"epsilons": [2, 0]}}, "experiment.epsilons.1"),
     "epsilon negative": ({"experiment": {"epsilons": [-1]}}, "experiment.epsilons.0"),
     "epsilon infinite": ({"experiment": {"epsilons": [float("inf")]}}, "experiment.epsilons.0"),
-    "epsilon not a number": ({"experiment": {"epsilons": [float("nan")]}}, "experiment.epsilons.0"),
+    "epsilon not a number": ({"experiment": {"epsilons": [float("nan")]}}, "epsilons.0: nan is not a number"),
     "epsilons no list": ({"experiment": {"epsilons": 2}}, "experiment.epsilons"),
     "no epsilon": ({"experiment": {"epsilons": []}}, "experiment.epsilons"),
     "delta one": ({"experiment": {"delta": 1}}, "experiment.delta"),

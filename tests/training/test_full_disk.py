@@ -101,5 +101,8 @@ def test_a_file_that_grows_is_named_too(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="No space left") as caught, naming(tmp_path / "history.jsonl"):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))  # as a write raises it: without a name
     assert caught.value.filename == str(tmp_path / "history.jsonl")
+    with pytest.raises(OSError, match="No space left") as caught, naming(tmp_path):
+        raise Exception("No space left on device (os error 28)")  # as tokenizers raises it
+    assert caught.value.filename == str(tmp_path)
     with pytest.raises(ValueError, match="other"), naming(tmp_path):
         raise ValueError("other")

@@ -55,7 +55,7 @@ _NOT_ALL = {
     "mbart": "encoder_attn.k_proj",
     "mixtral": "gate",
     "olmoe": "gate",
-    "phimoe": "AttributeError",  # its router is a linear layer that returns two things
+    "phimoe": r"router \(PhimoeTopKRouter\) cannot take",  # a linear layer that returns two tensors
     "qwen3_moe": "experts",
 }
 
@@ -97,6 +97,23 @@ def test_a_layer_that_cannot_be_done_right_is_named(family: str) -> None:
 
     with pytest.raises(ConfigError, match=_NOT_ALL[family]):
         attempt()
+
+
+def test_a_router_is_named_and_the_other_layers_can_be_trained() -> None:
+    """A router is a linear layer that returns two tensors; PEFT's adapter fails in the middle of the model."""
+
+    def attach(modules: Any) -> Any:
+        return attach_lora(tiny("llama4_text"), Lora(2, 4, 0.0, modules), 0)
+
+    model = attach("all-linear")
+    with pytest.raises(ConfigError) as refused:
+        rehearse(model, lora_pairs(model))
+    said = str(refused.value)
+    assert "layers.0.feed_forward.router (Llama4Router) cannot take an adapter (AttributeError" in said
+    others = re.search(r"Fix: name other layers \((.+)\)\.", said)
+    assert others is not None, said
+    model = attach(tuple(others[1].split(", ")))
+    rehearse(model, lora_pairs(model))
 
 
 @pytest.mark.parametrize("bits", [torch.float32, torch.bfloat16])

@@ -362,10 +362,11 @@ def is_charged(path: Path) -> bool:
 
 
 def charge_score(path: Path, header: RunHeader, terms: ScoreTerms) -> None:
-    """Charge one score, once."""
+    """Charge one score, once, and end its ledger, also that of a process that was killed in between."""
     release = terms.release
     assert release is not None
     if is_charged(path):
+        end_ledger(path)
         return
     planned = Counter([release])
     with Ledger.resume(path, planned) if path.exists() else Ledger.create(path, header, planned) as ledger:
@@ -373,7 +374,7 @@ def charge_score(path: Path, header: RunHeader, terms: ScoreTerms) -> None:
         ledger.finish()
 
 
-def end_ledger(folder: RunFolder) -> None:
-    """End the ledger of a candidate that was killed after its outcome was written."""
-    if not is_complete(folder.ledger):
-        Ledger.resume(folder.ledger, Counter()).finish()
+def end_ledger(path: Path) -> None:
+    """End a ledger whose process was killed after its last release."""
+    if not is_complete(path):
+        Ledger.resume(path, Counter()).finish()

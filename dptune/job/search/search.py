@@ -337,15 +337,16 @@ def _publish(shared: SearchRun, winner: Drawn, working: Path, out: Path) -> None
     folder = shared.folder_of(winner)
     if not folder.adapter.exists():
         check_winner(shared, winner)
-        end_ledger(folder)
+        end_ledger(folder.ledger)
         partial, own = partial_of(folder), prepared_candidate(shared, winner)
         score = score_of(shared, winner)
         if not read_certificate(working / FILE).complete:
             chain = read_ledger(folder.ledger).chain
             write_winner(working / FILE, Winner(winner.options, sha256(partial / WEIGHTS), chain, score))
         _copy(working / FILE, partial / FILE)
-        if (folder.path / SCORE_LEDGER).exists():
-            _copy(folder.path / SCORE_LEDGER, partial / SCORE_LEDGER)
+        if (charged := folder.path / SCORE_LEDGER).exists():
+            end_ledger(charged)
+            _copy(charged, partial / SCORE_LEDGER)
         figures = _public_figures(shared, own, partial)
         result = result_of(own, figures) | {"search": {"score": score, "on": shared.terms.on}}
         write_json(RunFolder(out).result, result)

@@ -69,6 +69,7 @@ def refuse_binary(path: Path, content: bytes) -> None:
         if re.match(begins, content):
             fix = "unpack it" if kind.endswith("archive") else "export its records as text, a table or JSONL"
             fix = f"add {PACKED} to its name, or unpack it" if "gzip" in kind else fix
+            fix = "give it the ending .parquet" if "Parquet" in kind else fix
             raise DataError(f"is {kind}, not text", fix=fix, file=path)
 
 

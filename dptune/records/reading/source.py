@@ -11,7 +11,8 @@ from typing import Any, Literal
 
 from dptune.core.errors import ConfigError
 from dptune.core.files import sha256
-from dptune.records.reading.formats import ENDINGS, FORMATS, Format, ending_of
+from dptune.records.reading.file_kinds import refuse_binary
+from dptune.records.reading.formats import ENDINGS, FORMATS, PACKED, Format, ending_of
 from dptune.records.reading.template import TEXT, template_columns
 
 #: A path or a hub name; or rows: mappings from column to value, such as a list of dicts or a ``datasets.Dataset``; or a
@@ -20,6 +21,9 @@ Data = str | Path | Iterable[Mapping[str, Any]]
 
 #: What the records of a text file may be.
 RecordsAre = Literal["lines", "paragraphs"]
+
+#: Number of bytes by which a file that is not text is recognised.
+_BEGINNING = 4096
 
 #: A commit of the hub.
 COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -138,7 +142,8 @@ class RecordSource:
     def format_of(self, path: Path) -> Format:
         """The format of a file: ``format`` if it is given, else by the file's ending.
 
-        Raises: ConfigError if neither decides it, or if ``format`` is text and the ending is that of another format.
+        Raises: ConfigError if neither decides it, or if ``format`` is text and the ending is that of another format;
+            DataError for a file without a known ending that no format reads, such as a pickle.
         """
         by_ending = ENDINGS.get(ending_of(path))
         if self.format == "text" and by_ending not in (None, "text"):
@@ -147,6 +152,9 @@ class RecordSource:
         if path.is_dir() and self.format in (None, "datasets"):
             return "datasets"
         if self.format is None and by_ending is None:
+            if path.is_file() and path.suffix.lower() != PACKED:  # a format that is not read, such as a pickle
+                with path.open("rb") as file:
+                    refuse_binary(path, file.read(_BEGINNING))
             problem = f"the ending of {path.name} does not show the format"
             raise ConfigError("data.format", problem, fix=f"give data.format, one of {', '.join(FORMATS)}")
         return self.format or by_ending or "text"

@@ -8,6 +8,7 @@ records, or puts them in another order, is named before anything is charged, and
 from __future__ import annotations
 
 import logging
+import traceback
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -63,8 +64,7 @@ def rehearse(model: Any, pairs: Sequence[Block], *, checkpointing: bool = False)
         except ConfigError:
             raise
         except Exception as error:  # an adapter may sit where the model does not expect one, and raise anything
-            problem = f"no gradients of a short text can be computed ({type(error).__name__}: {first_line(error)})"
-            raise ConfigError("model", problem, fix="train another model, or adapt other layers") from error
+            raise _refusal(model, pairs, error) from error
         _check_gradients(alone)
         doubtful, close = _DOUBTFUL.get(next(model.parameters()).dtype, _DOUBTFUL_IN_HALF)
         if not all(distance <= doubtful for distance in off):  # nor a NaN
@@ -86,6 +86,26 @@ def rehearse(model: Any, pairs: Sequence[Block], *, checkpointing: bool = False)
             raise ConfigError(
                 "lora.target_modules", problem, fix="name the other layers that are to train, without this one"
             )
+
+
+def _refusal(model: Any, pairs: Sequence[Block], error: Exception) -> ConfigError:
+    """The error for a model that fails with its adapters: it names the adapted layer that failed, if one did.
+
+    Some layers are linear and yet no place for an adapter: a router of experts returns two tensors, and PEFT adds the
+    adapter's output to one.
+    """
+    why = f"({type(error).__name__}: {first_line(error)})"
+    names = {id(model.get_submodule(pair.name)): pair.name for pair in pairs if isinstance(pair, PairModules)}
+    callers = [frame.f_locals.get("self") for frame, _ in traceback.walk_tb(error.__traceback__)]
+    failed: Any = next((one for one in callers if id(one) in names), None)
+    if failed is None:
+        problem = f"no gradients of a short text can be computed {why}"
+        return ConfigError("model", problem, fix="train another model, or adapt other layers")
+    name = names[id(failed)]
+    others = sorted({one.rpartition(".")[2] for one in names.values()} - {name.rpartition(".")[2]})
+    fix = f"name other layers ({', '.join(others) or 'such as its query and value projections'})"
+    problem = f"layer {name} ({type(failed.base_layer).__name__}) cannot take an adapter {why}"
+    return ConfigError("lora.target_modules", problem, fix=fix)
 
 
 def _distances(

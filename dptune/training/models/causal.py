@@ -142,7 +142,7 @@ def check_causal(source: str, model: Any) -> None:
             logits = model(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False).logits
     except Exception as error:  # whatever a model that is asked for less than it needs may raise
         problem = f"{source!r} cannot read a single text ({type(error).__name__}: {first_line(error)})"
-        raise ConfigError(_FIELD, problem, fix=_FIX) from error
+        raise ConfigError(_FIELD, problem, fix=f"{_FIX}; if it is one, mend its config.json") from error
     if not bool(torch.isfinite(logits).all()):
         problem = f"{source!r} ({type(model).__name__}) computes infinities or NaN for a short text in {logits.dtype}"
         fix = "check that its config.json and weights belong together, or give another dtype"

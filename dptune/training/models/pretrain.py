@@ -16,6 +16,7 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, proce
 from torch.nn.functional import cross_entropy
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast, RobertaConfig, RobertaForMaskedLM
 
+from dptune.core.files import naming
 from dptune.training.data import Tokens, tokenize
 from dptune.training.evaluation import perplexity
 from dptune.training.losses import attention_mask
@@ -145,8 +146,9 @@ def pretrain(
         autocast=torch.bfloat16 if device.type == "cuda" and plan.dtype == "bfloat16" else None,
         **({"losses": partial(masked_losses, mask_token=mask, draws=masks)} if plan.shape == "roberta" else {}),
     )
-    model.to(getattr(torch, plan.dtype)).save_pretrained(directory, safe_serialization=True)
-    tokenizer.save_pretrained(directory)
+    with naming(directory):
+        model.to(getattr(torch, plan.dtype)).save_pretrained(directory, safe_serialization=True)
+        tokenizer.save_pretrained(directory)
     if plan.shape == "roberta":
         found = masked_perplexity(model, held_out, mask, plan.batch_size, plan.seed)
     else:
