@@ -33,7 +33,8 @@ from dptune.job.delivery.verification import WEIGHTS, check_deliverable
 from dptune.job.delivery.weights import partial_of
 from dptune.job.path_checks import check_folder
 from dptune.job.preparation import PreparedRun, prepare
-from dptune.job.run import Tuned, figures_of, paired, result_of, spec_of, tuned_of
+from dptune.job.result import Figures
+from dptune.job.run import Tuned, figures_of, result_of, spec_of, tuned_of
 from dptune.job.search.candidates import (
     CANDIDATES,
     SearchRun,
@@ -346,9 +347,10 @@ def _publish(shared: SearchRun, winner: Drawn, working: Path, out: Path) -> None
         _copy(working / FILE, partial / FILE)
         if (folder.path / SCORE_LEDGER).exists():
             _copy(folder.path / SCORE_LEDGER, partial / SCORE_LEDGER)
-        figures = _public_figures(shared, own, partial)
-        result = result_of(own, figures) | {"search": {"score": score, "on": shared.terms.on}}
-        write_json(RunFolder(out).result, result)
+        before, after = _public_figures(shared, own, partial)
+        result = result_of(own, before, after, read_ledger(folder.ledger), read_certificate(working / FILE))
+        result = replace(result, search={"score": score, "on": shared.terms.on})
+        result.write(RunFolder(out).result)
         deliver(folder, result)
     check_deliverable(folder.adapter)  # before all that it was made of goes
     folder.adapter.rename(RunFolder(out).adapter)
@@ -359,10 +361,10 @@ def _copy(source: Path, target: Path) -> None:
     write_text(target, source.read_text(encoding="utf-8"))
 
 
-def _public_figures(shared: SearchRun, own: PreparedRun, partial: Path) -> dict[str, dict[str, list[float | str]]]:
+def _public_figures(shared: SearchRun, own: PreparedRun, partial: Path) -> tuple[Figures, Figures]:
     """Figures on public records before and after; held-out records' own are never computed for a search."""
     if own.public is None:
-        return {}
+        return {}, {}
     quiet = replace(own, settings=replace(own.settings, telemetry="private"))
     # A classifier begins with a new head, which the shared weights lack.
     classifies = own.settings.task == "classify"
@@ -370,7 +372,7 @@ def _public_figures(shared: SearchRun, own: PreparedRun, partial: Path) -> dict[
     before = figures_of(quiet, start)
     del start  # on its device beside the winner it would be one model too many
     model = PeftModel.from_pretrained(own.base.load(), str(partial)).requires_grad_(False)
-    return paired(before, figures_of(quiet, model))
+    return before, figures_of(quiet, model)
 
 
 def _publish_nothing(working: Path, out: Path) -> None:
