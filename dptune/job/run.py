@@ -381,6 +381,9 @@ def check_same(prepared: PreparedRun, folder: RunFolder) -> str:
     then = {"keys": written["keys"], **as_written_now(known)}
     changed = [name for name in written if written[name] != then.get(name)]
     begun, versions = first_header(folder.ledger), prepared.versions
+    if begun and not known and not is_complete(folder.ledger):  # nothing else keeps settings and versions
+        problem = f"{folder.cell} is missing, which says by what settings, records and version of dptune the run began"
+        raise ConfigError("out", problem, fix=f"restore it, give another folder, or {fresh_start(folder.path)}")
     if not known or begun is None:
         drawn = uuid.uuid4().hex if changed or folder.lost_its_ledger else known["run_id"]
         run_id = begun.run_id if begun else drawn

@@ -8,6 +8,7 @@ from dataclasses import asdict
 from typing import Any
 
 from dptune.job.preparation import PreparedRun
+from dptune.job.search.kinds import versions_of_kinds
 from dptune.job.search.settings import SearchSettings
 from dptune.job.settings import FREE, as_written_now
 from dptune.job.versions import VERSIONS
@@ -17,7 +18,7 @@ _GONE = {"cut_records", VERSIONS}
 
 
 def asked_of(prepared: PreparedRun, asked: SearchSettings, salt: str) -> dict[str, Any]:
-    """All that decides a search's result, in JSON types.
+    """All that decides a search's result, in JSON types: settings, records and versions of parts.
 
     Private: with the salt, the digest of the records tests a guess of all of them.
     """
@@ -28,6 +29,7 @@ def asked_of(prepared: PreparedRun, asked: SearchSettings, salt: str) -> dict[st
         "keys": prepared.digest_of_keys(salt),
         "unit": prepared.units.kind,
         "search": asked.to_json(),
+        VERSIONS: versions_of_kinds(asked, prepared.settings),
         **settings,
     }
     return dict(json.loads(json.dumps(found)))

@@ -46,7 +46,7 @@ from dptune.job.search.candidates import (
     score_of,
 )
 from dptune.job.search.journal import FIX, Journal, LostError
-from dptune.job.search.kinds import CandidateKind, price_kinds, score_terms, versions_of_kinds
+from dptune.job.search.kinds import CandidateKind, price_kinds, score_terms
 from dptune.job.search.plan import FILE as PLAN
 from dptune.job.search.plan import Drawn, Plan
 from dptune.job.search.request import asked_of, changes
@@ -131,12 +131,11 @@ def search(
         if asked.keep_losers and any(crashed(shared, candidate) for candidate in plan.candidates):
             _log.warning("a candidate crashed and counts as the worst: the guarantee assumes that no record does that")
         best = best_of([score_of(shared, candidate) for candidate in plan.candidates])
+        model = None if best is None else _publish(shared, plan.candidates[best], working, out)
         if best is None:
             _publish_nothing(working, out)
-        else:
-            _publish(shared, plan.candidates[best], working, out)
         _forget(working, out, asked)
-        return _load(prepared, out)
+        return _load(prepared, out, model)
 
 
 def _has_ended(folder: RunFolder) -> bool:
@@ -310,7 +309,10 @@ def _check_plan(prepared: PreparedRun, asked: SearchSettings, plan: Plan, workin
     if not plan.asked:
         problem = f"{working} holds a search whose plan does not say for which records and settings it was drawn"
         raise ConfigError("out", problem, fix="give another folder, which spends again")
-    if changed := changes(plan.asked, asked_of(prepared, asked, plan.salt)):
+    now = asked_of(prepared, asked, plan.salt)
+    if VERSIONS in plan.asked:  # earlier versions kept them only in the cell, which may be lost
+        check_versions(plan.asked, now[VERSIONS], working, ended=False)
+    if changed := changes(plan.asked, now):
         problem = f"{working} holds a search that was started with other settings ({changed})"
         raise ConfigError("out", problem, fix="restore them, or give another folder, which spends again")
 
@@ -323,19 +325,18 @@ def _check_same(prepared: PreparedRun, asked: SearchSettings, folder: RunFolder)
     known = folder.settings
     salt = known.get("salt") or secrets.token_hex(16)
     now = asked_of(prepared, asked, salt) | {"salt": salt, "kind": "search"}
-    versions = versions_of_kinds(asked, prepared.settings)
     begun = (working_folder(folder.path) / PLAN).exists() or _has_ended(folder)
     if known and begun and (changed := changes(known | {"kind": "search"}, now)):
         problem = f"{folder.path} was started with other settings ({changed})"
         raise ConfigError("out", problem, fix="restore them, or give another folder, which spends again")
     if known and begun:
-        check_versions(known, versions, folder.path, ended=_has_ended(folder))
-    return now | {VERSIONS: versions}
+        check_versions(known, now[VERSIONS], folder.path, ended=_has_ended(folder))
+    return now
 
 
-def _publish(shared: SearchRun, winner: Drawn, working: Path, out: Path) -> None:
-    """Put the winner's folder at its place, with the certificate."""
-    folder = shared.folder_of(winner)
+def _publish(shared: SearchRun, winner: Drawn, working: Path, out: Path) -> Any:
+    """Put the winner's folder at its place, with the certificate. Returns its model if it was loaded, else None."""
+    folder, model = shared.folder_of(winner), None
     if not folder.adapter.exists():
         check_winner(shared, winner)
         end_ledger(folder)
@@ -347,7 +348,7 @@ def _publish(shared: SearchRun, winner: Drawn, working: Path, out: Path) -> None
         _copy(working / FILE, partial / FILE)
         if (folder.path / SCORE_LEDGER).exists():
             _copy(folder.path / SCORE_LEDGER, partial / SCORE_LEDGER)
-        before, after = _public_figures(shared, own, partial)
+        before, after, model = _public_figures(shared, own, partial)
         result = result_of(own, before, after, read_ledger(folder.ledger), read_certificate(working / FILE))
         result = replace(result, search={"score": score, "on": shared.terms.on})
         result.write(RunFolder(out).result)
@@ -355,16 +356,17 @@ def _publish(shared: SearchRun, winner: Drawn, working: Path, out: Path) -> None
     check_deliverable(folder.adapter)  # before all that it was made of goes
     folder.adapter.rename(RunFolder(out).adapter)
     fsync_directory(out)  # durable before what it was made of goes
+    return model
 
 
 def _copy(source: Path, target: Path) -> None:
     write_text(target, source.read_text(encoding="utf-8"))
 
 
-def _public_figures(shared: SearchRun, own: PreparedRun, partial: Path) -> tuple[Figures, Figures]:
-    """Figures on public records before and after; held-out records' own are never computed for a search."""
+def _public_figures(shared: SearchRun, own: PreparedRun, partial: Path) -> tuple[Figures, Figures, Any]:
+    """Figures on public records before and after, and the model; held-out records' own are never computed."""
     if own.public is None:
-        return {}, {}
+        return {}, {}, None
     quiet = replace(own, settings=replace(own.settings, telemetry="private"))
     # A classifier begins with a new head, which the shared weights lack.
     classifies = own.settings.task == "classify"
@@ -372,7 +374,7 @@ def _public_figures(shared: SearchRun, own: PreparedRun, partial: Path) -> tuple
     before = figures_of(quiet, start)
     del start  # on its device beside the winner it would be one model too many
     model = PeftModel.from_pretrained(own.base.load(), str(partial)).requires_grad_(False)
-    return before, figures_of(quiet, model)
+    return before, figures_of(quiet, model), model
 
 
 def _publish_nothing(working: Path, out: Path) -> None:
@@ -388,12 +390,14 @@ def _forget(working: Path, out: Path, asked: SearchSettings) -> None:
     forget_times(out)
 
 
-def _load(prepared: PreparedRun, out: Path) -> Tuned:
+def _load(prepared: PreparedRun, out: Path, model: Any = None) -> Tuned:
+    """The ended search, with its winner's model, which is loaded unless it is given."""
     folder = RunFolder(out)
     if not folder.adapter.exists():
         problem = f"{out}: every candidate failed, so the base model is the result, and the budget is spent"
         raise NoWinnerError(f"{problem}. Fix: lower the learning rates of the space; another search adds its cost.")
     contents = check_deliverable(folder.adapter)
     certificate = read_certificate(folder.adapter / FILE)
-    model = PeftModel.from_pretrained(prepared.base.load(), str(folder.adapter)).requires_grad_(False)
+    if model is None:
+        model = PeftModel.from_pretrained(prepared.base.load(), str(folder.adapter)).requires_grad_(False)
     return tuned_of(model.eval(), contents, out, certificate)
