@@ -296,7 +296,7 @@ def result_of(
 
 def public_settings(prepared: PreparedRun) -> dict[str, Any]:
     """The run's settings for the card, by name. Of the records they reveal the number of units alone."""
-    settings, schedule = prepared.settings, prepared.schedule
+    settings, schedule, words = prepared.settings, prepared.schedule, prepared.base.words
     targets = settings.target_modules or "PEFT's for the family"
     further = {
         "LoRA scaling": "alpha / sqrt(rank)" if settings.rslora else None,
@@ -307,7 +307,7 @@ def public_settings(prepared: PreparedRun) -> dict[str, Any]:
     }
     return {
         **({"task": "classify", "labels": ", ".join(settings.labels)} if settings.labels else {}),
-        **(_by_words(prepared) if prepared.base.words else {}),
+        **({"words": said_words(words), "template": prepared.template or "none"} if words else {}),
         "mechanism": settings.mechanism,
         **schedule.options,
         **({"bands": bands} if (bands := prepared.mechanism.mechanism.bands) > 1 else {}),
@@ -330,10 +330,6 @@ def public_settings(prepared: PreparedRun) -> dict[str, Any]:
         **rows_of(settings, besides=_ROWS),
         "canaries": "none",
     }
-
-
-def _by_words(prepared: PreparedRun) -> dict[str, str]:
-    return {"words": said_words(prepared.base.words), "template": prepared.template or "none"}
 
 
 def _list_pattern(pattern: Mapping[str, int]) -> str:

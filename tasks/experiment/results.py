@@ -21,8 +21,8 @@ from dptune.records.parquet_file import read_about
 from tasks.experiment.adapter_model import write_model
 from tasks.experiment.cell_run import CellRun, main_metrics, steps_table
 from tasks.experiment.cells import PUBLISHED, Cell
+from tasks.experiment.guarantee import guarantee
 from tasks.experiment.preparation import PreparedCell
-from tasks.experiment.result import guarantee
 from tasks.identity import code_digest
 from tasks.metrics import allowed
 from tasks.mlflow.entities import InputData

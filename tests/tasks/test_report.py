@@ -19,7 +19,7 @@ from dptune.job.result import RunResult
 from tasks.charts.canvas import blank, save
 from tasks.charts.seed_groups import over_seeds
 from tasks.experiment.cell_list import read_results
-from tasks.experiment.result import GUARANTEE
+from tasks.experiment.guarantee import GUARANTEE
 from tasks.report import experiment as module
 from tasks.report.experiment import write_report
 

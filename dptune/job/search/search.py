@@ -48,8 +48,7 @@ from dptune.job.search.candidates import (
 from dptune.job.search.journal import FIX, Journal, LostError
 from dptune.job.search.kinds import CandidateKind, price_kinds, score_terms
 from dptune.job.search.plan import FILE as PLAN
-from dptune.job.search.plan import Drawn, Plan
-from dptune.job.search.request import asked_of, changes
+from dptune.job.search.plan import Drawn, Plan, asked_of, changes
 from dptune.job.search.score import best_of
 from dptune.job.search.settings import SearchSettings
 from dptune.job.settings import TuneSettings
@@ -131,9 +130,13 @@ def search(
         if asked.keep_losers and any(crashed(shared, candidate) for candidate in plan.candidates):
             _log.warning("a candidate crashed and counts as the worst: the guarantee assumes that no record does that")
         best = best_of([score_of(shared, candidate) for candidate in plan.candidates])
-        model = None if best is None else _publish(shared, plan.candidates[best], working, out)
-        if best is None:
-            _publish_nothing(working, out)
+        if best is not None:
+            model = _publish(shared, plan.candidates[best], working, out)
+        else:  # the certificate alone says that nothing is published
+            model = None
+            if not read_certificate(working / FILE).complete:
+                write_winner(working / FILE, None)
+            _copy(working / FILE, out / FILE)
         _forget(working, out, asked)
         return _load(prepared, out, model)
 
@@ -375,12 +378,6 @@ def _public_figures(shared: SearchRun, own: PreparedRun, partial: Path) -> tuple
     del start  # on its device beside the winner it would be one model too many
     model = PeftModel.from_pretrained(own.base.load(), str(partial)).requires_grad_(False)
     return before, figures_of(quiet, model), model
-
-
-def _publish_nothing(working: Path, out: Path) -> None:
-    if not read_certificate(working / FILE).complete:
-        write_winner(working / FILE, None)
-    _copy(working / FILE, out / FILE)
 
 
 def _forget(working: Path, out: Path, asked: SearchSettings) -> None:
