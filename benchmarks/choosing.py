@@ -27,7 +27,6 @@ from dptune.core.errors import DivergedError
 from dptune.core.files import write_json
 from dptune.core.units import RECORD
 from dptune.job.base_model import Base, open_base
-from dptune.job.delivery.card import HELD_OUT
 from dptune.job.preparation import PreparedRun, calibrated_schedule, prepare_sides
 from dptune.job.run import Tuned, figures_of, run
 from dptune.job.search.kinds import settings_of
@@ -81,7 +80,7 @@ class Study:
 
 def after(tuned: Tuned, prepared: PreparedRun) -> float:
     """Perplexity of held-out records under a finished run's model."""
-    return figures_of(replace(prepared, public=None), tuned.model)[HELD_OUT]["perplexity"]
+    return figures_of(replace(prepared, public=None), tuned.model)["eval_perplexity"]
 
 
 def repeat(study: Study, points: int) -> dict[str, Any]:

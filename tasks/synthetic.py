@@ -23,12 +23,12 @@ from dptune.core.files import locked, naming, private_directory, write_text
 from dptune.job.delivery.card import has_guarantee, why_not
 from dptune.job.delivery.finished_adapter import FinishedAdapter, open_adapter
 from dptune.job.path_checks import card_beside
+from dptune.job.result import RunResult
 from dptune.privacy.ledger_file import read_ledger
 from dptune.privacy.run_folder import RunFolder
 from dptune.records.parquet_file import form_at, read_about
 from dptune.training.models.model_names import name_of
 from tasks.experiment.cells import Cell, is_finished, model_digest
-from tasks.experiment.result import CellResult
 from tasks.experiment.weights import adapter_digest
 from tasks.paths import SYNTHETIC, TRAIN
 from tasks.report.page import write_index
@@ -57,7 +57,7 @@ class OpenedCell:
 
     path: Path
     cell: Cell
-    result: CellResult
+    result: RunResult
     form: str | None
 
 
@@ -129,7 +129,7 @@ def open_cell(run: Path, *, no_guarantee: bool = False) -> OpenedCell:
         )
     if not is_finished(run):
         raise ConfigError("run", f"{run} has not ended", fix="run its study again, which goes on with it; then sample")
-    contents, result = read_ledger(folder.ledger), CellResult.read(folder.result)
+    contents, result = read_ledger(folder.ledger), RunResult.read(folder.result)
     # The price tells apart cells that differ in epsilon alone. A later accountant may price a little lower.
     priced = math.isclose(contents.epsilons.certified, result.epsilon_certified, rel_tol=_SAME_PRICE)
     if (contents.header.mechanism, contents.header.delta) != (cell.mechanism, cell.delta) or not priced:

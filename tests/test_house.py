@@ -16,7 +16,7 @@ FRAGMENTS |= {"finished", "drawn", "verifying", "loading", "places", "plain", "t
 #: Names of one thing that has a file in several rooms: its section of params.yaml, task, flow, page, chart, command.
 ONE_THING = {
     *("__init__", "__main__", "audit", "benchmarks", "booking", "canaries", "ensembles", "evaluation", "experiment"),
-    *("learner", "options", "policy", "prediction", "pretrain", "prompts", "publish", "request"),
+    *("learner", "options", "policy", "prediction", "pretrain", "prompts", "publish"),
     *("rlhf", "run", "sampling", "schedule", "score", "scoring", "search", "settings", "suggest", "synthetic"),
     *("tenants", "training", "tune", "weights", "crafted_canaries", "preparation", "base_model", "mechanisms", "data"),
     *("page", "registry", "scores", "answers"),

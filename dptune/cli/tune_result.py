@@ -46,7 +46,7 @@ def figures_of(tuned: Tuned) -> dict[str, float]:
 
 def where_figures_stay(tuned: Tuned) -> Iterator[str]:
     """A sentence for the owner where figures of held-out private records were shown."""
-    from dptune.job.delivery.card import HELD_OUT
+    from dptune.job.result import HELD_OUT
 
     if HELD_OUT in {**tuned.perplexity, **tuned.scores}:
         folder, measure = RunFolder(tuned.folder), "Accuracy" if tuned.scores else "Perplexity"

@@ -7,7 +7,7 @@ import logging
 import math
 import secrets
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
@@ -19,16 +19,15 @@ from typing import Any
 from peft import PeftModel
 
 from dptune.core.errors import ConfigError, DivergedError, DptuneError
-from dptune.core.files import forget_times, jsonable, locked, private_directory, read_json, replacing_folder, write_json
+from dptune.core.files import forget_times, locked, private_directory, replacing_folder, write_json
 from dptune.core.progress import Meter
-from dptune.job.base_model import Base
-from dptune.job.delivery.card import HELD_OUT, PUBLIC
 from dptune.job.delivery.card_code import said_words
 from dptune.job.delivery.deliverable import deliver, write_card, write_weights
 from dptune.job.delivery.verification import CARD, check_deliverable
 from dptune.job.delivery.weights import partial_of
 from dptune.job.path_checks import check_folder
 from dptune.job.preparation import PreparedRun
+from dptune.job.result import HELD_OUT, PUBLIC, SIDES, Figures, RunResult, charged
 from dptune.job.run_spec import job_spec
 from dptune.job.settings import FREE, as_written_now, rows_of
 from dptune.job.versions import VERSIONS, check_versions
@@ -52,10 +51,11 @@ from dptune.privacy.spent_budgets.booking import booked
 from dptune.privacy.spent_budgets.register import Register, said
 from dptune.training.checkpoints import restarts
 from dptune.training.data import Tokens
-from dptune.training.evaluation import perplexity
+from dptune.training.evaluation import Measure, measure_model, perplexity
 from dptune.training.gradients.gradient_check import first_evaluation
 from dptune.training.loop import train
 from dptune.training.losses import is_classifier
+from dptune.training.models.classifier import described_head
 from dptune.training.models.model import DIVERGED
 from dptune.training.run import StepReport
 from dptune.training.run_start import rehearse_run
@@ -64,7 +64,6 @@ from dptune.training.spec import RunSpec
 
 _log = logging.getLogger(__name__)
 
-_PERPLEXITY = "perplexity"
 #: Settings that the card has rows for whatever they are, or under names of its own.
 _ROWS = (
     *("expected_batch_size", "epochs", "learning_rate", "max_length", "records_per_unit"),
@@ -103,9 +102,7 @@ class Tuned:
 
         Of a search the published one is infinite, for the mechanisms' papers count no search.
         """
-        if (found := self.certificate) is None:
-            return self.ledger.epsilons
-        return Epsilons(math.inf, found.epsilon_by(found.bound), found.certified, found.all_leaks)
+        return prices_of(self.ledger, self.certificate)
 
     def save(self, folder: str | Path) -> Path:
         """Copy adapter, tokenizer, ledger and card to a new folder, for ``PeftModel.from_pretrained`` and ``verify``.
@@ -120,6 +117,13 @@ class Tuned:
         with replacing_folder(target) as made:
             copytree(RunFolder(self.folder).adapter, made, dirs_exist_ok=True)
         return target
+
+
+def prices_of(contents: LedgerContents, certificate: SearchCertificate | None) -> Epsilons:
+    """The epsilons of a run, or of the search that the run won."""
+    if certificate is None:
+        return contents.epsilons
+    return Epsilons(math.inf, certificate.epsilon_by(certificate.bound), certificate.certified, certificate.all_leaks)
 
 
 def run(
@@ -178,11 +182,11 @@ def run_here(
     on_start()
     model = None if is_complete(folder.ledger) else _train(prepared, header, folder, on_step, booking)
     if partial_of(folder).exists() and folder.result.exists():
-        deliver(folder, read_json(folder.result))
+        deliver(folder, RunResult.read(folder.result))
     folder.checkpoint.unlink(missing_ok=True)
     contents = check_deliverable(folder.adapter)
     if f"- {HELD_OUT}: " in (card := folder.adapter / CARD).read_text(encoding="utf-8"):  # of an earlier version
-        write_card(folder.adapter, read_json(folder.result))
+        write_card(folder.adapter, RunResult.read(folder.result))
         forget_times(folder.adapter)
         _log.warning("%s showed figures of held-out private records; it was written again without them", card)
     if model is None:
@@ -192,23 +196,17 @@ def run_here(
 
 def tuned_of(model: Any, contents: LedgerContents, out: Path, certificate: SearchCertificate | None = None) -> Tuned:
     """The outcome of a finished run or search, with the figures in its result."""
-    result = read_json(RunFolder(out).result)
-    figures, scores = result["perplexity"], result.get("scores", {})
+    result = RunResult.read(RunFolder(out).result)
+    figures, classifies = result.by_records(), result.task == "classify"
     return Tuned(
         model,
         contents,
-        {name: _pair(pair) for name, pair in figures.items()},
+        {} if classifies else {records: own["perplexity"] for records, own in figures.items()},
         out,
-        {name: {score: _pair(pair) for score, pair in own.items()} for name, own in scores.items()},
+        figures if classifies else {},
         certificate,
-        result.get("restarts", 0) if certificate is None else 0,
+        (result.restarts or 0) if certificate is None else 0,
     )
-
-
-def _pair(written: Sequence[float | str]) -> tuple[float, float]:
-    """A figure before and after, of which an infinite one is written as text."""
-    before, after = written
-    return float(before), float(after)
 
 
 def paid_before(register: Register, prepared: PreparedRun, *own: Path) -> list[str]:
@@ -247,55 +245,59 @@ def _train(
         with train(spec, folder.path, OsEntropy(), observe) as ledger:
             after = figures_of(prepared, model)
             # Of held-out private records no figure decides whether the run delivers: no epsilon would cover that.
-            for figure, value in after.get(PUBLIC, {}).items():
-                if not math.isfinite(value):
-                    raise DivergedError(f"the run diverged: {figure} on {PUBLIC} is {value}. Fix: {DIVERGED}.")
+            for figure, value in after.items():
+                if figure.startswith(side := f"{SIDES[PUBLIC]}_") and not math.isfinite(value):
+                    problem = f"the run diverged: {figure.removeprefix(side)} on {PUBLIC} is {value}"
+                    raise DivergedError(f"{problem}. Fix: {DIVERGED}.")
             write_weights(model, base.tokenizer, folder, named, prepared.kept)
-            counted = {"releases": ledger.releases} | restarts(folder.checkpoint, spec.mechanism)
-            write_json(folder.result, result_of(prepared, paired(before, after)) | counted)
+            result = result_of(prepared, before, after, ledger.contents)
+            replace(result, restarts=restarts(folder.checkpoint, spec.mechanism)).write(folder.result)
             ledger.finish()
     return model
 
 
-def figures_of(prepared: PreparedRun, model: Any) -> dict[str, dict[str, float]]:
-    """Perplexity, or a classifier's scores, by the records' name; of held-out ones under research telemetry alone."""
+def figures_of(prepared: PreparedRun, model: Any) -> Figures:
+    """Perplexities, or a classifier's scores, of held-out records under research telemetry, and of public records."""
     sides: dict[str, Tokens | None] = {HELD_OUT: prepared.evaluation, PUBLIC: prepared.public}
     held_out = prepared.evaluation
     if prepared.settings.telemetry == "private" or (held_out and held_out.without_loss == len(held_out.rows)):
         del sides[HELD_OUT]  # a figure of no token would end the run, and that tells something of the records
-    rows, autocast = prepared.settings.physical_batch_size, prepared.plan.autocast_dtype
-    given = {name: own for name, own in sides.items() if own is not None}
-    if is_classifier(model):
-        return {name: asdict(score_classifier(model, own, rows, autocast=autocast)) for name, own in given.items()}
-    return {name: {_PERPLEXITY: perplexity(model, own, rows, autocast=autocast)} for name, own in given.items()}
+    given = {SIDES[records]: own for records, own in sides.items() if own is not None}
+    wanted: dict[str, tuple[Measure, Tokens]] = (
+        {side: (score_classifier, own) for side, own in given.items()}
+        if is_classifier(model)
+        else {f"{side}_perplexity": (perplexity, own) for side, own in given.items()}
+    )
+    return measure_model(model, wanted, prepared.settings.physical_batch_size, autocast=prepared.plan.autocast_dtype)
 
 
-def paired(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, dict[str, list[float | str]]]:
-    """Figures before and after, by records and name, as result.json has them: infinite ones are text."""
-    return {
-        name: {figure: [*jsonable({"before": before[name][figure], "after": value}).values()]
-               for figure, value in own.items()} for name, own in after.items()
-    }  # fmt: skip
-
-
-def result_of(prepared: PreparedRun, figures: Mapping[str, Mapping[str, Sequence[float | str]]]) -> dict[str, Any]:
+def result_of(
+    prepared: PreparedRun,
+    before: Figures,
+    after: Figures,
+    contents: LedgerContents,
+    certificate: SearchCertificate | None = None,
+) -> RunResult:
+    """The result of a run, or of a search's winner with the search's certificate."""
     classifies = prepared.settings.task == "classify"
-    measured: dict[str, Any] = {"scores": figures, "perplexity": {}, "labels": prepared.settings.labels}
-    measured["template"] = prepared.template
-    if prepared.base.words:
-        measured["words"] = prepared.base.words
-    return {
-        "base": prepared.base.name,
-        "revision": prepared.base.revision,
-        "loaded_by": prepared.base.loaded_by,
-        **(measured if classifies else {"perplexity": {name: own[_PERPLEXITY] for name, own in figures.items()}}),
-        "settings": public_settings(prepared),
-    }
+    return RunResult(
+        before=before,
+        after=after,
+        task=prepared.settings.task,
+        **charged(contents, prepared.mechanism.mechanism, prepared.plan, prices_of(contents, certificate)),
+        base=prepared.base.name,
+        revision=prepared.base.revision,
+        loaded_by=prepared.base.loaded_by,
+        settings=public_settings(prepared),
+        labels=list(prepared.settings.labels or ()),
+        template=prepared.template if classifies else None,
+        words=dict(prepared.base.words),
+    )
 
 
 def public_settings(prepared: PreparedRun) -> dict[str, Any]:
     """The run's settings for the card, by name. Of the records they reveal the number of units alone."""
-    settings, schedule = prepared.settings, prepared.schedule
+    settings, schedule, words = prepared.settings, prepared.schedule, prepared.base.words
     targets = settings.target_modules or "PEFT's for the family"
     further = {
         "LoRA scaling": "alpha / sqrt(rank)" if settings.rslora else None,
@@ -306,7 +308,7 @@ def public_settings(prepared: PreparedRun) -> dict[str, Any]:
     }
     return {
         **({"task": "classify", "labels": ", ".join(settings.labels)} if settings.labels else {}),
-        **(_by_words(prepared) if prepared.base.words else {}),
+        **({"words": said_words(words), "template": prepared.template or "none"} if words else {}),
         "mechanism": settings.mechanism,
         **schedule.options,
         **({"bands": bands} if (bands := prepared.mechanism.mechanism.bands) > 1 else {}),
@@ -323,21 +325,12 @@ def public_settings(prepared: PreparedRun) -> dict[str, Any]:
         "LoRA alpha": settings.alpha,
         "LoRA modules": targets if isinstance(targets, str) else ", ".join(targets),
         "adapted": prepared.base.adapted,
-        **({"head": _head_of(prepared.base)} if prepared.base.head else {}),
+        **({"head": described_head(prepared.base.head, prepared.base.classifier)} if prepared.base.head else {}),
         **({"base weights": weights} if (weights := prepared.base.weights) else {}),
         **{name: value for name, value in further.items() if value},
         **rows_of(settings, besides=_ROWS),
         "canaries": "none",
     }
-
-
-def _head_of(base: Base) -> str:
-    mean = getattr(base.classifier, "label_pooling", None) == "mean"
-    return ", ".join(base.head) + (", on the mean of the tokens' states, as the checkpoint declares" if mean else "")
-
-
-def _by_words(prepared: PreparedRun) -> dict[str, str]:
-    return {"words": said_words(prepared.base.words), "template": prepared.template or "none"}
 
 
 def _list_pattern(pattern: Mapping[str, int]) -> str:
@@ -385,6 +378,9 @@ def check_same(prepared: PreparedRun, folder: RunFolder) -> str:
     then = {"keys": written["keys"], **as_written_now(known)}
     changed = [name for name in written if written[name] != then.get(name)]
     begun, versions = first_header(folder.ledger), prepared.versions
+    if begun and not known and not is_complete(folder.ledger):  # nothing else keeps settings and versions
+        problem = f"{folder.cell} is missing, which says by what settings, records and version of dptune the run began"
+        raise ConfigError("out", problem, fix=f"restore it, give another folder, or {fresh_start(folder.path)}")
     if not known or begun is None:
         drawn = uuid.uuid4().hex if changed or folder.lost_its_ledger else known["run_id"]
         run_id = begun.run_id if begun else drawn

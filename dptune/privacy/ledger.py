@@ -72,6 +72,11 @@ class Ledger:
         return self._gate.composition
 
     @property
+    def contents(self) -> LedgerContents:
+        """What the file holds so far, as ``read_ledger`` gives it of a file that no process writes."""
+        return LedgerContents(self.header, self.composition, self.releases, self.chain, complete=False)
+
+    @property
     def spent(self) -> float | None:
         """The cost of the releases so far to the header's filter, rounded up; None without a filter. Fast to read."""
         return self._gate.spent

@@ -129,9 +129,9 @@ def progress_of(path: Path) -> Progress:
         raise _damage_error(path, str(error)) from None
 
 
-def restarts(path: Path, mechanism: Mechanism) -> dict[str, int]:
-    """How often correlated noise may have begun anew in a run, by name, from its checkpoint; {} for other noise."""
-    return {"restarts": len(progress_of(path).restarts)} if mechanism.bands > 1 else {}
+def restarts(path: Path, mechanism: Mechanism) -> int | None:
+    """How often correlated noise may have begun anew in a run, from its checkpoint; None for other noise."""
+    return len(progress_of(path).restarts) if mechanism.bands > 1 else None
 
 
 def _damage_error(path: Path, why: str) -> CheckpointError:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -15,9 +15,32 @@ from dptune.core.errors import ConfigError
 from dptune.core.progress import progress
 from dptune.training.data import Tokens
 from dptune.training.losses import attention_mask, is_classifier, token_losses
-from dptune.training.scores import score_classifier
+from dptune.training.scores import Scores, score_classifier
 
 _LARGEST_LOG = 700.0
+#: A function from model, tokens, rows of a batch and autocast dtype to a figure, or to several.
+Measure = Callable[..., float | Scores]
+
+
+def measure_model(
+    model: Any, wanted: Mapping[str, tuple[Measure, Tokens]], rows: int, *, autocast: torch.dtype | None = None
+) -> dict[str, float]:
+    """Figures of a model, by name. They are aggregates of the records: private if they are.
+
+    Args:
+        wanted: a measure and its records, by the figure's name. A measure of several figures gives each the name that
+            is here, an underscore and its own.
+        rows: physical batch size.
+        autocast: dtype of the forward pass.
+    """
+    found: dict[str, float] = {}
+    for name, (measure, tokens) in wanted.items():
+        value = measure(model, tokens, rows, autocast=autocast)
+        if isinstance(value, Scores):
+            found |= {f"{name}_{key}": float(one) for key, one in asdict(value).items()}
+        else:
+            found[name] = value
+    return found
 
 
 def perplexity(model: Any, tokens: Tokens, rows: int, *, autocast: torch.dtype | None = None) -> float:

@@ -7,11 +7,11 @@ from typing import Any
 
 from dptune.core.digits import at_least
 from dptune.core.files import read_json, sha256, write_text
+from dptune.job.result import RunResult
 from dptune.privacy.run_folder import RunFolder
 from tasks.audit.registry import bounds, parts
 from tasks.experiment.cell_run import main_metrics
 from tasks.experiment.cells import PUBLISHED
-from tasks.experiment.result import CellResult
 from tasks.metrics import allowed
 from tasks.mlflow.tracking import add_to_run, timed
 from tasks.report.numbers import could_refute
@@ -24,7 +24,7 @@ def publish_audit(directory: Path, audit: Path) -> None:
         return
     made = read_json(audit)
     metrics = audit_metrics(made)
-    telemetry = CellResult.read(RunFolder(directory).result).telemetry
+    telemetry = RunResult.read(RunFolder(directory).result).telemetry
     shown = metrics.get("epsilon_audited", metrics.get("audit_crafted_epsilon_audited"))
     tags = {} if shown is None else {"epsilon audited": f"≥ {at_least(shown)}{_refutable(made)}"}
     if add_to_run(

@@ -12,6 +12,7 @@ from peft import PeftModel, get_peft_model_state_dict
 from dptune.audit.text.likelihood import Passage, canary_passage
 from dptune.core.errors import DataError
 from dptune.core.files import read_json, sha256
+from dptune.job.result import RunResult
 from dptune.privacy.ledger_file import LedgerContents, LedgerError, read_ledger
 from dptune.privacy.run_folder import RunFolder
 from dptune.privacy.set_aside import fresh_start
@@ -21,7 +22,6 @@ from dptune.training.models.weight_files import read_tensors
 from tasks.experiment.base_model import open_model
 from tasks.experiment.cells import Cell, digests, plugin_digest
 from tasks.experiment.preparation import job_of
-from tasks.experiment.result import CellResult
 from tasks.experiment.weights import adapter_digest
 from tasks.paths import MANIFEST, TRAIN, planted_secrets
 from tasks.settings.audit import Audit
@@ -116,7 +116,7 @@ def _check_adapter(adapted: Any, directory: Path) -> None:
     file, fix = RunFolder(directory).adapter / "adapter_model.safetensors", f"restore it; or {fresh_start(directory)}"
     if set(read_tensors(file, fix=fix)) != set(get_peft_model_state_dict(adapted)):
         raise DataError("its weights belong to another model", fix=fix, file=file)
-    result = CellResult.read(RunFolder(directory).result)
+    result = RunResult.read(RunFolder(directory).result)
     if adapter_digest(directory) != result.adapter_sha256:
         raise DataError("is not what the run of this ledger wrote", fix=fix, file=file)
 

@@ -10,25 +10,22 @@ from __future__ import annotations
 import json
 import shutil
 import warnings
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from importlib.metadata import version
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 import yaml
 
 from dptune.core.files import read_json, write_json, write_text
-from dptune.job.delivery.card import PUBLIC
 from dptune.job.delivery.deliverable import write_card
 from dptune.job.delivery.named_base import BASE, NamedBase
+from dptune.job.result import RunResult
 from dptune.job.settings import rows_of
 from dptune.privacy.run_folder import RunFolder
 from dptune.training.models.model_names import name_of, path_of
 from dptune.training.models.weight_files import digest_of_weights
 from tasks.experiment.cells import Cell, model_digest
-from tasks.experiment.result import CellResult
-from tasks.metrics import PUBLIC as PUBLIC_PERPLEXITY
 from tasks.mlflow.entities import MODEL
 
 _CODE = Path(__file__).with_name("adapter_code.py")
@@ -54,28 +51,27 @@ def write_deliverable(cell: Cell, directory: Path, target: Path) -> str:
     """Write adapter, ledger and card of the finished cell in ``directory`` to the folder ``target``. Returns the card,
     which also names what lies there already, such as a tokenizer."""
     folder = RunFolder(directory)
-    result = CellResult.read(folder.result)
+    result = RunResult.read(folder.result)
     shutil.copytree(folder.adapter, target, dirs_exist_ok=True)
     shutil.copyfile(folder.ledger, target / folder.ledger.name)
     base, same = cell.model, model_digest(cell.model) == cell.inputs["model"]  # else another lies there by now
     digest = digest_of_weights(base.source, base.revision) if same else None
     source = base.weights
     write_json(target / BASE, NamedBase(name_of(base.source), source.revision, digest, kind=source.kind).to_dict())
-    return write_card(target, _told(cell, result))
+    return write_card(target, _as_delivered(cell, result))
 
 
-def _told(cell: Cell, result: CellResult) -> dict[str, Any]:
-    """What the card tells besides the ledger: settings, and perplexity of public records."""
-    public = [figures[PUBLIC_PERPLEXITY.name] for figures in (result.before, result.after)]
+def _as_delivered(cell: Cell, result: RunResult) -> RunResult:
+    """The result with what a card names of the cell's base model and settings."""
     training, four_bits = asdict(cell.training), "4 bits" if cell.model.load_in_4bit else None
     held = ", ".join(filter(None, (cell.model.weights.rounding, cell.model.dtype, four_bits)))
     shown = ("expected_batch_size", "epochs", "learning_rate", "max_length", "records_per_unit")
-    return {
-        "base": name_of(cell.model.source),
-        "revision": cell.model.weights.revision,
-        "loaded_by": _loader(cell),
-        "perplexity": {PUBLIC: public},
-        "settings": {
+    return replace(
+        result,
+        base=name_of(cell.model.source),
+        revision=cell.model.weights.revision,
+        loaded_by=_loader(cell),
+        settings={
             "mechanism": cell.mechanism,
             **{name: value for name, value in cell.options.items() if name != "init_from"},  # a path; ledgers name it
             **{name.replace("_", " "): training[name] for name in shown},
@@ -87,7 +83,7 @@ def _told(cell: Cell, result: CellResult) -> dict[str, Any]:
             "base weights": held,
             "seed of the start": cell.seed,
         },
-    }
+    )
 
 
 def _loader(cell: Cell) -> str:

@@ -11,11 +11,11 @@ from typing import Any
 
 from dptune.core.errors import DataError
 from dptune.core.files import read_json, sha256, write_json
+from dptune.job.result import RunResult
 from dptune.privacy.calibration import sampling
 from dptune.privacy.ledger_file import LedgerError, read_ledger
 from dptune.privacy.run_folder import RunFolder
 from tasks.experiment.cells import Cell, federation, is_finished, read_cell
-from tasks.experiment.result import CellResult
 from tasks.identity import changes
 from tasks.paths import RUNS
 
@@ -35,13 +35,13 @@ def write_list(experiment: Path, name: str, directories: Sequence[Path]) -> None
 def read_results(experiment: Path, runs: Path) -> list[Result]:
     """The results of the cells that an experiment file lists.
 
-    Raises: DataError if the file or a cell's result is missing, or lacks a field of ``CellResult``.
+    Raises: DataError if the file or a cell's result is missing, or lacks a field of ``RunResult``.
     """
     results = []
     for name in listed_cells(experiment):
         path = RunFolder(runs / name).result
         try:
-            results.append(CellResult.read(path).to_dict() | _settings_of(RunFolder(runs / name).cell))
+            results.append(RunResult.read(path).to_dict() | _settings_of(RunFolder(runs / name).cell))
         except (OSError, ValueError):
             raise DataError("is missing or unreadable", fix=_AGAIN, file=path) from None
     return results

@@ -7,24 +7,25 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from dptune.audit.crafted_canaries import CraftedCanaries
 from dptune.core.errors import DivergedError, DptuneError
-from dptune.core.files import write_json
 from dptune.core.progress import Meter
 from dptune.privacy.entropy import Entropy
 from dptune.privacy.ledger import Ledger
-from dptune.privacy.ledger_file import LedgerContents
 from dptune.privacy.run_folder import RunFolder
 from dptune.training.checkpoints import restarts
+from dptune.training.data import Tokens
+from dptune.training.evaluation import Measure, measure_model
 from dptune.training.gradients.gradient_check import first_evaluation
 from dptune.training.gradients.shared_pass import train_together
 from dptune.training.loop import train
+from dptune.training.losses import is_classifier
 from dptune.training.models.model import DIVERGED
 from dptune.training.ranks import Ranks
 from dptune.training.run import Run, StepReport
 from dptune.training.run_start import open_run, rehearse_run
+from dptune.training.scores import score_classifier
 from tasks.charts.curves import draw_curves
 from tasks.experiment.cell_errors import (
     keep_divergence,
@@ -33,7 +34,7 @@ from tasks.experiment.cell_run import CellRun
 from tasks.experiment.cells import Cell
 from tasks.experiment.crafted_canaries import crafted_canaries, write_crafted
 from tasks.experiment.preparation import PreparedCell, SharedInputs, prepare
-from tasks.experiment.quality import MEASURES, first, label_scores, spread, text_scores
+from tasks.experiment.quality import MEASURES, first, spread, text_scores
 from tasks.experiment.results import History, child_run, result_of
 from tasks.experiment.spent_budgets import register_cell
 from tasks.experiment.weights import adapter_digest, write_adapter, write_policy
@@ -151,7 +152,7 @@ def _train_all(training: Sequence[_TrainingCell], shared: SharedInputs, entropy:
 def _finish(one: _TrainingCell, ledger: Ledger, records: str, device: str, together: int) -> None:
     """Write all results of a cell, before them its entry under ``records`` in the register, and the ledger's last line
     after everything else."""
-    prepared, directory, contents = one.prepared, one.cell.directory, _contents(ledger)
+    prepared, directory, contents = one.prepared, one.cell.directory, ledger.contents
     register_cell(records, one.cell, contents)  # a run that diverged has paid as well
     if one.last and one.history.points()[-1]["releases"] < one.last.releases:  # the noise used the budget up early
         _add_point(one, one.last)
@@ -163,10 +164,10 @@ def _finish(one: _TrainingCell, ledger: Ledger, records: str, device: str, toget
     write_crafted(one.canaries, directory)
     seconds = time.monotonic() - one.started
     result = result_of(prepared, contents, one.before, after, one.history, seconds, device)
-    begun: dict[str, Any] = {**restarts(RunFolder(directory).checkpoint, prepared.spec.mechanism)}
-    result = replace(result, together=together, adapter_sha256=adapter_digest(directory), **written, **begun)
+    begun = restarts(RunFolder(directory).checkpoint, prepared.spec.mechanism)
+    result = replace(result, together=together, adapter_sha256=adapter_digest(directory), restarts=begun, **written)
     draw_curves([result.to_dict()], directory / "curves.png")
-    write_json(RunFolder(directory).result, result.to_dict())
+    result.write(RunFolder(directory).result)
     if one.child:
         one.child.flush()
     ledger.finish()
@@ -184,10 +185,6 @@ def check_converged(label: str, figures: Mapping[str, float]) -> None:
     for name, value in figures.items():
         if name in public and not math.isfinite(value):
             raise DivergedError(f"{label}: the run diverged: {name} is {value} at its end. Fix: {DIVERGED}.")
-
-
-def _contents(ledger: Ledger) -> LedgerContents:
-    return LedgerContents(ledger.header, ledger.composition, ledger.releases, ledger.chain, complete=False)
 
 
 def _observer(one: _TrainingCell) -> Callable[[StepReport], None]:
@@ -238,8 +235,12 @@ def _evaluate(prepared: PreparedCell, *, final: bool) -> dict[str, float]:
     rows, dtype = 2 * spec.plan.physical_batch_size, spec.plan.autocast_dtype
     chosen = spread if final else first
     most = cell.training.final_records if final else cell.training.evaluate_records
-    figures = {}
+    wanted: dict[str, tuple[Measure, Tokens]] = {}
     for metric in measured(cell.telemetry, "end" if final else "points"):
         records = prepared.evaluation if metric.private else spec.public
-        figures[metric.name] = MEASURES[metric.measure](spec.model, chosen(records, most), rows, autocast=dtype)
-    return figures | (label_scores(prepared, rows) if final else {})
+        wanted[metric.name] = (MEASURES[metric.measure], chosen(records, most))
+    if final and is_classifier(spec.model) and cell.telemetry == "research":
+        wanted["eval"] = (score_classifier, prepared.evaluation)
+    figures = measure_model(spec.model, wanted, rows, autocast=dtype)
+    figures.pop("eval_loss", None)  # perplexity here is exp of it
+    return figures

@@ -18,7 +18,8 @@ from typing import Annotated, Any
 import typer
 
 from dptune.core.errors import ConfigError, DptuneError, is_out_of_memory
-from dptune.core.files import locked, private_directory, read_json
+from dptune.core.files import locked, private_directory
+from dptune.job.result import RunResult
 from dptune.privacy.entropy import Entropy, OsEntropy
 from dptune.privacy.run_folder import RunFolder
 from dptune.training.loop import follow
@@ -57,7 +58,7 @@ def run_cell(
     finished cell. Of several ranks this is number 0, which alone evaluates, reports and writes.
     """
     run_cells([cell], device, parent, flow_run, entropy, ranks)
-    return read_json(RunFolder(cell.directory).result)
+    return RunResult.read(RunFolder(cell.directory).result).to_dict()
 
 
 def run_cells(

@@ -1,4 +1,4 @@
-"""Measures of a cell's model on records, and scores on held-out ones: a classifier's, or of what a model writes.
+"""Measures of a cell's model on records, and scores of what it writes for held-out prompts.
 
 Scores are aggregates of held-out records, and are computed only under research telemetry.
 """
@@ -20,10 +20,7 @@ from dptune.records.parquet_file import decode_content, form_at, read_records
 from dptune.records.reading.record import PromptTarget
 from dptune.training.data import Tokens
 from dptune.training.evaluation import perplexity
-from dptune.training.losses import is_classifier
-from dptune.training.scores import score_classifier
 from tasks.experiment.preparation import PreparedCell
-from tasks.metrics import HELD_OUT_SCORES
 from tasks.paths import EVAL
 from tasks.settings.experiment import Task
 
@@ -31,15 +28,6 @@ from tasks.settings.experiment import Task
 MEASURES: dict[str, Callable[..., float]] = {"perplexity": perplexity}
 #: What a model wrote for held-out prompts, in a cell's folder; mode 0600.
 OUTPUTS = "outputs.jsonl"
-
-
-def label_scores(prepared: PreparedCell, rows: int) -> dict[str, float]:
-    """Accuracy, F1, calibration error and the most frequent label's share; empty for a model that is no classifier."""
-    spec = prepared.spec
-    if not is_classifier(spec.model) or prepared.cell.telemetry != "research":
-        return {}
-    found = score_classifier(spec.model, prepared.evaluation, rows, autocast=spec.plan.autocast_dtype)
-    return {one.name: float(getattr(found, one.name.removeprefix("eval_"))) for one in HELD_OUT_SCORES}
 
 
 def text_scores(prepared: PreparedCell, directory: Path) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from typing import Any
 
 from dptune.core.digits import at_most
 from dptune.core.files import jsonable, naming, sha256, write_text
+from dptune.job.result import RunResult, charged
 from dptune.mechanisms.agents.idle_agent import learning_of
 from dptune.mechanisms.agents.rl import LearnedControl
 from dptune.privacy.ledger_file import LedgerContents, read_ledger
@@ -20,8 +21,8 @@ from dptune.records.parquet_file import read_about
 from tasks.experiment.adapter_model import write_model
 from tasks.experiment.cell_run import CellRun, main_metrics, steps_table
 from tasks.experiment.cells import PUBLISHED, Cell
+from tasks.experiment.guarantee import guarantee
 from tasks.experiment.preparation import PreparedCell
-from tasks.experiment.result import CellResult, guarantee
 from tasks.identity import code_digest
 from tasks.metrics import allowed
 from tasks.mlflow.entities import InputData
@@ -93,39 +94,25 @@ def result_of(
     history: History,
     seconds: float,
     device: str,
-) -> CellResult:
+) -> RunResult:
     """The result of a finished cell, before its scores and its adapter are there."""
     cell, spec, prices = prepared.cell, prepared.spec, contents.epsilons
     aside = set_aside_of(cell.directory)
     epsilon = prices.certified + sum(one.epsilon for one in aside)
     together = (epsilon, cell.delta + sum(one.delta for one in aside)) if aside else None
-    return CellResult(
+    given = charged(contents, spec.mechanism, spec.plan) | {"units": len(spec.units)}  # with an auditor's slots
+    return RunResult(
+        **given,
         label=cell.label,
         model=cell.model_name,
-        mechanism=cell.mechanism,
-        budget_epsilon=cell.epsilon,
         seed=cell.seed,
         agent=isinstance(spec.mechanism.controller, LearnedControl),
         learning=learning_of(spec.mechanism, spec.plan.steps),
         task=cell.task.kind,
-        unit=spec.units.kind,
-        units=len(spec.units),
-        delta=cell.delta,
-        accounting=cell.accounting,
-        telemetry=cell.telemetry,
         guarantee=guarantee(cell.telemetry, prices, bool(spec.header.inherited), together, spec.header.plugins),
         set_aside=[jsonable({"epsilon_certified": one.epsilon}) | {"folder": one.folder} for one in aside],
-        data=prepared.about["label"],
         public_data=read_about(PUBLIC_VALIDATION)["label"],
         synthetic=bool(prepared.about["synthetic"]),
-        noise_multiplier=spec.mechanism.noise.noise_multiplier,
-        sample_rate=spec.plan.sample_rate,
-        releases=contents.releases,
-        planned_releases=spec.plan.steps,
-        epsilon_published=prices.published,
-        epsilon_noise_only=prices.noise_only,
-        epsilon_certified=prices.certified,
-        leaks=list(prices.leaks),
         before=before,
         after=after,
         history=history.points(),
@@ -192,13 +179,13 @@ def publish(directory: Path, parent: str | None) -> None:
     marker = directory / PUBLISHED
     if parent in (None, LATER) or marker.exists():
         return
-    result = CellResult.read(RunFolder(directory).result)
+    result = RunResult.read(RunFolder(directory).result)
     with optional(f"the results of {result.label}"):
         if run_id := _send_results(directory, str(parent), result):
             write_text(marker, run_id)
 
 
-def _send_results(directory: Path, parent: str, result: CellResult) -> str | None:
+def _send_results(directory: Path, parent: str, result: RunResult) -> str | None:
     """Send all results of a cell. Returns the id of its run, or None if MLflow does not have all of them."""
     folder = RunFolder(directory)
     contents = read_ledger(folder.ledger)

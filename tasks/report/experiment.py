@@ -24,7 +24,7 @@ from tasks.charts.looks import Look, looks
 from tasks.charts.seed_groups import EPSILONS, Result, over_seeds, perplexity_metric, untuned
 from tasks.charts.utility import utility
 from tasks.experiment.cell_list import listed_cells, read_results
-from tasks.experiment.result import shared_guarantees
+from tasks.experiment.guarantee import shared_guarantees
 from tasks.metrics import ranked_by, title_of
 from tasks.mlflow import tracking
 from tasks.mlflow.page import run_ids, show

@@ -10,6 +10,7 @@ from typing import Any
 
 from dptune.core.errors import ConfigError
 from dptune.core.files import read_json
+from dptune.job.result import RunResult
 from dptune.privacy.run_folder import RunFolder
 from tasks.charts.seed_groups import Result
 from tasks.settings.training import RULE
@@ -44,7 +45,7 @@ def read_studies(folders: Sequence[Path]) -> list[FinishedStudy]:
         for path in sorted(folder.iterdir()):
             run = RunFolder(path)
             if run.is_finished and run.result.exists() and run.cell.exists():
-                one = _Run(_read(run.cell), _read(run.result), run.result.stat().st_mtime)
+                one = _Run(read_json(run.cell), RunResult.read(run.result).to_dict(), run.result.stat().st_mtime)
                 found.setdefault(str(one.cell["experiment"]), []).append(one)
     return [_study(name, runs) for name, runs in sorted(found.items())]
 
@@ -54,10 +55,6 @@ class _Run:
     cell: dict[str, Any]
     result: Result
     finished: float
-
-
-def _read(file: Path) -> dict[str, Any]:
-    return read_json(file)
 
 
 def _study(name: str, runs: Sequence[_Run]) -> FinishedStudy:

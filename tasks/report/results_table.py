@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tasks.charts.seed_groups import SAME_EPSILON, SeedGroup
-from tasks.experiment.result import GUARANTEE
+from tasks.experiment.guarantee import GUARANTEE
 from tasks.report.answer import Ranking
 from tasks.report.claims import refutable_epsilon, shown_epsilon
 

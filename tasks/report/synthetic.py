@@ -12,10 +12,10 @@ import altair as alt
 from dptune.core.digits import at_most
 from dptune.core.files import read_json
 from dptune.job.delivery.card import NO_GUARANTEE, has_guarantee, why_not
+from dptune.job.result import RunResult
 from dptune.job.sampling import Sampled
 from tasks.charts.canvas import Figure, Panel, save, values
 from tasks.charts.looks import BLUE, looks
-from tasks.experiment.result import CellResult
 from tasks.paths import AUDITS
 from tasks.report.claims import shown_epsilon
 from tasks.report.numbers import digits4
@@ -33,7 +33,7 @@ _FIGURES = {
 }
 
 
-def write_page(found: Sampled, result: CellResult, file: Path) -> str:
+def write_page(found: Sampled, result: RunResult, file: Path) -> str:
     """Write the page and the picture beside ``file``, which holds the texts. Returns the sentence that answers first.
 
     Args:

@@ -14,9 +14,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from dptune.core.errors import ConfigError
-from dptune.core.files import read_json
-from dptune.job.delivery.card import HELD_OUT, PUBLIC
 from dptune.job.preparation import PreparedRun
+from dptune.job.result import HELD_OUT, PUBLIC, SIDES, RunResult
 from dptune.job.run import Tuned, figures_of
 from dptune.job.search.space import Space
 from dptune.privacy.accountants import smallest_epsilon
@@ -200,7 +199,7 @@ def told_of(settings: Settings, prepared: PreparedRun, tuned: Tuned, about: dict
     Under research telemetry that includes the winner's figures on held-out private records, as of every cell; no
     epsilon covers those.
     """
-    result = read_json(RunFolder(tuned.folder).result)
+    result = RunResult.read(RunFolder(tuned.folder).result)
     measured = {
         "perplexity": {_KEYS[records]: pair for records, pair in tuned.perplexity.items()},
         "scores": {_KEYS[records]: scores for records, scores in tuned.scores.items()},
@@ -210,7 +209,7 @@ def told_of(settings: Settings, prepared: PreparedRun, tuned: Tuned, about: dict
     return _asked(settings, prepared, about) | {
         "released": True,
         "epsilon_certified": str(tuned.epsilons.certified),
-        "settings": result["settings"],
+        "settings": result.settings,
         "score": score_of(tuned.certificate),
         **measured,
         "prices": None if tuned.certificate is None else choice_prices(tuned.certificate).to_json(),
@@ -272,12 +271,11 @@ def score_of(certificate: SearchCertificate | None) -> dict[str, Any]:
 
 def _with_held_out(measured: dict[str, Any], prepared: PreparedRun, tuned: Tuned) -> dict[str, Any]:
     """The figures with those of held-out records: before and after of a causal model, after alone of a classifier."""
-    alone = replace(prepared, public=None)
-    if (after := figures_of(alone, tuned.model).get(HELD_OUT)) is None:
+    alone, side = replace(prepared, public=None), f"{SIDES[HELD_OUT]}_"
+    if not (after := figures_of(alone, tuned.model)):
         return measured
     if prepared.settings.task == "classify":
-        scores = {score: (value, value) for score, value in after.items()}
+        scores = {name.removeprefix(side): (value, value) for name, value in after.items()}
         return measured | {"scores": measured["scores"] | {"held_out": scores}}
-    before = figures_of(alone, prepared.base.load())[HELD_OUT]
-    pairs = [(before[figure], after[figure]) for figure in after]
-    return measured | {"perplexity": measured["perplexity"] | {"held_out": pairs[0]}}
+    before, (name,) = figures_of(alone, prepared.base.load()), after
+    return measured | {"perplexity": measured["perplexity"] | {"held_out": (before[name], after[name])}}

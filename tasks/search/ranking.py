@@ -20,8 +20,8 @@ from scipy.stats import spearmanr
 from dptune.core.digits import at_most
 from dptune.core.errors import ConfigError
 from dptune.core.files import private_directory
-from dptune.job.delivery.card import HELD_OUT
 from dptune.job.preparation import PreparedRun
+from dptune.job.result import HELD_OUT
 from dptune.job.run import Tuned, run
 from dptune.job.search.rehearsal import Rehearsed
 from dptune.job.search.space import Configuration

@@ -24,8 +24,8 @@ from dptune.core.errors import ConfigError, DataError, DptuneError
 from dptune.core.files import PRIVATE_FILE, forget_times, locked, private_directory, read_json, write_json
 from dptune.core.units import RECORD
 from dptune.job.base_model import open_base
-from dptune.job.delivery.card import PUBLIC
 from dptune.job.preparation import PreparedRun, prepare_sides
+from dptune.job.result import PUBLIC
 from dptune.job.run import Tuned, paid_before, working_in
 from dptune.job.run import run_here as run_once
 from dptune.job.search.kinds import settings_of

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from tasks.experiment.result import GUARANTEE
+from tasks.experiment.guarantee import GUARANTEE
 from tasks.report import policy, prediction
 from tasks.report.experiment import write_report
 from tasks.report.page import write_index

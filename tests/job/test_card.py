@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 
 from dptune.core.files import write_text
 from dptune.job.delivery import verification
-from dptune.job.delivery.card import END, HELD_OUT, PUBLIC, START, card_text, privacy_section, score_text
+from dptune.job.delivery.card import END, START, card_text, privacy_section, score_text
 from dptune.job.delivery.verification import CARD, CONFIG, WEIGHTS, CardError, check_deliverable, section_of
+from dptune.job.result import RunResult
 from dptune.privacy.certificate import SearchCertificate
 from dptune.privacy.ledger import Ledger
 from dptune.privacy.ledger_file import LedgerContents, read_ledger
@@ -54,14 +55,14 @@ def test_telemetry_decides_what_is_said_of_figures_that_the_owner_saw() -> None:
 
 @pytest.mark.parametrize("scored", [False, True])
 def test_a_card_tells_figures_of_public_records_alone(scored: bool) -> None:
-    pairs = {name: [9.25, 8.25] for name in ("accuracy", "f1", "calibration_error", "loss", "largest_class")}
-    figures = {HELD_OUT: pairs if scored else [9.25, 8.25]}
-    result = {"base": "gpt2", "revision": None, "perplexity": {}, "settings": {}, "template": None}
-    result["scores" if scored else "perplexity"] = figures
+    measures = ("accuracy", "f1", "calibration_error", "loss", "largest_class") if scored else ("perplexity",)
+    before, after = ({f"eval_{name}": value for name in measures} for value in (9.25, 8.25))
+    result = RunResult(before, after, base="gpt2", task="classify" if scored else "generate")
     told = card_text("", result, 1.0)
     assert "Not shown: figures come only from public records, and none were given." in told
     assert not [word for word in ("9.25", "8.25", "held-out", "private") if word in told]
-    figures[PUBLIC] = {name: [7.5, 6.5] for name in pairs} if scored else [7.5, 6.5]
+    before.update({f"public_{name}": 7.5 for name in measures})
+    after.update({f"public_{name}": 6.5 for name in measures})
     told = card_text("", result, 1.0)
     assert f"- public records: {'accuracy ' if scored else ''}7.5 before, 6.5 after" in told
     assert not [word for word in ("9.25", "8.25", "held-out", "private") if word in told]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import shutil
 import zipfile
@@ -21,12 +20,12 @@ from typer.testing import CliRunner
 import dptune
 from dptune.cli import app
 from dptune.core.errors import DivergedError
-from dptune.core.files import NO_TIME, read_json
+from dptune.core.files import NO_TIME
 from dptune.job import run as tuning_run
-from dptune.job.delivery.card import HELD_OUT, PUBLIC
 from dptune.job.delivery.deliverable import deliver as deliver_folder
 from dptune.job.delivery.verification import check_deliverable
 from dptune.job.delivery.weights import partial_of
+from dptune.job.result import HELD_OUT, PUBLIC, RunResult
 from dptune.job.run import Tuned
 from dptune.job.search import candidates as candidates_module
 from dptune.job.search.plan import Plan
@@ -154,7 +153,7 @@ def test_what_the_owner_was_shown_stays_in_the_runs_folder(tmp_path: Path) -> No
         app, [*given, "--epsilon", "8", "--epochs", "1", "--expected-batch-size", "8", "--out", str(out)]
     )
     assert done.exit_code == 0, done.output
-    kept = json.loads((out / "result.json").read_text())["perplexity"][HELD_OUT]
+    kept = RunResult.read(out / "result.json").by_records()[HELD_OUT]["perplexity"]
     assert f"{kept[1]:.6g}" in done.stdout
     assert f"it stays in {out / 'result.json'}" in done.stdout
     assert (out / "result.json").stat().st_mode & 0o777 == 0o600
@@ -238,9 +237,9 @@ def test_a_process_that_is_killed_at_any_call_leaves_the_folder_whole_or_absent(
         shutil.copytree(tmp_path / "kept", folder.path)
         (partial_of(folder) / ".records.json.elsewhere-1.partial").write_text("half")
 
-    for calls in killed_at_each_call(lambda: deliver_folder(folder, read_json(folder.result)), prepare):
+    for calls in killed_at_each_call(lambda: deliver_folder(folder, RunResult.read(folder.result)), prepare):
         if not folder.adapter.exists():  # the next process goes on so
-            deliver_folder(folder, read_json(folder.result))
+            deliver_folder(folder, RunResult.read(folder.result))
         assert {path.name for path in folder.adapter.rglob("*")} == FILES, calls
         check_deliverable(folder.adapter)
 

@@ -24,11 +24,12 @@ from dptune.job.delivery.deliverable import write_card
 from dptune.job.delivery.finished_adapter import open_adapter
 from dptune.job.delivery.synthetic_card import synthetic_card
 from dptune.job.delivery.verification import CARD, CONFIG, RECORDS, WEIGHTS, CardError, check_deliverable
+from dptune.job.result import RunResult
 from dptune.privacy.ledger import Ledger
 from dptune.privacy.ledger_file import read_ledger
 from dptune.privacy.release import Release
 from dptune.privacy.run_header import RunHeader
-from tasks.experiment.result import GUARANTEE, guarantee, shared_guarantees
+from tasks.experiment.guarantee import GUARANTEE, guarantee, shared_guarantees
 
 PRIVATE = Release(0.1, 4.0)
 #: Runs by what is wrong with them: releases, leaks of the run, and the reason that is told; none of a sound one.
@@ -40,7 +41,7 @@ RUNS: dict[str, tuple[Release, tuple[str, ...], str]] = {
     "noise that bounds nothing": (Release(1.0, 1e-300), (), "its noise is too small"),
 }
 UNSOUND = [name for name in RUNS if name != "sound"]
-RESULT: dict[str, Any] = {"base": "tiny", "revision": None, "perplexity": {}, "settings": {}}
+RESULT = RunResult({}, {}, base="tiny")
 
 
 def delivered(name: str, folder: Path, *, scored: bool = False) -> Path:
@@ -54,7 +55,7 @@ def delivered(name: str, folder: Path, *, scored: bool = False) -> Path:
         ledger.finish()
     for file, content in ((WEIGHTS, "a stand-in"), (CONFIG, "{}"), (RECORDS, '{"form": "text", "tokens": 23}')):
         write_text(folder / file, content)
-    write_card(folder, RESULT | ({"scores": {}} if scored else {}))
+    write_card(folder, replace(RESULT, task="classify" if scored else "generate"))
     return folder
 
 

@@ -29,6 +29,7 @@ from dptune.job.delivery.adapter_loading import load_adapter
 from dptune.job.delivery.deliverable import write_card
 from dptune.job.delivery.finished_adapter import open_adapter
 from dptune.job.delivery.verification import CardError, check_deliverable
+from dptune.job.result import RunResult
 from dptune.job.sampling import Sampled, summary_of
 from dptune.privacy.ledger import Ledger
 from dptune.privacy.ledger_file import read_ledger
@@ -76,8 +77,7 @@ def changed(adapter: Path, folder: Path, change: Callable[[Path], None]) -> Path
     copy = folder / "changed"
     shutil.copytree(adapter, copy)
     change(copy)
-    result = {"base": "tiny", "revision": None, "perplexity": {}, "settings": {}}
-    write_card(copy, result)
+    write_card(copy, RunResult({}, {}, base="tiny"))
     check_deliverable(copy)
     return copy
 

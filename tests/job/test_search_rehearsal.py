@@ -17,7 +17,7 @@ from dptune.cli import app
 from dptune.core.errors import ConfigError, DivergedError, DptuneError
 from dptune.core.files import locked, private_directory, write_text
 from dptune.job import tune as tune_module
-from dptune.job.delivery.card import HELD_OUT
+from dptune.job.result import HELD_OUT, RunResult
 from dptune.job.search import rehearsal as module
 from dptune.job.search.rehearsal import Rehearsed, rehearsal_file, rehearsed
 from dptune.job.search.settings import SearchSettings
@@ -129,7 +129,7 @@ def test_a_second_rehearsal_is_told_what_the_records_paid_and_a_dry_one_leaves_n
     assert sorted(tmp_path.iterdir()) == before
     done = CliRunner().invoke(app, dry[:-1])
     assert done.exit_code == 0, done.output
-    kept = json.loads((tmp_path / "third" / "result.json").read_text())["perplexity"][HELD_OUT]
+    kept = RunResult.read(tmp_path / "third" / "result.json").by_records()[HELD_OUT]["perplexity"]
     assert f"{kept[1]:.6g}" in done.stdout, "the owner alone is shown it, for the delivered folder is not to"
     assert f"it stays in {tmp_path / 'third' / 'result.json'}" in done.stdout
 

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 from dptune.cli import app
 from dptune.core.errors import ConfigError
-from dptune.job.delivery.card import PUBLIC
+from dptune.job.result import PUBLIC
 from dptune.job.search import search as search_module
 from dptune.job.search.plan import PlanError
 from dptune.job.search.search import check_prepared, prepare_search, search, working_folder
@@ -167,7 +167,7 @@ def test_no_figure_of_held_out_records_is_told_under_research_telemetry_either(
     found = start(tmp_path, prepared(telemetry="research"))
     assert set(found.perplexity) == {PUBLIC}
     result = json.loads((tmp_path / "out" / "result.json").read_text())
-    assert set(result["perplexity"]) == {PUBLIC}
+    assert set(result["before"]) == set(result["after"]) == {"public_perplexity"}
 
 
 def test_nothing_is_logged_while_candidates_run(

@@ -29,9 +29,10 @@ from dptune.cli.tune_result import gains
 from dptune.core.errors import ConfigError, DptuneError
 from dptune.job import run
 from dptune.job.base_model import open_base
-from dptune.job.delivery.card import END, HELD_OUT, PUBLIC, START
+from dptune.job.delivery.card import END, START
 from dptune.job.delivery.verification import CardError, check_deliverable, section_of
 from dptune.job.preparation import PreparedRun, prepare
+from dptune.job.result import HELD_OUT, PUBLIC
 from dptune.job.settings import TuneSettings
 from dptune.privacy.ledger_file import read_ledger
 from dptune.records.reading.source import RecordSource
@@ -266,7 +267,7 @@ def test_private_telemetry_tells_no_statistic_of_private_records(tmp_path: Path)
     assert "perplexity_" not in done.stdout
     assert " of 40 " not in done.output, "how many records are cut, say"
     assert "records_" not in done.stdout.replace("records_per_unit", "")
-    assert json.loads((out / "result.json").read_text())["perplexity"] == {}
+    assert json.loads((out / "result.json").read_text())["after"] == {}
     assert "Not shown: figures come only from public records" in (out / "adapter" / "README.md").read_text()
     assert read_ledger(out / "ledger.jsonl").header.units == 40  # nobody is held out
 

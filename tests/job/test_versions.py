@@ -95,6 +95,22 @@ def test_a_run_of_before_versions_were_written_down_has_version_1_of_every_part(
     assert tuned(tmp_path).ledger.complete
 
 
+def test_a_run_under_way_that_lost_what_says_how_it_began_does_not_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = stopped(tmp_path, monkeypatch)
+    cell, ledger = (out / "cell.json").read_bytes(), (out / "ledger.jsonl").read_bytes()
+    (out / "cell.json").unlink()
+    with pytest.raises(ConfigError, match=r"cell\.json is missing.*Fix: restore it, give another folder, or"):
+        tuned(tmp_path)
+    assert not (out / "cell.json").exists()
+    assert (out / "ledger.jsonl").read_bytes() == ledger
+    (out / "cell.json").write_bytes(cell)
+    assert tuned(tmp_path).ledger.complete
+    (out / "cell.json").unlink()
+    assert tuned(tmp_path).ledger.complete, "it had ended, and releases nothing more"
+
+
 def test_a_run_that_charged_nothing_begins_with_the_present_versions(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -118,6 +134,10 @@ def test_a_search_goes_on_with_no_other_version_of_a_part_that_a_candidate_may_u
         patch.setitem(settings.VERSIONS, "optimizer sgd", 2)
         with pytest.raises(ConfigError, match=r"begun with another version of dptune.*\(optimizer sgd 1 -> 2\)"):
             tiny_search.start(tmp_path, space=space)
+        (cell := tmp_path / "out" / "cell.json").rename(tmp_path / "kept")
+        with pytest.raises(ConfigError, match=r"begun with another version of dptune.*\(optimizer sgd 1 -> 2\)"):
+            tiny_search.start(tmp_path, space=space)
+        (tmp_path / "kept").rename(cell)
     monkeypatch.setitem(settings.VERSIONS, "optimizer adam_bc", 2)
     assert tiny_search.start(tmp_path, space=space).certificate is not None
 

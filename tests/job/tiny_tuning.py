@@ -16,6 +16,7 @@ import tiny_ensemble
 from dptune.job.delivery.deliverable import write_card
 from dptune.job.delivery.named_base import BASE
 from dptune.job.delivery.verification import LABELS
+from dptune.job.result import RunResult
 
 #: What a run of a second or two needs.
 QUICK: dict[str, Any] = {"epochs": 2, "expected_batch_size": 8, "rank": 2, "target_modules": ("c_attn",)}
@@ -39,8 +40,7 @@ def as_earlier(adapter: Path, folder: Path) -> Path:
     """A copy as versions delivered it that named no digest of the base; a text model's."""
     copy = Path(shutil.copytree(adapter, folder))
     (copy / BASE).unlink()
-    result = {"base": "tiny", "revision": None, "perplexity": {}, "settings": {}, "template": None, "words": {}}
-    write_card(copy, result | ({"scores": {}} if (copy / LABELS).exists() else {}))
+    write_card(copy, RunResult({}, {}, base="tiny", task="classify" if (copy / LABELS).exists() else "generate"))
     return copy
 
 

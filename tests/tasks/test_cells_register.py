@@ -17,6 +17,7 @@ from tiny_tuning import QUICK, checkpoint
 import dptune
 from dptune.core.errors import DataError
 from dptune.core.files import private_directory, write_text
+from dptune.job.result import RunResult
 from dptune.privacy.ledger import Ledger
 from dptune.privacy.ledger_file import read_ledger
 from dptune.privacy.release import Release
@@ -74,7 +75,7 @@ def test_a_cell_that_is_killed_around_its_result_counts_once(
         if last:
             patched.setattr(Ledger, "finish", die)
         else:
-            patched.setattr(cell_training, "write_json", die)
+            patched.setattr(RunResult, "write", die)
         with pytest.raises(Killed):
             run_cell(cell, "cpu")
     for ledger in opened:

@@ -20,6 +20,7 @@ from tiny_pipeline import BUDGET, STEPS, UNITS, figures, mode, nonprivate, read_
 from dptune.core import settings
 from dptune.core.errors import ConfigError, DataError, DivergedError, DptuneError
 from dptune.core.files import locked
+from dptune.job.result import RunResult
 from dptune.mechanisms.mechanism import Mechanism
 from dptune.privacy.calibration import sampling
 from dptune.privacy.entropy import FIXED_SEED_LEAK, FixedSeed
@@ -36,7 +37,7 @@ from tasks.experiment import preparation as job
 from tasks.experiment.cell_training import check_converged
 from tasks.experiment.cells import Cell, digests
 from tasks.experiment.finetune import main, run_cell
-from tasks.experiment.result import GUARANTEE
+from tasks.experiment.guarantee import GUARANTEE
 from tasks.paths import EVAL, RUNS, TOKENS, TRAIN, planted_secrets
 from tasks.stage import run_stage
 
@@ -190,7 +191,7 @@ CRASHES: dict[str, tuple[Any, str, int]] = {
     "when the weights are checked": (running, "assert_trained", 1),
     "when the adapter is saved": (cell_training, "write_adapter", 1),
     "when the ledger is priced": (cell_training, "result_of", 1),
-    "when the result is written": (cell_training, "write_json", 1),
+    "when the result is written": (RunResult, "write", 1),
     "when the curves are drawn": (cell_training, "draw_curves", 1),
     "before the last line": (Ledger, "finish", 1),
     "after the last line": (finetune, "publish", 1),

@@ -15,10 +15,11 @@ from PIL import Image
 from tiny_pipeline import read_json
 
 from dptune.core.errors import DataError
+from dptune.job.result import RunResult
 from tasks.charts.canvas import blank, save
 from tasks.charts.seed_groups import over_seeds
 from tasks.experiment.cell_list import read_results
-from tasks.experiment.result import GUARANTEE, CellResult
+from tasks.experiment.guarantee import GUARANTEE
 from tasks.report import experiment as module
 from tasks.report.experiment import write_report
 
@@ -373,7 +374,7 @@ def test_only_listed_results_are_read(tmp_path: Path) -> None:
     experiment = place(tmp_path, *RESULTS)
     (tmp_path / "old").mkdir()
     (tmp_path / "old" / "result.json").write_text("{}")
-    assert read_results(experiment, tmp_path) == [CellResult.of(one).to_dict() for one in RESULTS]
+    assert read_results(experiment, tmp_path) == [RunResult.of(one).to_dict() for one in RESULTS]
 
 
 @pytest.mark.parametrize("content", [None, "", "{"])

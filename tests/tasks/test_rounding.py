@@ -11,7 +11,7 @@ import pytest
 from dptune.privacy.accountants import Epsilons
 from tasks import report
 from tasks.audit import attacks
-from tasks.experiment.result import guarantee
+from tasks.experiment.guarantee import guarantee
 from tasks.policy import tenants
 from tasks.report.page import environment
 from tasks.report.search import ranking_text

@@ -98,7 +98,7 @@ def test_every_setting_is_paid_for_once_and_the_winner_not_again(
     private = [float(held_out) for *_, held_out in ranking["points"]]
     assert private[1] == told["perplexity"]["held_out"][1], "the winner's own run"
     assert len(set(private)) == 3
-    results = [read_json(RunFolder(one).result)["perplexity"]["held-out private records"][1] for one in runs]
+    results = [read_json(RunFolder(one).result)["after"]["eval_perplexity"] for one in runs]
     assert sorted(results) == sorted([private[0], private[2]])
     assert ranking["correlation"] == rank_correlation(list(zip([3.0, 2.0, 4.0], private, strict=True)))
     costs = [read_ledger(RunFolder(one).ledger).epsilons.certified for one in runs]
@@ -217,7 +217,7 @@ def test_a_kill_between_two_steps_changes_nothing_of_what_is_run_or_told(
     told = read_json(RunFolder(out).results)
     ranking = told.pop("ranking")
     assert told == first
-    found = read_json(RunFolder(folder).result)["perplexity"]["held-out private records"][1]
+    found = read_json(RunFolder(folder).result)["after"]["eval_perplexity"]
     held_out = [float(one) for *_, one in ranking["points"]]
     assert held_out == [first["perplexity"]["held_out"][1], math.inf, found]
     assert ranking["runs"] == 2

@@ -39,7 +39,7 @@ from dptune.privacy.ledger_file import read_ledger
 from tasks.experiment import cell_training, finetune
 from tasks.experiment.cells import Cell
 from tasks.experiment.finetune import run_cell
-from tasks.experiment.result import GUARANTEE
+from tasks.experiment.guarantee import GUARANTEE
 from tasks.mlflow import tracking
 from tasks.mlflow.rounding import legible
 from tasks.paths import DATA, TRAIN, planted_secrets

@@ -16,6 +16,7 @@ from dptune.core.digits import at_most
 from dptune.core.metric import CHANGES
 from dptune.job.delivery.card_code import cell, rule_of_words, use, use_of_classifier, use_of_words
 from dptune.job.delivery.named_base import NamedBase
+from dptune.job.result import PUBLIC, RunResult
 from dptune.privacy.certificate import SearchCertificate
 from dptune.privacy.ledger_file import LedgerContents
 
@@ -39,8 +40,6 @@ EARLIER = {
     f"- {_FIGURES}": (f"- Perplexity {_TOLD}", f"- Accuracy {_TOLD}"),
     f"- {_LABELS}": ("- The names of the labels, whether they were given or read from the records.",),
 }
-#: The records that figures of a run are about. Those of the first are private, and on no card.
-HELD_OUT, PUBLIC = "held-out private records", "public records"
 #: What a card says of weights with a certified epsilon, and of no others: a tag of its metadata, and a sentence.
 TAG, SENTENCE = "differential-privacy", "Fine-tuned with differential privacy by dptune."
 #: How the title of a card begins, and the last line of a command, where no epsilon is certified.
@@ -75,20 +74,20 @@ def why_not(leaks: Sequence[str]) -> str:
     return "; ".join(leaks) or "its noise is too small"
 
 
-def card_text(section: str, result: Mapping[str, Any], epsilon: float) -> str:
+def card_text(section: str, result: RunResult, epsilon: float) -> str:
     """The card below its metadata.
 
     Args:
         section: the result of ``privacy_section``.
-        result: the content of result.json; of its figures, those of ``PUBLIC`` records alone are told.
+        result: the run's; of its figures, the card shows only those of ``PUBLIC`` records.
         epsilon: the certified one.
     """
-    classifies = "scores" in result
-    by_words = classifies and "words" in result
+    classifies = result.task == "classify"
+    by_words = classifies and bool(result.words)
     head, means = ("and classification head " if classifies and not by_words else ""), ", a classifier by label words"
     private = has_guarantee(epsilon)
     lines = [
-        f"# {'' if private else f'{NO_GUARANTEE}: '}LoRA adapter {head}for {result['base']}{means if by_words else ''}",
+        f"# {'' if private else f'{NO_GUARANTEE}: '}LoRA adapter {head}for {result.base}{means if by_words else ''}",
         "",
         SENTENCE if private else "Nothing bounds what these weights show about a record: treat them like the records.",
         "",
@@ -102,7 +101,7 @@ def card_text(section: str, result: Mapping[str, Any], epsilon: float) -> str:
         "",
         "| setting | value |",
         "| --- | --- |",
-        *(f"| {name} | {_plain(value)} |" for name, value in result["settings"].items()),
+        *(f"| {name} | {_plain(value)} |" for name, value in result.settings.items()),
         "",
         "## Use",
         "",
@@ -121,11 +120,10 @@ def card_text(section: str, result: Mapping[str, Any], epsilon: float) -> str:
     return "\n".join(lines)
 
 
-def _measured(result: Mapping[str, Any]) -> list[str]:
-    told = result["scores"] if "scores" in result else result["perplexity"]
-    if PUBLIC not in told:
+def _measured(result: RunResult) -> list[str]:
+    if not (shown := result.by_records().get(PUBLIC)):
         return ["Not shown: figures come only from public records, and none were given."]
-    return [f"- {PUBLIC}: {(_scores if 'scores' in result else _perplexity)(told[PUBLIC])}"]
+    return [f"- {PUBLIC}: {_scores(shown) if result.task == 'classify' else _perplexity(shown['perplexity'])}"]
 
 
 def privacy_section(
@@ -277,15 +275,15 @@ def _searched(certificate: SearchCertificate, published: float) -> dict[str, str
     }
 
 
-def _perplexity(pair: Sequence[float | str]) -> str:
-    before, after = map(float, pair)
+def _perplexity(pair: tuple[float, float]) -> str:
+    before, after = pair
     return f"{before:.4g} before, {after:.4g} after"
 
 
-def _scores(scores: Mapping[str, Sequence[float | str]]) -> str:
+def _scores(scores: Mapping[str, tuple[float, float]]) -> str:
     parts = [f"{metric.title} {_perplexity(scores[metric.name])}" for metric in CHANGES if metric.name in scores]
     explained = "; ".join(metric.explanation for metric in CHANGES if metric.explanation)
-    return f"{'; '.join(parts)}; a constant answer has accuracy {float(scores['largest_class'][1]):.4g}\n\n{explained}."
+    return f"{'; '.join(parts)}; a constant answer has accuracy {scores['largest_class'][1]:.4g}\n\n{explained}."
 
 
 def _up(epsilon: float) -> str:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any
 
+from dptune.job.result import RunResult
 from dptune.records.reading.template import template_columns
 from dptune.training.models.model_names import GGUF
 from dptune.training.models.model_packages import is_packaged
@@ -13,19 +13,19 @@ from dptune.training.models.model_packages import is_packaged
 _OF_TOKENS = "AutoModelForTokenClassification"
 
 
-def use(result: Mapping[str, Any]) -> list[str]:
+def use(result: RunResult) -> list[str]:
     return [
         *_imports(result),
         "from peft import PeftModel",
-        f"from transformers import {_loader(result)}",
+        f"from transformers import {result.loaded_by}",
         "",
-        f"base = {_loader(result)}.from_pretrained({_place(result)})",
+        f"base = {result.loaded_by}.from_pretrained({_place(result)})",
         'model = PeftModel.from_pretrained(base, "this folder")',
     ]
 
 
-def use_of_classifier(result: Mapping[str, Any]) -> list[str]:
-    mean = result.get("loaded_by") == _OF_TOKENS
+def use_of_classifier(result: RunResult) -> list[str]:
+    mean = result.loaded_by == _OF_TOKENS
     loader = _OF_TOKENS if mean else "AutoModelForSequenceClassification"
     answer = "logits[0].mean(0)" if mean else "logits"  # the head reads the mean of the tokens' states, and is linear
     return [
@@ -39,7 +39,7 @@ def use_of_classifier(result: Mapping[str, Any]) -> list[str]:
         f"    {_place(result)}, num_labels=len(labels), pad_token_id=tokenizer.pad_token_id",
         ")",
         'model = PeftModel.from_pretrained(base, "this folder").eval()',
-        *(['said = json.load(open("this folder/records.json"))'] if result.get("template") else []),
+        *(['said = json.load(open("this folder/records.json"))'] if result.template else []),
         f"text = {_text_of(result)}",
         f'labels[int(model(**tokenizer(text, return_tensors="pt")).{answer}.argmax())]',
     ]
@@ -50,24 +50,24 @@ def said_words(words: Mapping[str, str]) -> str:
     return ", ".join(f'{label}: "{word}"' for label, word in words.items())
 
 
-def rule_of_words(result: Mapping[str, Any]) -> str:
+def rule_of_words(result: RunResult) -> str:
     """How a text becomes a label, as a sentence."""
-    template = result["template"]
+    template = result.template
     put = "" if template is None else f'It is put into the template "{cell(template)}". '
-    quoted = " or ".join(f'"{word}" ({cell(label)})' for label, word in result["words"].items())
+    quoted = " or ".join(f'"{word}" ({cell(label)})' for label, word in result.words.items())
     return f"How a text becomes a label: {put}The word that the model finds likeliest next decides: {quoted}."
 
 
-def use_of_words(result: Mapping[str, Any]) -> list[str]:
+def use_of_words(result: RunResult) -> list[str]:
     return [
         "import json",
         *_imports(result),
         "from peft import PeftModel",
-        f"from transformers import {_loader(result)}, AutoTokenizer",
+        f"from transformers import {result.loaded_by}, AutoTokenizer",
         "",
         'said, labels = json.load(open("this folder/words.json")), json.load(open("this folder/labels.json"))',
         'tokenizer = AutoTokenizer.from_pretrained("this folder", truncation_side="left")',
-        f"base = {_loader(result)}.from_pretrained({_place(result)})",
+        f"base = {result.loaded_by}.from_pretrained({_place(result)})",
         'model = PeftModel.from_pretrained(base, "this folder").eval()',
         'words = [tokenizer(said["words"][label], add_special_tokens=False)["input_ids"][0] for label in labels]',
         f"text = {_text_of(result)}",
@@ -75,27 +75,22 @@ def use_of_words(result: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _text_of(result: Mapping[str, Any]) -> str:
+def _text_of(result: RunResult) -> str:
     """Code that writes a text as in training: by the template, if there is one, which ``said`` holds."""
-    if not (template := result.get("template")):
+    if not (template := result.template):
         return '"a text"'
     values = dict.fromkeys(template_columns(template), "a text")
     return f'said["template"].format_map({json.dumps(values, ensure_ascii=False)})'
 
 
-def _loader(result: Mapping[str, Any]) -> str:
-    """transformers' automatic class that loads the base model; earlier versions loaded them all by one."""
-    return str(result.get("loaded_by", "AutoModelForCausalLM"))
-
-
-def _imports(result: Mapping[str, Any]) -> list[str]:
+def _imports(result: RunResult) -> list[str]:
     """The line that a base model in a package or a GGUF file needs, which only dptune finds."""
     return ["from dptune import model_folder"] if "model_folder" in _place(result) else []
 
 
-def _place(result: Mapping[str, Any]) -> str:
+def _place(result: RunResult) -> str:
     """The arguments by which ``from_pretrained`` finds the base model."""
-    base, revision = str(result["base"]), result["revision"]
+    base, revision = result.base, result.revision
     if is_packaged(base) or base.endswith(GGUF):
         return f'model_folder("{base}")'
     return f'"{base}"' + (f', revision="{revision}"' if revision else "")

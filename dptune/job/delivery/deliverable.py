@@ -29,6 +29,7 @@ from dptune.job.delivery.card import TAG, card_text, has_guarantee
 from dptune.job.delivery.named_base import BASE, NamedBase
 from dptune.job.delivery.verification import CARD, CONFIG, section_of
 from dptune.job.delivery.weights import partial_of, written_adapter
+from dptune.job.result import RunResult
 from dptune.privacy.run_folder import RunFolder
 
 
@@ -54,7 +55,7 @@ def write_weights(
             _change(named, name_or_path=base.name)
 
 
-def deliver(folder: RunFolder, result: Mapping[str, Any]) -> None:
+def deliver(folder: RunFolder, result: RunResult) -> None:
     """Put ledger and card beside the weights, and all under its name. The ledger must be finished."""
     discard_partial(partial := partial_of(folder))
     shutil.copyfile(folder.ledger, partial / folder.ledger.name)
@@ -66,20 +67,17 @@ def deliver(folder: RunFolder, result: Mapping[str, Any]) -> None:
     put_folder(partial, folder.adapter)
 
 
-def write_card(path: Path, result: Mapping[str, Any]) -> str:
+def write_card(path: Path, result: RunResult) -> str:
     """Write the card of a folder that holds all else already: metadata for the hub, and the text, which is returned.
 
     No line of it, the checked section apart, follows from anything but settings and public records.
-
-    Args:
-        result: as ``card_text`` takes it.
     """
     section, epsilon = section_of(path)
     text = card_text(section, result, epsilon)
     about = ModelCardData(
-        base_model=str(result["base"]),
+        base_model=result.base,
         library_name="peft",
-        pipeline_tag="text-classification" if "scores" in result else "text-generation",
+        pipeline_tag="text-classification" if result.task == "classify" else "text-generation",
         tags=[*([TAG] if has_guarantee(epsilon) else []), "lora", "transformers"],
     )
     write_text(path / CARD, f"---\n{about}\n---\n{text}")

@@ -374,7 +374,8 @@ def charge_score(path: Path, header: RunHeader, terms: ScoreTerms) -> None:
         ledger.finish()
 
 
-def end_ledger(path: Path) -> None:
-    """End a ledger whose process was killed after its last release."""
+def end_ledger(path: Path) -> Path:
+    """End a ledger whose process was killed after its last release, and return its path."""
     if not is_complete(path):
         Ledger.resume(path, Counter()).finish()
+    return path

@@ -1,11 +1,13 @@
 """The secret plan of a search: how many candidates there are and which, drawn once, before the first run.
 
 A search that is killed goes on with the same plan: a number drawn again, or a candidate left out because it was slow or
-failed, would change the law that is priced.
+failed, would change the law that is priced. ``asked_of`` is what a search is asked for, by which it is recognised in
+its folder and in its plan.
 """
 
 from __future__ import annotations
 
+import json
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -14,8 +16,11 @@ from typing import Any
 
 from dptune.core.errors import DptuneError
 from dptune.core.files import read_json, write_json
-from dptune.job.search.kinds import CandidateKind
+from dptune.job.preparation import PreparedRun
+from dptune.job.search.kinds import CandidateKind, versions_of_kinds
 from dptune.job.search.settings import SearchSettings
+from dptune.job.settings import FREE, as_written_now
+from dptune.job.versions import VERSIONS
 from dptune.privacy.certificate import commitment_of
 from dptune.privacy.entropy import Entropy
 
@@ -87,3 +92,31 @@ class Plan:
 
 def _noise(noise: Mapping[str, Any]) -> dict[str, Any]:
     return {name: tuple(value) if isinstance(value, list) else value for name, value in noise.items()}
+
+
+#: Not compared: a setting of earlier versions that changed no result, and what ``check_versions`` looks at.
+_GONE = {"cut_records", VERSIONS}
+
+
+def asked_of(prepared: PreparedRun, asked: SearchSettings, salt: str) -> dict[str, Any]:
+    """All that decides a search's result, in JSON types: settings, records and versions of parts.
+
+    Private: with the salt, the digest of the records tests a guess of all of them.
+    """
+    settings = {name: value for name, value in asdict(prepared.settings).items() if name not in FREE}
+    found = {
+        "model": prepared.base.identity,
+        "records": prepared.digest(salt),
+        "keys": prepared.digest_of_keys(salt),
+        "unit": prepared.units.kind,
+        "search": asked.to_json(),
+        VERSIONS: versions_of_kinds(asked, prepared.settings),
+        **settings,
+    }
+    return dict(json.loads(json.dumps(found)))
+
+
+def changes(known: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    """The names of what differs, as a list in a text; empty where nothing does. Earlier versions knew no ``keys``."""
+    known = {"keys": now.get("keys"), **as_written_now(known)}
+    return ", ".join(sorted(name for name in {*now, *known} - _GONE if now.get(name) != known.get(name)))

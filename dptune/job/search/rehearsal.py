@@ -20,7 +20,7 @@ from dptune.core.files import read_json, write_json
 from dptune.job.base_model import Base
 from dptune.job.preparation import calibrate_mechanism, trained_schedule
 from dptune.job.search.kinds import candidate_schedule, check_kinds, settings_of
-from dptune.job.search.request import changes
+from dptune.job.search.plan import changes
 from dptune.job.search.settings import SearchSettings
 from dptune.job.search.space import Configuration
 from dptune.job.settings import FREE, TuneSettings

@@ -33,7 +33,8 @@ from dptune.job.delivery.verification import WEIGHTS, check_deliverable
 from dptune.job.delivery.weights import partial_of
 from dptune.job.path_checks import check_folder
 from dptune.job.preparation import PreparedRun, prepare
-from dptune.job.run import Tuned, figures_of, paired, result_of, spec_of, tuned_of
+from dptune.job.result import Figures
+from dptune.job.run import Tuned, figures_of, result_of, spec_of, tuned_of
 from dptune.job.search.candidates import (
     CANDIDATES,
     SearchRun,
@@ -45,10 +46,9 @@ from dptune.job.search.candidates import (
     score_of,
 )
 from dptune.job.search.journal import FIX, Journal, LostError
-from dptune.job.search.kinds import CandidateKind, price_kinds, score_terms, versions_of_kinds
+from dptune.job.search.kinds import CandidateKind, price_kinds, score_terms
 from dptune.job.search.plan import FILE as PLAN
-from dptune.job.search.plan import Drawn, Plan
-from dptune.job.search.request import asked_of, changes
+from dptune.job.search.plan import Drawn, Plan, asked_of, changes
 from dptune.job.search.score import best_of
 from dptune.job.search.settings import SearchSettings
 from dptune.job.settings import TuneSettings
@@ -130,12 +130,15 @@ def search(
         if asked.keep_losers and any(crashed(shared, candidate) for candidate in plan.candidates):
             _log.warning("a candidate crashed and counts as the worst: the guarantee assumes that no record does that")
         best = best_of([score_of(shared, candidate) for candidate in plan.candidates])
-        if best is None:
-            _publish_nothing(working, out)
-        else:
-            _publish(shared, plan.candidates[best], working, out)
+        if best is not None:
+            model = _publish(shared, plan.candidates[best], working, out)
+        else:  # the certificate alone says that nothing is published
+            model = None
+            if not read_certificate(working / FILE).complete:
+                write_winner(working / FILE, None)
+            _copy(working / FILE, out / FILE)
         _forget(working, out, asked)
-        return _load(prepared, out)
+        return _load(prepared, out, model)
 
 
 def _has_ended(folder: RunFolder) -> bool:
@@ -309,7 +312,10 @@ def _check_plan(prepared: PreparedRun, asked: SearchSettings, plan: Plan, workin
     if not plan.asked:
         problem = f"{working} holds a search whose plan does not say for which records and settings it was drawn"
         raise ConfigError("out", problem, fix="give another folder, which spends again")
-    if changed := changes(plan.asked, asked_of(prepared, asked, plan.salt)):
+    now = asked_of(prepared, asked, plan.salt)
+    if VERSIONS in plan.asked:  # earlier versions kept them only in the cell, which may be lost
+        check_versions(plan.asked, now[VERSIONS], working, ended=False)
+    if changed := changes(plan.asked, now):
         problem = f"{working} holds a search that was started with other settings ({changed})"
         raise ConfigError("out", problem, fix="restore them, or give another folder, which spends again")
 
@@ -322,19 +328,18 @@ def _check_same(prepared: PreparedRun, asked: SearchSettings, folder: RunFolder)
     known = folder.settings
     salt = known.get("salt") or secrets.token_hex(16)
     now = asked_of(prepared, asked, salt) | {"salt": salt, "kind": "search"}
-    versions = versions_of_kinds(asked, prepared.settings)
     begun = (working_folder(folder.path) / PLAN).exists() or _has_ended(folder)
     if known and begun and (changed := changes(known | {"kind": "search"}, now)):
         problem = f"{folder.path} was started with other settings ({changed})"
         raise ConfigError("out", problem, fix="restore them, or give another folder, which spends again")
     if known and begun:
-        check_versions(known, versions, folder.path, ended=_has_ended(folder))
-    return now | {VERSIONS: versions}
+        check_versions(known, now[VERSIONS], folder.path, ended=_has_ended(folder))
+    return now
 
 
-def _publish(shared: SearchRun, winner: Drawn, working: Path, out: Path) -> None:
-    """Put the winner's folder at its place, with the certificate."""
-    folder = shared.folder_of(winner)
+def _publish(shared: SearchRun, winner: Drawn, working: Path, out: Path) -> Any:
+    """Put the winner's folder at its place, with the certificate. Returns its model if it was loaded, else None."""
+    folder, model = shared.folder_of(winner), None
     if not folder.adapter.exists():
         check_winner(shared, winner)
         end_ledger(folder.ledger)
@@ -345,39 +350,34 @@ def _publish(shared: SearchRun, winner: Drawn, working: Path, out: Path) -> None
             write_winner(working / FILE, Winner(winner.options, sha256(partial / WEIGHTS), chain, score))
         _copy(working / FILE, partial / FILE)
         if (charged := folder.path / SCORE_LEDGER).exists():
-            end_ledger(charged)
-            _copy(charged, partial / SCORE_LEDGER)
-        figures = _public_figures(shared, own, partial)
-        result = result_of(own, figures) | {"search": {"score": score, "on": shared.terms.on}}
-        write_json(RunFolder(out).result, result)
+            _copy(end_ledger(charged), partial / SCORE_LEDGER)
+        before, after, model = _public_figures(shared, own, partial)
+        result = result_of(own, before, after, read_ledger(folder.ledger), read_certificate(working / FILE))
+        result = replace(result, search={"score": score, "on": shared.terms.on})
+        result.write(RunFolder(out).result)
         deliver(folder, result)
     check_deliverable(folder.adapter)  # before all that it was made of goes
     folder.adapter.rename(RunFolder(out).adapter)
     fsync_directory(out)  # durable before what it was made of goes
+    return model
 
 
 def _copy(source: Path, target: Path) -> None:
     write_text(target, source.read_text(encoding="utf-8"))
 
 
-def _public_figures(shared: SearchRun, own: PreparedRun, partial: Path) -> dict[str, dict[str, list[float | str]]]:
-    """Figures on public records before and after; held-out records' own are never computed for a search."""
+def _public_figures(shared: SearchRun, own: PreparedRun, partial: Path) -> tuple[Figures, Figures, Any]:
+    """Figures on public records before and after, and the model; held-out records' own are never computed."""
     if own.public is None:
-        return {}
+        return {}, {}, None
     quiet = replace(own, settings=replace(own.settings, telemetry="private"))
     # A classifier begins with a new head, which the shared weights lack.
-    classifies = own.settings.task == "classify"
-    start = spec_of(quiet, own.base.load(), own.header).model if classifies else shared.weights
+    new = own.settings.task == "classify"
+    start = spec_of(quiet, own.base.load(), own.header).model if new else shared.weights
     before = figures_of(quiet, start)
     del start  # on its device beside the winner it would be one model too many
     model = PeftModel.from_pretrained(own.base.load(), str(partial)).requires_grad_(False)
-    return paired(before, figures_of(quiet, model))
-
-
-def _publish_nothing(working: Path, out: Path) -> None:
-    if not read_certificate(working / FILE).complete:
-        write_winner(working / FILE, None)
-    _copy(working / FILE, out / FILE)
+    return before, figures_of(quiet, model), model
 
 
 def _forget(working: Path, out: Path, asked: SearchSettings) -> None:
@@ -387,12 +387,14 @@ def _forget(working: Path, out: Path, asked: SearchSettings) -> None:
     forget_times(out)
 
 
-def _load(prepared: PreparedRun, out: Path) -> Tuned:
+def _load(prepared: PreparedRun, out: Path, model: Any = None) -> Tuned:
+    """The ended search, with its winner's model, which is loaded unless it is given."""
     folder = RunFolder(out)
     if not folder.adapter.exists():
         problem = f"{out}: every candidate failed, so the base model is the result, and the budget is spent"
         raise NoWinnerError(f"{problem}. Fix: lower the learning rates of the space; another search adds its cost.")
     contents = check_deliverable(folder.adapter)
     certificate = read_certificate(folder.adapter / FILE)
-    model = PeftModel.from_pretrained(prepared.base.load(), str(folder.adapter)).requires_grad_(False)
+    if model is None:
+        model = PeftModel.from_pretrained(prepared.base.load(), str(folder.adapter)).requires_grad_(False)
     return tuned_of(model.eval(), contents, out, certificate)

@@ -67,6 +67,23 @@ _KINDS = {
         "put an empty line between texts, and choose records_are paragraphs",
     ),
 }  # fmt: skip
+#: Doubtful names of units or labels: what is said of them, and what to do about it.
+_NAMES = {
+    "encoding": ("have names in a wrong encoding", SIGNS["wrong_encoding"].fix),
+    "once": ("have one record each", "if this is a slip of the pen, correct it"),
+    "missing": ("have names that often stand for none", "remove these records"),
+    "single": ("are all that there are", "a classifier learns two at least"),
+    "placeholders": ("have names that are probably nobody's",
+        "if they stand for people who are not known, name each apart, or remove their records"),
+    "dominant": (f"are more than {_TIMES - 1} times those of any other unit",
+        "if many people share this name, name them apart: they are sampled and protected as one"),
+    "odd": ("have a name without a digit or of several words, unlike all others",
+        "if the row is a total, a header or a comment, remove it"),
+    "joined": ("hold another's name (with more around it, cut, or several in one), as in rows {} and {}",
+        "if these are one person, write the names alike; otherwise each is protected by itself"),
+    "masked": ("have names that hide a part (*** or XXXX)",
+        "if several people share one, name them apart: they are sampled and protected as one"),
+}  # fmt: skip
 
 
 class Names:
@@ -117,19 +134,17 @@ class Names:
             if _DAMAGE & {*signs_of(name)} or (name.count(" ") < 3 and re.search(r"[^\W\d_]\?[^=]*$", name))
         ]
         if damaged:
-            yield self._finding("encoding", damaged, "have names in a wrong encoding", SIGNS["wrong_encoding"].fix)
+            yield self._finding("encoding", damaged)
         if self.called == "labels":
             once = [name for name in self.rows if self.counts[name] == 1]
             if once and len(self.counts) * _TIMES < self.counts.total():
-                yield self._finding("once", once, "have one record each", "if this is a slip of the pen, correct it")
+                yield self._finding("once", once)
             placeholders = (name for name in self.rows if is_placeholder(name) and name.casefold() not in CLASSES)
             words = [*filter(is_missing, self.rows), *placeholders]
             if words and len(words) < len(self.rows):
-                yield self._finding("missing", words, "have names that often stand for none", "remove these records")
+                yield self._finding("missing", words)
             if len(self.rows) == 1 and self.counts.total() >= _LEAST:
-                yield self._finding(
-                    "single", [*self.rows], "are all that there are", "a classifier learns two at least"
-                )
+                yield self._finding("single", [*self.rows])
         elif self.rows:
             yield from self._nobody()
 
@@ -141,9 +156,12 @@ class Names:
         changed = [*(lost if len(lost) * 4 > len(long) else ()), *(days if len(days) < len(self.rows) else ())]
         return {name: self.rows[name] for name in changed}
 
-    def _finding(self, name: str, names: Sequence[str], says: str, fix: str) -> Finding:
+    def _finding(self, name: str, names: Sequence[str], *rows: int) -> Finding:
+        """What ``_NAMES`` says of these names, with the rows that its text shows."""
         records, row = sum(self.counts[one] for one in names), min(self.rows[one] for one in names)
-        text = f"{len(names)} {self.called} with {records} records (row {row} is the first) {says}. {_sentence(fix)}"
+        says, fix = _NAMES[name]
+        found = f"{len(names)} {self.called} with {records} records (row {row} is the first)"
+        text = f"{found} {says.format(*rows)}. {_sentence(fix)}"
         return Finding(f"{self.called.removesuffix('s')}_{name}", text)
 
     def _alike(self) -> Iterator[Finding]:
@@ -180,29 +198,21 @@ class Names:
         ranked = ranked if len(ranked) > 2 else []
         filled = [name for name, count in ranked[:9] if may_be_filled_in(name) and count > max(4, 3 * most)]
         if found := [*words, *filled]:
-            fix = "if they stand for people who are not known, name each apart, or remove their records"
-            yield self._finding("placeholders", found, "have names that are probably nobody's", fix)
+            yield self._finding("placeholders", found)
         if len(ranked) > 2 and ranked[0][0] not in found:
             (name, most), next_most = ranked[0], ranked[1][1]
             if most >= max(_LEAST, _TIMES * next_most):
-                says = f"are more than {_TIMES - 1} times those of any other unit"
-                fix = "if many people share this name, name them apart: they are sampled and protected as one"
-                yield self._finding("dominant", [name], says, fix)
+                yield self._finding("dominant", [name])
         odd = [name for name in self.rows if not any(map(str.isdecimal, name)) and name not in found]
         odd = odd or [name for name in self.rows if name.count(" ") > 1]
         if len(odd) < len(self.rows) and any(" " in name for name in {*self.rows} - {*odd}):
             odd = [name for name in odd if not any(map(str.isdecimal, name))]
         if odd and len(self.rows) >= _ENOUGH and len(odd) <= len(self.rows) / 100 + 1:
-            fix = "if the row is a total, a header or a comment, remove it"
-            yield self._finding("odd", odd, "have a name without a digit or of several words, unlike all others", fix)
+            yield self._finding("odd", odd)
         if held := holds_another(self.rows):
-            one, other = sorted(self.rows[name] for name in next(iter(held.items())))
-            says = f"hold another's name (with more around it, cut, or several in one), as in rows {one} and {other}"
-            fix = "if these are one person, write the names alike; otherwise each is protected by itself"
-            yield self._finding("joined", [*held], says, fix)
+            yield self._finding("joined", [*held], *sorted(self.rows[name] for name in next(iter(held.items()))))
         if masked := [name for name in self.rows if _MASKED.search(name)]:
-            fix = "if several people share one, name them apart: they are sampled and protected as one"
-            yield self._finding("masked", masked, "have names that hide a part (*** or XXXX)", fix)
+            yield self._finding("masked", masked)
 
 
 def _known(order: str, found: Mapping[str, int]) -> bool:
@@ -269,11 +279,8 @@ class Findings:
         """Findings about all records together."""
         least = max(5, self._texts / 20)
         ranked = self._said.most_common(2)
-        if (
-            ranked
-            and (len(ranked) > 1 or isinstance(ranked[0][0], int))
-            and ranked[0][1] >= max(least, 10 * sum(count for _, count in ranked[1:]))
-        ):
+        several = len(ranked) > 1 or (ranked and isinstance(ranked[0][0], int))
+        if several and ranked[0][1] >= max(least, 10 * sum(count for _, count in ranked[1:])):
             fix = "if it stands for a missing one (an error, [deleted], a rule between texts), remove these records"
             yield self._finding("frequent_text", f"{ranked[0][1]} texts are one and the same", fix)
         again = self._whole.total() - len(self._whole)
@@ -284,21 +291,15 @@ class Findings:
         if lengths and lengths[0][1] >= max(least, 5 * sum(count for _, count in lengths[1:])):
             says = f"{lengths[0][1]} texts end without a full stop at {lengths[0][0]} characters"
             yield self._finding("cut_texts", says, "if they were cut there, export them whole")
-        if swapped := [
-            *self._kinds["swapped"],
-            *(self.units.rows[name] for name in self.units.rows if name in self._said),
-        ]:
+        if swapped := self._kinds["swapped"] + [row for name, row in self.units.rows.items() if name in self._said]:
             says = f"{len(swapped)} records (row {min(swapped)} is one) have a text for a unit, or a unit for a text"
             yield self._finding("swapped_columns", says, "if columns changed places or moved, correct the rows")
         for name, (share, says, fix) in _KINDS.items():
             rows = self._kinds[name]
             if name == "wrapped" and self._widths:  # lines of texts that an editor wrapped are nearly as long
                 width = max(self._widths)
-                rows = (
-                    rows
-                    if 30 <= width < 120 and sum(4 * one > 3 * width for one in self._widths) * 2 > self._texts
-                    else []
-                )
+                alike = sum(4 * one > 3 * width for one in self._widths)
+                rows = rows if 30 <= width < 120 and alike * 2 > self._texts else []
             if rows and len(rows) > share * self._texts:
                 said = f"{len(rows)} of {self._texts} records (row {rows[0]} is the first) {says}"
                 yield self._finding(name, said, fix)
@@ -340,10 +341,8 @@ class Findings:
                 found.append(Finding(name, f"{text}. {_sentence(sign.fix)}"))
         found += self._patterns()
         if self._silent:
-            text = (
-                f"{len(self._silent)} of {self._texts} chats (row {self._silent[0]} is the first) have an empty answer"
-            )
-            found.append(Finding("empty_answers", f"{text}. Remove these records, or fill it in"))
+            text = f"{len(self._silent)} of {self._texts} chats (row {self._silent[0]} is the first)"
+            found.append(Finding("empty_answers", f"{text} have an empty answer. Remove these records, or fill it in"))
         return tuple(found)
 
 

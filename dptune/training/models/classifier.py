@@ -111,6 +111,12 @@ def classifier_class(config: Any) -> Any:
     return AutoModelForTokenClassification if pooled else AutoModelForSequenceClassification
 
 
+def described_head(head: tuple[str, ...], config: Any) -> str:
+    """The modules of a head, and what it reads where that is the mean of the tokens' states."""
+    mean = classifier_class(config) is AutoModelForTokenClassification
+    return ", ".join(head) + (", on the mean of the tokens' states, as the checkpoint declares" if mean else "")
+
+
 def empty_classifier(base: ModelSource, config: Any) -> Any:
     """The classifier of a configuration with no memory behind its weights. Raises: ConfigError if there is none."""
     check_layers(base.source, config, stored_weights(base.location, base.revision))

@@ -226,6 +226,8 @@ def _without_others(tokenizer: Any, count: int) -> Any:
 class _Reader:
     """Reads a header from its beginning on, value by value.
 
+    The reader of the package gguf keeps each token as an object, and for a damaged length runs for hours.
+
     Raises: ValueError, struct.error, KeyError or ArithmeticError for a damaged header.
     """
 
