@@ -6,9 +6,10 @@ Nothing here may look at the records: a schedule that depends on them would leak
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from dptune.core.errors import ConfigError
+from dptune.core.settings import UpdateRule
 from dptune.job.settings import TuneSettings
 from dptune.mechanisms.planning import Schedule
 from dptune.privacy.calibration import check_delta, sampling
@@ -24,7 +25,10 @@ _MOST_RATES = 4
 _RADIUS = 0.1
 #: Those of a classifier. States are about sqrt(width) long, and a head's gradient is a state times how far off it is:
 #: at a small radius every record has one vote, and the more frequent label wins however sure the head is already.
-_HEAD_RADIUS, _SMALL_HEAD_RATE = 10.0, 0.005
+_SMALL_HEAD_RADIUS, _SMALL_HEAD_RATE = 10.0, 0.005
+#: Those of a classifier on a pretrained model, measured with all-MiniLM-L6-v2 on SST-2 (docs/findings/defaults.md). A
+#: new head has far to go and few weights; adapters that go as far in each of theirs mostly follow the noise.
+_HEAD_RADIUS, _HEAD_RATE, _HEAD_RATIO = 1.0, 0.003, 10.0
 #: Those of a classifier by label words, which has no head.
 _WORDS_RADIUS, _SMALL_WORDS_RATE = 1.0, 0.01
 _AT_RADIUS = ("static", "banded")
@@ -38,6 +42,7 @@ class TuneSchedule:
         expected_batch_size: expected number of units of a batch.
         epochs: passes over the units.
         options: the mechanism's own options.
+        rule: how released gradients move the weights.
         reasons: for each setting that the user left open, why its value was chosen.
     """
 
@@ -51,7 +56,13 @@ class TuneSchedule:
     checkpoint_every: int
     max_length: int
     options: dict[str, object]
+    rule: UpdateRule
     reasons: dict[str, str] = field(repr=False)
+
+    @property
+    def head_rate(self) -> float:
+        """Learning rate of a classifier's head after warm-up."""
+        return float(f"{self.learning_rate * self.rule.head_rate_ratio:.6g}")
 
     @property
     def priced(self) -> Schedule:
@@ -96,11 +107,15 @@ def schedule_of(
     steps = math.ceil(epochs / sample_rate - 1e-9)  # rounding up once: an epoch need not be whole steps
     rate, rate_reason = _rate(settings, parameters < _SMALL, bands)
     learning_rate = pick("learning_rate", settings.learning_rate, rate, rate_reason)
+    ratio = settings.head_rate_ratio
+    if ratio is None and settings.has_head:
+        ratio = 1.0 if parameters < _SMALL else _HEAD_RATIO
+        reasons["head_rate_ratio"] = "measured with the learning rate"
     if settings.max_length is None:
         reasons["max_length"] = "the model's context, 512 at most; less saves time and memory where texts are short"
     options = dict(settings.options)
     if settings.mechanism in _AT_RADIUS and "max_grad_norm" not in options:
-        options["max_grad_norm"], reasons["max_grad_norm"] = _radius(settings)
+        options["max_grad_norm"], reasons["max_grad_norm"] = _radius(settings, parameters < _SMALL)
     return TuneSchedule(
         delta=delta,
         expected_batch_size=batch,
@@ -112,37 +127,41 @@ def schedule_of(
         checkpoint_every=settings.checkpoint_every or min(10, max(1, steps // 50)),
         max_length=max_length_of(settings, positions),
         options=options,
+        rule=replace(settings.rule, head_rate_ratio=ratio or 1.0),
         reasons=reasons,
     )
 
 
-def _radius(settings: TuneSettings) -> tuple[float, str]:
+def _radius(settings: TuneSettings, small: bool) -> tuple[float, str]:
     """The clip radius of a task, and why."""
     if settings.words:
         return _WORDS_RADIUS, "the radius with which the learning rate of label words was measured"
-    if settings.task == "classify":
+    if settings.has_head and small:
         why = "at 0.1 each record of a classifier has one vote, and the more frequent label wins; not tuned for yours"
-        return _HEAD_RADIUS, why
+        return _SMALL_HEAD_RADIUS, why
+    if settings.has_head:
+        return _HEAD_RADIUS, "measured with the learning rate"
     return _RADIUS, "the radius with which the learning rate of the small default model was measured"
 
 
 def _rate(settings: TuneSettings, small: bool, bands: int) -> tuple[float, str]:
     """The learning rate for a task, a model of this size and so many bands, and why."""
-    classifies, mechanism = settings.task == "classify", settings.mechanism
+    mechanism = settings.mechanism
     if settings.words and small:
         return (
             _SMALL_WORDS_RATE,
             "the best of 0.003, 0.01 and 0.03 for SST-2 by words with 1.3 million parameters",
         )
-    if classifies and small:
+    if settings.has_head and small:
         return _SMALL_HEAD_RATE, "the one of those tried that learned anything on SST-2 with 1.3 million parameters"
+    if settings.has_head:
+        return _HEAD_RATE, "the best tried for all-MiniLM-L6-v2 on SST-2, with a head ten times as fast"
     if small and mechanism == "banded":
         rate = _SMALL_RATE * min(bands, _MOST_RATES)
         return rate, f"{_SMALL_RATE:g} for each band up to four, measured on the small default model"
     if small:
         return _SMALL_RATE, "measured on the small default model: perplexity 2.263, at 0.005 it was 2.315"
-    whose = "Li et al.'s for RoBERTa on SST-2" if classifies else "RLDP's published setting for GPT-2 to Mistral-7B"
-    return _RATE, f"{whose}; not tuned for yours"
+    return _RATE, "RLDP's published setting for GPT-2 to Mistral-7B; not tuned for yours"
 
 
 def max_length_of(settings: TuneSettings, positions: int | None) -> int:

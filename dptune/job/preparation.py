@@ -321,7 +321,8 @@ def signal_of(schedule: TuneSchedule, noise_multiplier: float) -> float:
     units, and nearly to epsilon.
 
     Example:
-        >>> schedule = TuneSchedule(1e-5, 64.0, 16, 0.16, 100, 0.03, 10, 2, 64, {}, {})
+        >>> from dptune.core.settings import UpdateRule
+        >>> schedule = TuneSchedule(1e-5, 64.0, 16, 0.16, 100, 0.03, 10, 2, 64, {}, UpdateRule(), {})
         >>> signal_of(schedule, noise_multiplier=6.25)
         102.4
     """
@@ -336,7 +337,7 @@ def weak_signal(settings: TuneSettings, schedule: TuneSchedule, calibrated: Cali
         return None
     units = round(schedule.expected_batch_size / schedule.sample_rate)
     helps = [f"some {math.ceil(units * _MOST / signal):,} units in place of {units:,}", "a larger epsilon"]
-    if settings.task == "classify" and not settings.words:
+    if settings.has_head:
         helps.append("with a causal model, words (a word for each label in place of a new head)")
     return (
         f"at this epsilon {units:,} units can hardly teach a model anything: all steps together move a weight by at "

@@ -67,7 +67,7 @@ _log = logging.getLogger(__name__)
 #: Settings that the card has rows for whatever they are, or under names of its own.
 _ROWS = (
     *("expected_batch_size", "epochs", "learning_rate", "max_length", "records_per_unit"),
-    *("optimizer", "schedule", "average"),
+    *("optimizer", "schedule", "average", "head_rate_ratio"),
     *("rank", "alpha", "target_modules", "rslora", "rank_pattern", "alpha_pattern", "init_lora_weights"),
 )
 
@@ -316,6 +316,7 @@ def public_settings(prepared: PreparedRun) -> dict[str, Any]:
         "epochs": schedule.epochs,
         "steps": schedule.steps,
         "learning rate": schedule.learning_rate,
+        **({"learning rate of the head": schedule.head_rate} if prepared.base.head else {}),
         "optimizer": settings.optimizer,
         "learning rate schedule": settings.schedule,
         "average of the weights": settings.average,

@@ -13,7 +13,17 @@ from annotated_types import Ge, Lt
 from dptune.core.bounds import Count, CountOrZero, Delta, Epochs, Epsilon, LearningRate, Rows, Seed
 from dptune.core.declarations import NAMES_NOTHING, declared, differing, names_nothing, part_of
 from dptune.core.errors import ConfigError
-from dptune.core.settings import Average, BatchSize, Dropout, Lora, LossOn, ScheduleSettings, Width
+from dptune.core.settings import (
+    Average,
+    BatchSize,
+    Dropout,
+    Lora,
+    LossOn,
+    RateRatio,
+    ScheduleSettings,
+    UpdateRule,
+    Width,
+)
 from dptune.job.label_checks import HIDDEN, HIDDEN_NAMED, RENAME_HIDDEN
 from dptune.records.reading.spelling import spelled
 
@@ -91,6 +101,11 @@ class JobSettings(ScheduleSettings, Lora):
         return part_of(Lora, self)
 
     @property
+    def has_head(self) -> bool:
+        """Whether a new head is trained beside the adapters."""
+        return self.task == "classify" and not self.words
+
+    @property
     def named_labels(self) -> tuple[str, ...] | None:
         """All labels, where ``labels`` or ``words`` names them; None else."""
         return tuple(self.words) if self.labels is None and self.words else self.labels
@@ -143,6 +158,7 @@ class TuneSettings(JobSettings):
     max_length: Width | None = None  # type: ignore[assignment]
     learning_rate: LearningRate | None = None  # type: ignore[assignment]
     warmup_steps: CountOrZero | None = None  # type: ignore[assignment]
+    head_rate_ratio: RateRatio | None = None  # type: ignore[assignment]
     checkpoint_every: Count | None = field(default=None, metadata=NAMES_NOTHING)  # type: ignore[assignment]
     records_per_unit: Rows = 4
     # Cells keep "none", as papers train, and 0.05, which names of finished ones left out: another default renames them.
@@ -155,6 +171,11 @@ class TuneSettings(JobSettings):
         if "noise_multiplier" in self.options:
             problem = "follows from the budget"
             raise ConfigError("options.noise_multiplier", problem, fix="leave it out, and change epsilon")
+
+    @property
+    def rule(self) -> UpdateRule:
+        """As its base has it; ``TuneSchedule.rule`` has the ratio that ``defaults`` chooses where it is left open."""
+        return part_of(UpdateRule, self, head_rate_ratio=self.head_rate_ratio or 1.0)
 
     @classmethod
     def of(cls, **given: Any) -> TuneSettings:
