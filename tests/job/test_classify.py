@@ -6,6 +6,7 @@ import json
 import shlex
 import shutil
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from tempfile import mkdtemp
@@ -22,6 +23,7 @@ from typer.testing import CliRunner, Result
 import dptune
 from dptune.cli import app
 from dptune.core.errors import ConfigError, DataError
+from dptune.core.settings import UpdateRule
 from dptune.job import run_spec
 from dptune.job.base_model import open_base
 from dptune.job.defaults import schedule_of
@@ -370,12 +372,18 @@ def test_texts_are_cut_by_the_tokenizer_and_labels_never() -> None:
 
 
 def test_a_classifiers_radius_and_rate_are_not_those_of_texts() -> None:
-    """At a radius far below a state's length, a record counts one vote, and a constant answer wins."""
-    for parameters, rate in ((10**6, 0.005), (10**8, 5e-4)):
-        found = schedule_of(TuneSettings(epsilon=8.0, task="classify", labels=("0", "1")), 10_000, parameters, 64)
-        assert found.options["max_grad_norm"] == 10
-        assert found.learning_rate == rate
-        assert "one vote" in found.reasons["max_grad_norm"]
+    """Of a head, by the size of the model; what is asked for is kept, and words and texts have no head's rate."""
+    settings = TuneSettings(epsilon=8.0, task="classify", labels=("0", "1"))
+    small, large = (schedule_of(settings, 10_000, parameters, 64) for parameters in (10**6, 10**8))
+    assert (small.options["max_grad_norm"], small.learning_rate, small.head_rate) == (10, 0.005, 0.005)
+    assert (large.options["max_grad_norm"], large.learning_rate) == (1, 0.003)
+    assert large.head_rate > large.learning_rate
+    assert {"max_grad_norm", "learning_rate", "head_rate_ratio"} <= set(large.reasons)
+    asked = schedule_of(replace(settings, head_rate_ratio=2.0), 10_000, 10**8, 64)
+    assert asked.head_rate == pytest.approx(0.006)
+    assert "head_rate_ratio" not in asked.reasons
+    words = schedule_of(replace(settings, words={"0": " no", "1": " yes"}), 10_000, 10**8, 64)
+    assert words.rule == UpdateRule(average="tail")
     texts = schedule_of(TuneSettings(epsilon=8.0), 10_000, 10**6, 64)
     assert (texts.options["max_grad_norm"], texts.learning_rate) == (0.1, 0.02)
 
