@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.measure import quiet
 from benchmarks.real.plan import CASES, DEFAULTS, MODELS, Run, runs_of
 from benchmarks.real.report import report
 from benchmarks.real.work import Bench, carry_out_all, read_results
@@ -64,6 +65,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     if asked.list:
         print("\n".join(listed(runs, bench.results)))
         return
+    quiet()
     _, failed = carry_out_all(bench, runs, asked.minutes)
     print("\n".join(listed(runs, bench.results)[len(runs) :]))
     if failed:

@@ -48,6 +48,7 @@ class Case:
         rates, radii: learning rates and clip radii of the grid of part defaults.
         units: number of units that train, by which that grid takes its batches.
         grid_budget: the epsilon of that grid; None for a case that has none.
+        new_tokens: the most tokens of an output, where the model writes some.
     """
 
     name: str
@@ -61,6 +62,7 @@ class Case:
     radii: tuple[float, ...] = ()
     units: int = 0
     grid_budget: float | None = None
+    new_tokens: int = 64
 
 
 @dataclass(frozen=True)

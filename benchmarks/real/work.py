@@ -25,6 +25,7 @@ from benchmarks.real.plan import MODELS, UNCERTIFIED, Run
 from dptune.core.errors import DivergedError, DptuneError
 from dptune.core.files import jsonable, read_json, write_json
 from dptune.core.interrupts import ends_like_ctrl_c
+from dptune.generation.decoding import Decoding
 from dptune.generation.text_metrics import score
 from dptune.job.base_model import open_base
 from dptune.job.defaults import schedule_of
@@ -179,7 +180,8 @@ class Bench:
         outputs: dict[str, str] = {}
         base = ModelSource(self.models[one.case.model], None, "bfloat16" if self.where.type == "cuda" else "float32")
         source = RecordSource(rows.test, **rows.columns)
-        scored = score_adapter(RunFolder(tuned.folder).adapter, base, source, device=str(self.where),
+        decoding = None if one.case.settings.get("task") == "classify" else Decoding(one.case.new_tokens)
+        scored = score_adapter(RunFolder(tuned.folder).adapter, base, source, decoding=decoding, device=str(self.where),
                                rows=self._rows(one), warn=lambda note: None, keep=outputs.update)  # fmt: skip
         figures = scored.figures
         if one.case.settings.get("task") == "classify":

@@ -33,7 +33,7 @@ def texts(_: Path) -> Rows:
 
 
 def pairs(_: Path) -> Rows:
-    rows = [{"prompt": f"name : A{n} | food : French", "completion": f" A{n} is French."} for n in range(60)]
+    rows = [{"prompt": f"{n}: ", "completion": f"A{n}."} for n in range(60)]
     return Rows(rows[:40], rows[40:50], rows[50:], {"prompt": "prompt", "completion": "completion"})
 
 
@@ -43,7 +43,7 @@ def labelled(_: Path) -> Rows:
 
 
 def case(name: str, part: str, read: Any, **changes: Any) -> Case:
-    return Case(name, part, f"Invented {name}", "smollm2", read, {**QUICK, **changes}, 16)
+    return Case(name, part, f"Invented {name}", "smollm2", read, {**QUICK, **changes}, 16, new_tokens=8)
 
 
 CASES = (
@@ -133,6 +133,7 @@ def test_a_report_has_every_kind_of_run_and_says_what_has_not_run(bench: work.Be
     assert published["epsilon_certified"] == "inf"
     assert published["epsilon_published"] <= 8.0
     values = [found[run.name]["scores"]["perplexity"][0] for run in runs[:2]]
+    assert found[runs[3].name]["floors"]["a slot template"]["bleu_e2e"] < 10  # of 100
     lines = report(found, ["diabetes-text", "e2e", "sst2", "defaults"], CASES)
     own = next(line for line in lines if line.startswith("| static (DP-SGD) | 8 |"))
     assert f"**{sum(values) / 2:.4g}** +- " in own
@@ -171,7 +172,7 @@ def test_a_grid_names_the_best_setting_beside_the_defaults(bench: work.Bench) ->
 
 
 def test_missing_data_are_named_in_one_sentence(tmp_path: Path) -> None:
-    with pytest.raises(SystemExit, match="stsa.binary.train, .dev and .test there, or name the folder"):
+    with pytest.raises(SystemExit, match=r"and \.test there, or name the folder"):
         Sst2()(tmp_path)
     with pytest.raises(SystemExit, match="is missing"):
         command.main(["--part", "e2e", "--data", str(tmp_path), "--out", str(tmp_path / "out"), "--device", "cpu"])
