@@ -87,8 +87,8 @@ class Narratives:
         order = some(sorted(set(patients)), None)
         test, dev = set(order[:_TEST_PATIENTS]), set(order[_TEST_PATIENTS:][:_DEV_PATIENTS])
         train = set(order[_TEST_PATIENTS + _DEV_PATIENTS :][: self.size])
-        sides = ([row for row in rows if row["patient"] in side] for side in (train, dev, test))
-        return Rows(*sides, {"text": "text"} | ({"label": "label"} if self.labelled else {}))
+        first, second, third = ([row for row in rows if row["patient"] in side] for side in (train, dev, test))
+        return Rows(first, second, third, {"text": "text"} | ({"label": "label"} if self.labelled else {}))
 
 
 def some(rows: Sequence[Any], size: int | None) -> list[Any]:

@@ -28,6 +28,8 @@ SYSTEMS: Mapping[str, Mapping[str, Any]] = {
     "lmo_dp": {},
     "banded": {},
 }
+#: Systems that steer each LoRA pair, and so refuse a model with a classification head.
+WITHOUT_HEAD = ("rldp", "rldp_published")
 #: What ``dptune.tune`` refuses, for no epsilon certifies it; see ``work``.
 WITHOUT_PRIVACY = "nonprivate"
 UNCERTIFIED = (WITHOUT_PRIVACY, "rldp_published")
@@ -132,6 +134,7 @@ def runs_of(part: str, cases: tuple[Case, ...] = CASES) -> list[Run]:
         for budget in BUDGETS
         if budget is not None
         for system, options in SYSTEMS.items()
+        if not (system in WITHOUT_HEAD and case.settings.get("task") == "classify")
     ]
     return [*fixed, *rest]
 
