@@ -1,0 +1,170 @@
+"""Tables of what ``python -m benchmarks.real`` measured, ready for a page; what has not run says so."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from benchmarks.real.plan import CASES, DEFAULTS, NAMES, SYSTEMS, UNCERTIFIED, WITHOUT_PRIVACY, Case, runs_of
+from benchmarks.real.published import PUBLISHED
+
+#: By part: names of scores, their headings, and what they are multiplied by. The first one is compared.
+METRICS: Mapping[str, tuple[tuple[str, str, float], ...]] = {
+    "sst2": (("accuracy", "test accuracy, %", 100), ("loss", "loss, nats", 1)),
+    "e2e": (("bleu_e2e", "BLEU", 1), ("nist_e2e", "NIST", 1), ("rouge_l_13a", "ROUGE-L", 1)),
+    "diabetes-text": (("perplexity", "test perplexity", 1),),
+    "readmission": (("accuracy", "test accuracy, %", 100), ("f1", "macro F1", 1), ("loss", "loss, nats", 1)),
+}
+_CALLED = {WITHOUT_PRIVACY: "without privacy, same steps", "static": "static (DP-SGD)", "rldp": "rldp, as provable",
+           "rldp_published": "rldp, as published"}  # fmt: skip
+Lines = Mapping[str, Mapping[str, Any]]
+
+
+def report(found: Lines, parts: Sequence[str], cases: Sequence[Case] = CASES) -> list[str]:
+    """Markdown lines of all results of these parts. Each figure is a mean over seeds, +- their standard deviation."""
+    return [
+        line for part in parts for line in (_grids(found, cases) if part == DEFAULTS else _part(part, found, cases))
+    ]
+
+
+def _part(part: str, found: Lines, cases: Sequence[Case]) -> Iterator[str]:
+    metrics = METRICS[part]
+    for case in (case for case in cases if case.part == part):
+        runs = runs_of(part, (case,))
+        done = [found[run.name] for run in runs if run.name in found and "scores" in found[run.name]]
+        yield from _title(case, done)
+        if not done:
+            yield from ("Has not run.", "")
+            continue
+        yield from _head(
+            "who", "asked epsilon", "certified epsilon", *(name for _, name, _ in metrics), "runs", "test error"
+        )
+        yield from _floors(done, metrics)
+        for budget, system in _by_budget():
+            if group := [line for line in done if (line["budget"], line["system"]) == (budget, system)]:
+                yield _row(group, metrics)
+        for line in PUBLISHED:
+            if line.part == part:
+                asked = "none" if line.stated is None else f"{line.stated:g} (stated)"
+                rest = [""] * (len(metrics) - 1)
+                yield _cells(
+                    f"*{line.who}* ({line.source})", asked, line.certifies, f"{line.score:g}", *rest, "quoted", ""
+                )
+        yield ""
+        yield from _missing(runs, found)
+
+
+def _title(case: Case, done: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """The case with the model's size, which a run has counted."""
+    if not done:
+        yield from (f"### {case.title}, {NAMES[case.model]}", "")
+        return
+    base, one = done[0]["base"], done[0]
+    weights = f"; {base['weights']}" if base["weights"] else ""
+    yield from (
+        f"### {case.title}, {NAMES[case.model]} ({base['parameters'] / 1e6:.1f} million parameters{weights})",
+        "",
+    )
+    devices = ", ".join(dict.fromkeys(line["device"] for line in done))
+    yield (
+        f"{one['units']:,} units ({one['unit']}), delta {one['delta']:g}; {base['trained']:,} trained weights; "
+        f"{one['tested']:,} test inputs, on which nobody trained; on {devices}; commit "
+        f"{', '.join(dict.fromkeys(line['commit'] for line in done))}."
+    )
+    yield ""
+
+
+def _by_budget() -> Iterator[tuple[float | None, str]]:
+    yield None, WITHOUT_PRIVACY
+    for budget in (8.0, 3.0, 1.0):
+        yield budget, "static"
+        for system in SYSTEMS:
+            yield budget, system
+
+
+def _row(group: Sequence[Mapping[str, Any]], metrics: Sequence[tuple[str, str, float]]) -> str:
+    system, budget = group[0]["system"], group[0]["budget"]
+    certified = max(float(line["epsilon_certified"]) for line in group)
+    # From above: a certified epsilon is never printed below what it is.
+    said = "none" if certified == float("inf") else f"{-(-certified * 1000 // 1) / 1000:g}"
+    values = [_spread([factor * line["scores"][name][0] for line in group]) for name, _, factor in metrics]
+    errors = [error for line in group if (error := line["scores"][metrics[0][0]][1]) is not None]
+    error = f"{metrics[0][2] * statistics.mean(errors):.2g}" if errors else ""
+    asked = "none" if budget is None else f"{budget:g}{' (stated)' if system in UNCERTIFIED else ''}"
+    return _cells(_CALLED.get(system, system), asked, said, *values, str(len(group)), error)
+
+
+def _spread(values: Sequence[float]) -> str:
+    mean = f"{statistics.mean(values):.4g}"
+    return f"**{mean}** +- {statistics.stdev(values):.2g}" if len(values) > 1 else f"**{mean}**"
+
+
+def _floors(done: Sequence[Mapping[str, Any]], metrics: Sequence[tuple[str, str, float]]) -> Iterator[str]:
+    """A constant answer and the untuned model; of a classifier the latter is known on the dev rows alone."""
+    for who, values in done[0]["floors"].items():
+        shown = [f"{factor * values[name]:.4g}" if name in values else "" for name, _, factor in metrics]
+        yield _cells(who, "", "0" if "untuned" in who else "", *shown, "", "")
+    if (pair := done[0]["dev"].get(metrics[0][0])) and "the untuned model" not in done[0]["floors"]:
+        yield _cells(
+            "the untuned model (dev rows)",
+            "",
+            "0",
+            f"{metrics[0][2] * pair[0]:.4g}",
+            *[""] * (len(metrics) - 1),
+            "",
+            "",
+        )
+
+
+def _missing(runs: Sequence[Any], found: Lines) -> Iterator[str]:
+    """A sentence with what has not run, and one with what diverged, by budget and system."""
+    for said, names in (
+        ("Has not run", [run for run in runs if run.name not in found]),
+        ("Diverged", [run for run in runs if "diverged" in found.get(run.name, {})]),
+    ):
+        by: dict[str, list[str]] = {}
+        for run in names:
+            budget = "no privacy" if run.budget is None else f"epsilon {run.budget:g}"
+            by.setdefault(f"{run.system} at {budget}", []).append(str(run.seed))
+        if by:
+            each = "; ".join(f"{what} (seed {', '.join(seeds)})" for what, seeds in by.items())
+            yield from (f"{said}: {each}.", "")
+
+
+def _grids(found: Lines, cases: Sequence[Case]) -> Iterator[str]:
+    """Of each case with a grid: how far the defaults are from the best of its settings."""
+    for case in (case for case in cases if case.grid_budget):
+        metrics = METRICS[case.part]
+        (name, heading, factor), smaller_is_better = metrics[0], metrics[0][0] == "perplexity"
+        plain, *others = runs_of(DEFAULTS, (case,))
+        done = [found[run.name] for run in others if "scores" in found.get(run.name, {})]
+        yield from _title(case, done)
+        if not done:
+            yield from (f"The grid of {len(others)} settings at epsilon {case.grid_budget:g} has not run.", "")
+            continue
+        done.sort(key=lambda line: line["scores"][name][0], reverse=not smaller_is_better)
+        best = factor * done[0]["scores"][name][0]
+        if "scores" in found.get(plain.name, {}):
+            value = factor * found[plain.name]["scores"][name][0]
+            plainly = f"With every default left alone: {heading} **{value:.4g}**"
+        else:
+            plainly = "The run with every default left alone has not run"
+        yield f"{plainly}; the best of {len(done)} settings: **{best:.4g}**."
+        yield f"{len(others) - len(done)} of {len(others)} settings have not run, or diverged."
+        yield ""
+        yield from _head("rate", "radius", "expected batch", "epochs", heading)
+        for line in done:
+            one = line["changes"]
+            numbers = (one["learning_rate"], one["options"]["max_grad_norm"], one["expected_batch_size"], one["epochs"])
+            yield _cells(*(f"{number:g}" for number in numbers), f"{factor * line['scores'][name][0]:.4g}")
+        yield ""
+
+
+def _head(*cells: str) -> Iterator[str]:
+    yield _cells(*cells)
+    yield "| --- " * len(cells) + "|"
+
+
+def _cells(*cells: str) -> str:
+    return f"| {' | '.join(cells)} |"

@@ -1,0 +1,178 @@
+"""The benchmarks on real models, with a tiny model and invented rows: list, stop and resume, report."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tiny_tuning
+
+from benchmarks.real import __main__ as command
+from benchmarks.real import plan, work
+from benchmarks.real.data import Rows, Sst2
+from benchmarks.real.plan import Case, Run
+from benchmarks.real.report import report
+from dptune.core.interrupts import ends_like_ctrl_c
+from dptune.privacy.ledger_file import read_ledger
+from dptune.privacy.run_folder import RunFolder
+
+QUICK = {"rank": 2, "target_modules": ("c_attn",), "max_length": 24, "epochs": 2.0, "expected_batch_size": 8.0}
+
+
+def texts(_: Path) -> Rows:
+    rows = tiny_tuning.rows(60)
+    return Rows(rows[:40], rows[40:50], rows[50:], {"text": "text"})
+
+
+def pairs(_: Path) -> Rows:
+    rows = [{"prompt": f"{n}: ", "completion": f"A{n}."} for n in range(60)]
+    return Rows(rows[:40], rows[40:50], rows[50:], {"prompt": "prompt", "completion": "completion"})
+
+
+def labelled(_: Path) -> Rows:
+    rows = [{"text": f"{n} is {'good' if n % 2 else 'bad'}", "label": str(n % 2)} for n in range(60)]
+    return Rows(rows[:40], rows[40:50], rows[50:], {"text": "text", "label": "label"})
+
+
+def case(name: str, part: str, read: Any, **changes: Any) -> Case:
+    return Case(name, part, f"Invented {name}", "smollm2", read, {**QUICK, **changes}, 16, new_tokens=8)
+
+
+CASES = (
+    case("words", "diabetes-text", texts, unit="customer_id"),
+    case("pairs", "e2e", pairs),
+    case("labels", "sst2", labelled, task="classify", labels=("0", "1")),
+)
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> work.Bench:
+    return work.Bench(tmp_path / "out", tmp_path, "cpu", {"smollm2": str(tiny_tuning.checkpoint())})
+
+
+def carry_out(bench: work.Bench, *runs: Run) -> list[str]:
+    return work.carry_out_all(bench, runs, minutes=5)[1]
+
+
+def test_a_part_begins_with_every_budget_once_and_names_differ() -> None:
+    for part in command.PARTS:
+        runs = plan.runs_of(part)
+        assert len({run.name for run in runs}) == len(runs)
+    first = plan.runs_of("sst2")[: len(plan.BUDGETS)]
+    assert [(run.budget, run.seed) for run in first] == [(budget, 0) for budget in plan.BUDGETS]
+    for one in plan.CASES:
+        if one.grid_budget is not None:
+            assert len(plan.grid(one)) == 25
+            assert plan.grid(one)[0].name in {run.name for run in plan.runs_of(one.part)}  # made once for both
+
+
+def test_stopped_runs_go_on_and_nothing_is_charged_twice(bench: work.Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Run(CASES[0], 8.0)
+    ledger = RunFolder(bench.folder(run)).ledger
+
+    @contextmanager
+    def after_some_steps(_: float) -> Iterator[None]:
+        def stop() -> None:
+            while not (ledger.exists() and ledger.read_bytes().count(b"\n") >= 3):
+                time.sleep(0.001)
+            os.kill(os.getpid(), signal.SIGTERM)
+
+        threading.Thread(target=stop, daemon=True).start()
+        with ends_like_ctrl_c():
+            yield
+
+    said: list[str] = []
+    with monkeypatch.context() as patched:
+        patched.setattr(work, "stops_after", after_some_steps)
+        assert work.carry_out_all(bench, [run], 1, said.append) == (0, [])
+    assert said == ["Stopped; the same command goes on from here."]
+    charged = read_ledger(ledger).releases
+    assert not bench.results
+    assert not carry_out(bench, run)
+    line = bench.results[run.name]
+    contents = read_ledger(ledger)
+    assert 0 < charged < contents.releases == line["settings"]["steps"]
+    assert contents.complete
+    booked = (bench.folder(run).parent / "spent.jsonl").read_text().splitlines()
+    assert [json.loads(one)["kind"] for one in booked] == ["register", "run"]
+    assert line["epsilon_certified"] <= 8
+    assert line["unit"] == "customer_id"
+    assert line["seconds"] == pytest.approx(json.loads((bench.out / "seconds.json").read_text())[run.name], abs=0.1)
+    before = (bench.out / "results.jsonl").read_bytes()
+    assert not carry_out(bench, run)  # what is done is not done again
+    assert (bench.out / "results.jsonl").read_bytes() == before
+
+
+def test_the_time_ends_by_an_interrupt() -> None:
+    with pytest.raises(KeyboardInterrupt), work.stops_after(0.001):
+        time.sleep(10)
+
+
+def test_a_report_has_every_kind_of_run_and_says_what_has_not_run(bench: work.Bench) -> None:
+    words, written, labels = CASES
+    runs = [
+        Run(words, 8.0),
+        Run(words, 8.0, seed=1),
+        Run(words, None, "nonprivate"),
+        Run(written, 8.0),
+        Run(labels, 8.0),
+    ]
+    runs.append(Run(words, 8.0, "rldp_published", changes={"options": {"interval": 2, "warmup": 2}}))
+    assert not carry_out(bench, *runs)
+    found = bench.results
+    assert found["words-none-nonprivate-seed0"]["epsilon_certified"] == "inf"
+    published = found[runs[-1].name]
+    assert published["epsilon_certified"] == "inf"
+    assert published["epsilon_published"] <= 8.0
+    values = [found[run.name]["scores"]["perplexity"][0] for run in runs[:2]]
+    assert found[runs[3].name]["floors"]["a slot template"]["bleu_e2e"] < 10  # of 100
+    lines = report(found, ["diabetes-text", "e2e", "sst2", "defaults"], CASES)
+    own = next(line for line in lines if line.startswith("| static (DP-SGD) | 8 |"))
+    assert f"**{sum(values) / 2:.4g}** +- " in own
+    assert own.split(" | ")[-2] == "2"
+    assert any(line.startswith("| without privacy, same steps | none | none |") for line in lines)
+    untuned = found[runs[0].name]["floors"]["the untuned model"]["perplexity"]
+    assert f"| the untuned model |  | 0 | {untuned:.4g} |  |  |" in lines
+    assert any(line.startswith("| a slot template |") for line in lines)
+    assert any(line.startswith("| a constant answer |  |  | 50 |") for line in lines)
+    missing = next(line for line in lines if line.startswith("Has not run: "))
+    assert "static at epsilon 3 (seed 0, 1, 2)" in missing
+    assert "static at epsilon 8 (seed 2)" in missing
+    size = found[runs[0].name]["base"]["parameters"] / 1e6
+    assert f"({size:.1f} million parameters)" in next(line for line in lines if line.startswith("### Invented words"))
+    listed = command.listed([*runs, Run(words, 1.0)], found)
+    assert listed[-2:] == [f"{len(runs)} of {len(runs) + 1} runs are done.", listed[-1]]
+    assert "1 of the others may take" in listed[-1]
+
+
+def test_a_grid_names_the_best_setting_beside_the_defaults(bench: work.Bench) -> None:
+    one = Case("labels", "sst2", "Invented", "smollm2", labelled, {}, 16, (0.1, 0.2), (1.0,), 40, 8.0)
+    plain, *others = plan.grid(one)
+    base = {"parameters": 2_000_000, "weights": None, "trained": 5}
+    about = {"base": base, "units": 40, "unit": "record", "delta": 1e-3, "tested": 10, "device": "a CPU", "commit": "x"}
+
+    def line(run: Run, accuracy: float) -> dict[str, Any]:
+        return {**about, "changes": run.changes, "scores": {"accuracy": [accuracy, 0.1]}}
+
+    found = {plain.name: line(plain, 0.5), others[0].name: line(others[0], 0.7), others[1].name: line(others[1], 0.6)}
+    lines = report(found, ["defaults"], (one,))
+    said = "With every default left alone: test accuracy, % **50**; the best of 2 settings: **70**."
+    assert said in lines
+    assert lines[-3].endswith("| 70 |")
+    none = report({}, ["defaults"], (one,))
+    assert none == ["### Invented, SmolLM2-135M-Instruct", "", "The grid of 8 settings at epsilon 8 has not run.", ""]
+
+
+def test_missing_data_are_named_in_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(SystemExit, match=r"and \.test there, or name the folder"):
+        Sst2()(tmp_path)
+    with pytest.raises(SystemExit, match="is missing"):
+        command.main(["--part", "e2e", "--data", str(tmp_path), "--out", str(tmp_path / "out"), "--device", "cpu"])
