@@ -26,9 +26,9 @@ _RADIUS = 0.1
 #: Those of a classifier. States are about sqrt(width) long, and a head's gradient is a state times how far off it is:
 #: at a small radius every record has one vote, and the more frequent label wins however sure the head is already.
 _SMALL_HEAD_RADIUS, _SMALL_HEAD_RATE = 10.0, 0.005
-#: Those of a classifier on a pretrained model, measured with all-MiniLM-L6-v2 on SST-2 (docs/findings/defaults.md). A
+#: Those of a classifier on a pretrained model, measured with all-MiniLM-L6-v2 on SST-2 (docs/findings/pretrained.md). A
 #: new head has far to go and few weights; adapters that go as far in each of theirs mostly follow the noise.
-_HEAD_RADIUS, _HEAD_RATE, _HEAD_RATIO = 1.0, 0.003, 10.0
+_HEAD_RADIUS, _HEAD_RATE, _HEAD_RATIO = 1.0, 0.001, 10.0
 #: Those of a classifier by label words, which has no head.
 _WORDS_RADIUS, _SMALL_WORDS_RATE = 1.0, 0.01
 _AT_RADIUS = ("static", "banded")
@@ -155,7 +155,7 @@ def _rate(settings: TuneSettings, small: bool, bands: int) -> tuple[float, str]:
     if settings.has_head and small:
         return _SMALL_HEAD_RATE, "the one of those tried that learned anything on SST-2 with 1.3 million parameters"
     if settings.has_head:
-        return _HEAD_RATE, "the best tried for all-MiniLM-L6-v2 on SST-2, with a head ten times as fast"
+        return _HEAD_RATE, "the best of those tried for all-MiniLM-L6-v2 on SST-2, with a head ten times as fast"
     if small and mechanism == "banded":
         rate = _SMALL_RATE * min(bands, _MOST_RATES)
         return rate, f"{_SMALL_RATE:g} for each band up to four, measured on the small default model"
