@@ -56,6 +56,7 @@ from dptune.training.evaluation import perplexity
 from dptune.training.gradients.gradient_check import first_evaluation
 from dptune.training.loop import train
 from dptune.training.losses import is_classifier
+from dptune.training.models.classifier import takes_mean
 from dptune.training.models.model import DIVERGED
 from dptune.training.run import StepReport
 from dptune.training.run_start import rehearse_run
@@ -332,8 +333,8 @@ def public_settings(prepared: PreparedRun) -> dict[str, Any]:
 
 
 def _head_of(base: Base) -> str:
-    mean = getattr(base.classifier, "label_pooling", None) == "mean"
-    return ", ".join(base.head) + (", on the mean of the tokens' states, as the checkpoint declares" if mean else "")
+    mean = ", on the mean of the tokens' states, as the checkpoint declares"
+    return ", ".join(base.head) + (mean if takes_mean(base.classifier) else "")
 
 
 def _by_words(prepared: PreparedRun) -> dict[str, str]:
