@@ -37,7 +37,7 @@ from dptune.training.gradients.gradient_check import rehearse
 from dptune.training.gradients.parameter_groups import lora_pairs, trained_blocks
 from dptune.training.gradients.per_sample import PairGradients, per_sample_gradients
 from dptune.training.loop import train
-from dptune.training.losses import PADDING, is_classifier, label_logits, model_losses, reads_mean
+from dptune.training.losses import PADDING, _mean_over, is_classifier, label_logits, model_losses, reads_mean
 from dptune.training.models.classifier import (
     declares_mean,
     empty_classifier,
@@ -467,3 +467,11 @@ def test_padding_and_other_rows_move_no_mean() -> None:
         torch.testing.assert_close(expected, model(input_ids=own).logits[0].mean(0), rtol=1e-5, atol=1e-6)
     noisy = ids.where(mask != PADDING, 5)
     torch.testing.assert_close(label_logits(model, noisy, mask)[0][:6], logits[:6], rtol=0, atol=0)
+
+
+def test_a_mean_of_half_precision_logits_is_taken_in_float32() -> None:
+    """As autocast gives them: a sum of 400 in 8 bits of precision would be off by a percent."""
+    logits = torch.linspace(0.5, 1.5, 800).reshape(1, 400, 2).bfloat16()
+    seen = torch.ones(1, 400, dtype=torch.int64)
+    assert _mean_over(logits, seen).dtype == torch.float32
+    torch.testing.assert_close(_mean_over(logits, seen), logits.double().mean(dim=1).float())
