@@ -3,9 +3,9 @@
 The classes are transformers' own, so that PEFT loads adapter and head again: ``AutoModelForSequenceClassification``;
 or, for a checkpoint of sentence-transformers that takes the mean of its tokens' states for a text's vector,
 ``AutoModelForTokenClassification``, whose logits ``losses.label_logits`` averages over the tokens. The head is linear,
-so that this is its answer to the mean state. Such a checkpoint never trained the state of its first token, which the
-other class reads: a ridge on frozen states of all-MiniLM-L6-v2 reaches 81.5 % of SST-2's dev set by the mean, and
-76.7 % by the other.
+so that this is its answer to the mean state (ModernBERT has frozen layers before it that are not, for each token). Such
+a checkpoint never trained the state of its first token, which the other class reads: a ridge on frozen states of
+all-MiniLM-L6-v2 reaches 81.5 % of SST-2's dev set by the mean, and 76.7 % by the other.
 
 What a checkpoint lacks is the head, and trains in full; everything else is frozen.
 """
