@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
 from functools import lru_cache
 from pathlib import Path
 from tempfile import mkdtemp
@@ -13,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 from test_classify import table
-from tiny_tuning import checkpoint
+from tiny_tuning import checkpoint, write_csv
 from transformers import AutoTokenizer, BertConfig, BertModel
 
 import dptune
@@ -139,3 +141,24 @@ def test_the_entry_of_a_saved_configuration_decides_nothing(tmp_path: Path) -> N
     assert shape["label_pooling"] == "mean"
     (tmp_path / "config.json").write_text(json.dumps(shape | {"architectures": ["BertModel"]}))
     assert not hasattr(load_classifier_config(ModelSource(str(tmp_path)), ("0", "1"), 0), "label_pooling")
+
+
+def test_the_command_shows_no_report_of_a_head_that_is_to_be_missing(tmp_path: Path) -> None:
+    """Also of weights that this class does not use, such as a pooler: the report asks the user to train the model."""
+    given = [
+        sys.executable,
+        "-m",
+        "dptune",
+        "tune",
+        "--model",
+        str(averaging()),
+        "--task",
+        "classify",
+        "--epsilon",
+        "8",
+    ]
+    given += ["--data", str(write_csv(tmp_path / "a.csv", table(40))), "--text", "sentence", "--label", "label"]
+    given += ["--labels", "0,1", "--epochs", "1", "--expected-batch-size", "8", "--max-length", "20", "--rank", "2"]
+    done = subprocess.run([*given, "--out", str(tmp_path / "out")], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "LOAD REPORT" not in done.stdout + done.stderr
