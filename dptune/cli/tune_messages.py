@@ -84,6 +84,7 @@ def by_option(message: str) -> str:
 _MISLEADING = {
     "transformers.modeling_utils": (
         "passing in an `attention_mask`",  # its own `generate` passes none where nothing is to be hidden
+        "ForTokenClassification LOAD REPORT",
         "ForSequenceClassification LOAD REPORT",  # a missing head is the adapter's; any other gap is refused
     ),
     "bitsandbytes.backends.cpu.ops": ("Failed to load CPU gemm_4bit_forward",),  # of a layout that dptune does not use

@@ -38,6 +38,7 @@ from dptune.training.models.classifier import (
     head_names,
     load_classifier,
     load_classifier_config,
+    takes_mean,
 )
 from dptune.training.models.memory import check_memory
 from dptune.training.models.model import (
@@ -347,7 +348,9 @@ def _identity_of(checkpoint: ModelSource, config: Any) -> str:
     if checkpoint.file_digest is not None:
         return checkpoint.file_digest
     if checkpoint.revision is not None and not is_packaged(checkpoint.source):
-        return checkpoint.revision
+        # A head on the mean is another model: a run of an earlier version, or of a time when the hub could not be asked
+        # what the checkpoint declares, does not go on with it.
+        return f"{checkpoint.revision} mean" if takes_mean(config) else checkpoint.revision
     return _digest_of_folder(Path(checkpoint.location), config)
 
 

@@ -14,8 +14,9 @@ from tiny_tuning import checkpoint
 from dptune.core.errors import ConfigError
 from dptune.job.base_model import open_base
 from dptune.job.defaults import default_batch, default_delta, schedule_of
-from dptune.job.preparation import calibrated_schedule, signal_of, weak_signal
+from dptune.job.preparation import calibrated_schedule, prepare, signal_of, weak_signal
 from dptune.job.settings import TuneSettings
+from dptune.records.reading.source import RecordSource
 
 
 @given(units=st.integers(1, 10**9))
@@ -130,3 +131,30 @@ def test_a_budget_that_hardly_lets_anything_be_learned_is_named_with_what_would_
     assert 150 < enough < 10_000
     assert warned(enough) is None
     assert warned(150, replace(settings, epsilon=30.0)) is None
+    by_words = replace(settings, words={"0": " a", "1": " b"}) if task == "classify" else settings
+    assert "a word for each label" not in str(warned(150, by_words)), "which this run has already"
+
+
+def test_a_weak_signal_is_of_the_noise_beside_what_one_unit_moves_at_most() -> None:
+    """Groups that are noised each for itself have noise multipliers that are larger, for the same epsilon."""
+    found = []
+    for mechanism, options in (("static", {}), ("per_pair", {"noise_unit": "pair"})):
+        adapted: dict[str, Any] = {"target_modules": ("c_attn", "c_proj"), "mechanism": mechanism, "options": options}
+        settings = TuneSettings(epsilon=1.0, rank=2, max_length=16, **adapted)
+        base = open_base(str(checkpoint()), settings)
+        schedule, calibrated = calibrated_schedule(settings, base, 150)
+        found.append((weak_signal(settings, schedule, calibrated), calibrated.mechanism))
+    (said, _), (of_pairs, mechanism) = found
+    assert mechanism.sensitivity(mechanism.knobs()) > 1
+    assert said == of_pairs is not None
+
+
+def test_a_run_warns_of_a_weak_signal_by_public_facts_alone() -> None:
+    """Other records of as many units, and either telemetry: the same words."""
+    said = set()
+    for telemetry, word in (("private", "a"), ("research", "b")):
+        settings = TuneSettings(epsilon=0.5, rank=2, max_length=16, telemetry=telemetry, eval_share=0.0)
+        source = RecordSource([{"text": f"{word} {number} {word * 9}"} for number in range(60)], text="text")
+        ready = prepare(source, open_base(str(checkpoint()), settings), settings)
+        said |= {note for note in ready.notes if "can hardly teach a model anything" in note}
+    assert len(said) == 1

@@ -356,6 +356,9 @@ def test_a_score_is_charged_once_and_before_it_is_drawn(prepared: PreparedRun, t
         charge_score(path, header, terms)
         assert is_charged(path)
         assert read_ledger(path).composition == Counter([terms.release])
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[:-1]))  # killed before the ledger's end
+    charge_score(path, header, terms)
+    assert (read_ledger(path).complete, read_ledger(path).releases) == (True, 1)
     assert header.search == "id"
 
 

@@ -16,7 +16,7 @@ from dptune.job.search import candidates as candidates_module
 from dptune.job.search import score as score_module
 from dptune.job.search import search as search_module
 from dptune.job.search.candidates import scored_units
-from dptune.job.search.journal import Journal
+from dptune.job.search.journal import Journal, LostError
 from dptune.job.search.score import ONE, clipped_sum, unit_losses
 from dptune.privacy.ledger import Ledger
 from dptune.privacy.ledger_file import read_ledger
@@ -178,6 +178,30 @@ def test_a_winner_whose_score_has_no_end_is_delivered(tmp_path: Path, monkeypatc
     assert not read_ledger(ledger).complete
     assert start(tmp_path).certificate is not None
     assert read_ledger(tmp_path / "out" / "adapter" / "score.jsonl").complete
+
+
+@pytest.mark.parametrize("name", ["ledger.jsonl", "score.jsonl"])
+def test_a_winner_whose_ledger_was_cut_is_not_delivered_and_its_ledger_not_ended(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a ledger of fewer releases would be complete, and its chain in the certificate."""
+    draws(monkeypatch, 1)
+
+    def die(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(search_module, "_publish", die)
+        with pytest.raises(KeyboardInterrupt):
+            start(tmp_path)
+    (ledger,) = tmp_path.rglob(f"candidates/*/{name}")
+    whole = ledger.read_text()
+    ledger.write_text("".join(whole.splitlines(keepends=True)[:-2]))
+    with pytest.raises(LostError, match="was cut: "):
+        start(tmp_path)
+    assert not read_ledger(ledger).complete
+    ledger.write_text(whole)
+    assert start(tmp_path).certificate is not None
 
 
 def test_each_side_is_scored_on_its_own_units() -> None:

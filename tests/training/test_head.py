@@ -37,7 +37,7 @@ from dptune.training.gradients.gradient_check import rehearse
 from dptune.training.gradients.parameter_groups import lora_pairs, trained_blocks
 from dptune.training.gradients.per_sample import PairGradients, per_sample_gradients
 from dptune.training.loop import train
-from dptune.training.losses import PADDING, is_classifier, label_logits, model_losses, reads_mean
+from dptune.training.losses import PADDING, _mean_over, is_classifier, label_logits, model_losses, reads_mean
 from dptune.training.models.classifier import (
     declares_mean,
     empty_classifier,
@@ -162,7 +162,7 @@ def test_a_record_is_clipped_as_a_whole_with_its_head(family: str) -> None:
 
 
 def test_neighbours_do_not_change_one_bit() -> None:
-    for family in ("roberta", "gpt2"):
+    for family in ("roberta", "gpt2", "bert by the mean of its tokens"):
         model, tokens = adapted_classifier(family), labelled(6)
         whole = flat(found_gradients(model, tokens, height=8), 6)
         others = replace(tokens, rows=tokens.rows[:5])
@@ -375,7 +375,7 @@ def test_a_stopped_run_goes_on_with_the_heads_own_rate(
         assert torch.equal(weight, whole[name]) == ("classifier" not in name), name
 
 
-@pytest.mark.parametrize("family", ["bert", "roberta", "distilbert", "modernbert"])
+@pytest.mark.parametrize("family", ["bert", "roberta", "distilbert", "modernbert", "bert by the mean of its tokens"])
 def test_checkpointed_encoders_have_the_same_gradients(family: str) -> None:
     model, tokens = adapted_classifier(family), labelled(4)
     found = flat(found_gradients(model, tokens, checkpointing=True), 4)
@@ -446,6 +446,11 @@ def test_damaged_declarations_are_named(tmp_path: Path) -> None:
     other = declaring(tmp_path / "other", {}, modules={"a": 1})
     with pytest.raises(DptuneError, match=r"modules\.json: holds .* where a list belongs"):
         load_classifier_config(other, ("no", "yes"), 0)
+    for number, path in enumerate(("../elsewhere", "/elsewhere", "1_Pooling/../../elsewhere", 3, None)):
+        listed = [{"type": "sentence_transformers.models.Pooling", "path": path}]
+        outside = declaring(tmp_path / f"outside {number}", {"pooling_mode_mean_tokens": True}, modules=listed)
+        with pytest.raises(ConfigError, match=r"modules\.json names .* is not a folder of this checkpoint"):
+            load_classifier_config(outside, ("no", "yes"), 0)
     odd = declaring(tmp_path / "odd", {"pooling_mode_mean_tokens": True}, modules=["Pooling", 3])
     assert not declares_mean(odd)
 
@@ -462,3 +467,11 @@ def test_padding_and_other_rows_move_no_mean() -> None:
         torch.testing.assert_close(expected, model(input_ids=own).logits[0].mean(0), rtol=1e-5, atol=1e-6)
     noisy = ids.where(mask != PADDING, 5)
     torch.testing.assert_close(label_logits(model, noisy, mask)[0][:6], logits[:6], rtol=0, atol=0)
+
+
+def test_a_mean_of_half_precision_logits_is_taken_in_float32() -> None:
+    """As autocast gives them: a sum of 400 in 8 bits of precision would be off by a percent."""
+    logits = torch.linspace(0.5, 1.5, 800).reshape(1, 400, 2).bfloat16()
+    seen = torch.ones(1, 400, dtype=torch.int64)
+    assert _mean_over(logits, seen).dtype == torch.float32
+    torch.testing.assert_close(_mean_over(logits, seen), logits.double().mean(dim=1).float())

@@ -490,3 +490,9 @@ def test_a_heads_rate_is_a_multiple_of_the_others(optimizer: Any) -> None:
     for index, expected in enumerate((moved(1.0, rates), moved(1.0, rates), moved(1.0, ten))):
         torch.testing.assert_close(together[index], expected[index], rtol=1e-6, atol=1e-7)
     assert not torch.allclose(together[2], moved(1.0, rates)[2])
+
+
+@pytest.mark.parametrize("ratio", [0.0, -1.0, 1000.1, float("nan"), "ten"])
+def test_a_ratio_with_which_no_head_can_train_is_refused(ratio: Any) -> None:
+    with pytest.raises(ConfigError, match="head_rate_ratio"):
+        UpdateRule(head_rate_ratio=ratio)

@@ -15,6 +15,7 @@ from dptune.core.settings import Lora
 from dptune.training.gradients.parameter_groups import PairModules, trained_blocks
 from dptune.training.losses import is_classifier, model_losses
 from dptune.training.models.causal import plain_tokens
+from dptune.training.models.classifier import declares_mean
 from dptune.training.models.model import ModelSource, attach_lora, load_base
 from dptune.training.models.pretrain import train_tokenizer
 from dptune.training.models.verbalizer import load_verbalizer, word_tokens
@@ -55,6 +56,19 @@ def test_logits_and_losses_are_those_of_the_words(saved: Callable[[str], ModelSo
     mask = torch.tensor([[2] * ids.shape[1] + [1, 0]])
     loss = model_losses(model, row, mask)
     assert float(loss) == pytest.approx(float(-torch.log_softmax(expected, 0)[1]), rel=1e-5)
+
+
+def test_words_read_the_last_token_whatever_the_checkpoint_declares(saved: Callable[[str], ModelSource]) -> None:
+    """A causal model may declare a mean for a text's vector; the word is what it predicts next."""
+    source = saved("llama")
+    folder = Path(source.location)
+    (folder / "1_Pooling").mkdir()
+    (folder / "1_Pooling" / "config.json").write_text('{"pooling_mode_mean_tokens": true}')
+    (folder / "modules.json").write_text('[{"type": "sentence_transformers.models.Pooling", "path": "1_Pooling"}]')
+    assert declares_mean(source)
+    model = load_verbalizer(source, ["no", "yes"], ["3", "7"], Ids(), CPU)
+    ids = plain_tokens(load_base(source, CPU))[3:8][None]
+    assert model(input_ids=ids, attention_mask=torch.ones_like(ids)).logits.shape == (1, 2)
 
 
 def test_adapters_alone_train(saved: Callable[[str], ModelSource]) -> None:

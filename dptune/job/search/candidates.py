@@ -50,7 +50,7 @@ from dptune.privacy.ledger_file import LedgerError, discard_unborn, is_complete,
 from dptune.privacy.release import Release
 from dptune.privacy.run_folder import RunFolder
 from dptune.privacy.run_header import RunHeader
-from dptune.privacy.set_aside import read_acknowledged
+from dptune.privacy.set_aside import read_acknowledged, witnessed_releases
 from dptune.training.checkpoints import CheckpointError
 from dptune.training.data import Tokens
 from dptune.training.evaluation import mean_loss
@@ -280,6 +280,11 @@ def check_winner(shared: SearchRun, candidate: Drawn) -> None:
     for path in (folder.ledger, *([score] if shared.terms.release is not None else [])):
         if not path.exists():
             raise LostError(path, "is missing, and the winner is delivered with it")
+    # Before ``end_ledger``: a ledger that is ended says that there was no more.
+    if read_acknowledged(folder.ledger).releases < witnessed_releases(folder.path):
+        raise LostError(folder.ledger, "was cut: files beside it rely on more releases")
+    if shared.terms.release is not None and not is_charged(score):
+        raise LostError(score, "was cut: it lacks the charge of the winner's score")
     for name, digest in outcome["files"].items():
         path = partial_of(folder) / name
         if not path.is_file() or sha256(path) != digest:

@@ -3,9 +3,9 @@
 The classes are transformers' own, so that PEFT loads adapter and head again: ``AutoModelForSequenceClassification``;
 or, for a checkpoint of sentence-transformers that takes the mean of its tokens' states for a text's vector,
 ``AutoModelForTokenClassification``, whose logits ``losses.label_logits`` averages over the tokens. The head is linear,
-so that this is its answer to the mean state. Such a checkpoint never trained the state of its first token, which the
-other class reads: a ridge on frozen states of all-MiniLM-L6-v2 reaches 81.5 % of SST-2's dev set by the mean, and
-76.7 % by the other.
+so that this is its answer to the mean state (ModernBERT has frozen layers before it that are not, for each token). Such
+a checkpoint never trained the state of its first token, which the other class reads: a ridge on frozen states of
+all-MiniLM-L6-v2 reaches 81.5 % of SST-2's dev set by the mean, and 76.7 % by the other.
 
 What a checkpoint lacks is the head, and trains in full; everything else is frozen.
 """
@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import torch
@@ -42,6 +42,7 @@ _OTHER_TASK = re.compile(r"Classification|QuestionAnswering|MultipleChoice|NextS
 #: Modules of transformers' classifiers that no checkpoint of a language model has.
 _HEADS = ("pre_classifier", "classifier", "score")
 _POOLER = "pooler"
+_POOLING = "label_pooling"  # dptune's own entry of a configuration
 _MODULES = "modules.json"  # a checkpoint of sentence-transformers lists there what it does with the states
 
 
@@ -81,20 +82,31 @@ def load_classifier_config(
     config.label2id = {label: number for number, label in enumerate(labels)}
     if padding is not None:
         config.get_text_config().pad_token_id = padding
+    vars(config).pop(_POOLING, None)  # of an encoder that was saved after dptune had put a head on it
     if type(config) in MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING and (declares_mean(base) if mean is None else mean):
-        config.label_pooling = "mean"
+        setattr(config, _POOLING, "mean")
     return config
 
 
 def declares_mean(base: ModelSource) -> bool:
     """Whether a checkpoint of sentence-transformers says that the mean of its tokens' states is a text's vector.
 
-    Raises: DamagedFileError for a file that says so and is torn.
+    Raises: DamagedFileError for a file that says so and is torn; ConfigError for one that names a folder elsewhere.
     """
     modules = _declared(base, _MODULES, list) or []
     poolings = [one for one in modules if isinstance(one, dict) and str(one.get("type", "")).endswith(".Pooling")]
-    found = [_declared(base, f"{one.get('path', '')}/config.json", dict) or {} for one in poolings]
+    found = [_declared(base, _within(base, one.get("path", "")), dict) or {} for one in poolings]
     return any(one.get("pooling_mode_mean_tokens") is True or one.get("pooling_mode") == "mean" for one in found)
+
+
+def _within(base: ModelSource, folder: Any) -> str:
+    """The name of the configuration in a folder that ``modules.json`` names. Raises: ConfigError unless it lies within
+    the checkpoint: another file of this machine would decide what is trained."""
+    place = PurePosixPath(folder) if isinstance(folder, str) else PurePosixPath("/")
+    if place.is_absolute() or ".." in place.parts:
+        problem = f"{base.source}/{_MODULES} names {folder!r}, which is not a folder of this checkpoint"
+        raise ConfigError(_FIELD, problem, fix="copy or download the checkpoint again")
+    return str(place / "config.json")
 
 
 def _declared(base: ModelSource, name: str, kind: type[Any]) -> Any:
@@ -107,14 +119,18 @@ def _declared(base: ModelSource, name: str, kind: type[Any]) -> Any:
 
 def classifier_class(config: Any) -> Any:
     """transformers' automatic class that loads the classifier of a configuration."""
-    pooled = getattr(config, "label_pooling", None) == "mean"
-    return AutoModelForTokenClassification if pooled else AutoModelForSequenceClassification
+    return AutoModelForTokenClassification if takes_mean(config) else AutoModelForSequenceClassification
+
+
+def takes_mean(config: Any) -> bool:
+    """Whether the head of a configuration reads the mean of the tokens' states."""
+    return getattr(config, _POOLING, None) == "mean"
 
 
 def described_head(head: tuple[str, ...], config: Any) -> str:
     """The modules of a head, and what it reads where that is the mean of the tokens' states."""
-    mean = classifier_class(config) is AutoModelForTokenClassification
-    return ", ".join(head) + (", on the mean of the tokens' states, as the checkpoint declares" if mean else "")
+    mean = ", on the mean of the tokens' states, as the checkpoint declares"
+    return ", ".join(head) + (mean if takes_mean(config) else "")
 
 
 def empty_classifier(base: ModelSource, config: Any) -> Any:
