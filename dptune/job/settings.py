@@ -112,6 +112,9 @@ class JobSettings(ScheduleSettings, Lora):
 
     def _check_task(self) -> None:
         """Raise ConfigError for labels that are no names, and for settings that do not go with the task."""
+        if not self.has_head and self.head_rate_ratio not in (None, 1):
+            problem = "is about a classifier's head, and this run trains none"
+            raise ConfigError("head_rate_ratio", problem, fix="leave it out")
         if self.task == "generate":
             for name, given in (("labels", self.labels), (_WORDS, self.words)):
                 if given is not None:

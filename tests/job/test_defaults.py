@@ -158,3 +158,10 @@ def test_a_run_warns_of_a_weak_signal_by_public_facts_alone() -> None:
         ready = prepare(source, open_base(str(checkpoint()), settings), settings)
         said |= {note for note in ready.notes if "can hardly teach a model anything" in note}
     assert len(said) == 1
+
+
+@pytest.mark.parametrize("options", [{}, {"task": "classify", "words": {"0": " no", "1": " yes"}}])
+def test_a_heads_rate_without_a_head_is_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="head_rate_ratio: is about a classifier's head, and this run trains none"):
+        TuneSettings(epsilon=4.0, head_rate_ratio=3.0, **options)
+    assert TuneSettings(epsilon=4.0, **options).rule.head_rate_ratio == 1
