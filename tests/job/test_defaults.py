@@ -85,9 +85,10 @@ def test_a_length_beyond_the_context_is_refused() -> None:
     assert schedule_of(TuneSettings(epsilon=4.0), 100, 1000, 32).max_length == 32
 
 
-@pytest.mark.parametrize(("mechanism", "small", "large"), [("static", 0.02, 5e-4), ("banded", 0.08, 5e-4)])
-def test_correlated_noise_has_a_rate_of_its_own_at_the_same_radius(mechanism: str, small: float, large: float) -> None:
-    for parameters, rate in ((1000, small), (10**9, large)):
+@pytest.mark.parametrize(("mechanism", "small"), [("static", 0.02), ("banded", 0.08)])
+def test_correlated_noise_has_a_rate_of_its_own_at_the_same_radius(mechanism: str, small: float) -> None:
+    """Of small models; a larger model's rate follows its size alone."""
+    for parameters, rate in ((1000, small), (10**8, 0.005), (10**9, 5e-4)):
         chosen = schedule_of(TuneSettings(epsilon=4.0, mechanism=mechanism), 1000, parameters, None)
         assert (chosen.learning_rate, chosen.options["max_grad_norm"]) == (rate, 0.1)
 
