@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import resource
 import sys
@@ -57,6 +58,8 @@ def _work_and_exit(work: Callable[[], Any], folder: Path, writing: int, largest_
         os.dup2(writing, 1)
         os.dup2(writing, 2)
         sys.stdout, sys.stderr = (os.fdopen(number, "w", closefd=False) for number in (1, 2))  # pytest took the others
+        for logger in (logging.root, *map(logging.getLogger, list(logging.root.manager.loggerDict))):
+            logger.handlers.clear()  # such as Prefect's, which tests before installed: they write to pytest's files
         os.chdir(folder)
         torch.set_num_threads(1)  # the threads of the process that was forked are gone
         if os.getuid() == 0:
