@@ -330,21 +330,22 @@ def signal_of(schedule: TuneSchedule, noise_multiplier: float) -> float:
 
 
 def weak_signal(settings: TuneSettings, schedule: TuneSchedule, calibrated: Calibrated) -> str | None:
-    """A warning, from public facts, that a run can hardly learn anything at this budget, and what would help."""
+    """A warning, from public facts, that a run can learn little at this budget, and what would help."""
     mechanism = calibrated.mechanism
     signal = signal_of(schedule, mechanism.effective_noise_multiplier(mechanism.knobs()))
     if signal >= _LEARNED[1][0]:
         return None
     units = round(schedule.expected_batch_size / schedule.sample_rate)
     helps = [f"some {math.ceil(units * _LEARNED[-1][0] / signal):,} units in place of {units:,}", "a larger epsilon"]
+    learned = ", ".join(f"{right} % of the labels right at {at}" for at, right in _LEARNED)
+    measured = f"On SST-2, a head on MiniLM had {learned}, and a constant answer 51 %"
     if settings.has_head:
         helps.append("with a causal model, words (a word for each label in place of a new head)")
+    else:
+        measured += "; what writes texts was not measured so"
     return (
-        f"at this epsilon {units:,} units can hardly teach a model anything: all steps together move a weight by at "
-        f"most {signal:.0f} times the noise that hides one unit. On SST-2, a head on MiniLM had "
-        f"{', '.join(f'{right} % of the labels right at {at}' for at, right in _LEARNED)}, and a constant answer 51 %. "
-        f"What would help: "
-        f"{', or '.join(helps)}"
+        f"at this epsilon {units:,} units leave little signal: all steps together move a weight by at most "
+        f"{signal:.0f} times the noise that hides one unit. {measured}. What would help: {', or '.join(helps)}"
     )
 
 
