@@ -177,8 +177,8 @@ def spent(
     from dptune.privacy.spent_budgets.unregistered import MOST
 
     book = Register(register)
-    faults = book.faults()  # a register that was removed is one
-    if not (register.is_file() or faults):
+    faults = book.faults() if register.is_file() or not register.exists() else []  # a register that was removed is one
+    if not register.is_file() and (register.exists() or not faults):
         fix = "give the spent.jsonl beside the folders of runs, or the pipeline's data/spent.jsonl"
         problem = "is not a register" if register.exists() else "does not exist"
         raise ConfigError(str(register), problem, fix=fix)

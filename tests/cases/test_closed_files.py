@@ -126,8 +126,13 @@ def test_a_closed_path_is_named_and_nothing_is_left(command: str, closed: str, p
         assert listed(place) == before
 
 
-def test_a_register_that_is_not_there_is_not_called_another_file(tmp_path: Path) -> None:
-    for file, problem in ((tmp_path / "none.jsonl", "does not exist"), (tmp_path, "is not a register")):
+def test_a_register_that_is_not_there_is_not_called_another_file(made: Path, tmp_path: Path) -> None:
+    """Nor is a folder, also where runs lie beside it that no register has."""
+    beside = Path(shutil.copytree(made / "run", tmp_path / "runs" / "one")).parent / "folder"
+    beside.mkdir()
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    for file, problem in ((empty / "none.jsonl", "does not exist"), (beside, "is not a register")):
         done = CliRunner().invoke(app, ["spent", str(file)])
         assert done.exit_code == 2
         assert f"{file}: {problem}. Fix: " in done.stderr
