@@ -18,8 +18,8 @@ _BATCHES = (64, 1024)
 _LEAST_STEPS, _EPOCHS = 100, (3, 20)
 _CONTEXT = 512
 _SMALL, _SMALL_RATE = 10_000_000, 0.02
-#: Of models below a thousand million parameters, measured with SmolLM2-135M, where 5e-4 hardly moves anything in a
-#: hundred steps; and of larger ones, on which nobody measured.
+#: Learning rates of larger models that write texts. The first, below a thousand million parameters, was measured with
+#: SmolLM2-135M, where 5e-4 hardly moved anything. Nobody measured the second.
 _LARGE, _MIDDLE_RATE, _LARGE_RATE = 1_000_000_000, 0.005, 5e-4
 #: Adam divides by the noise of a step, which is larger if later steps take a part of it back: with 1, 2 and 4 bands the
 #: best of 0.02, 0.04 and 0.08 was the first, second and third, and with more bands 0.08 was among the best tried.

@@ -177,7 +177,7 @@ class TuneSettings(JobSettings):
 
     @property
     def rule(self) -> UpdateRule:
-        """As its base has it; ``TuneSchedule.rule`` has the ratio that ``defaults`` chooses where it is left open."""
+        """The update rule; a head's rate ratio that is left open counts as 1, and ``TuneSchedule.rule`` has the chosen."""
         return part_of(UpdateRule, self, head_rate_ratio=self.head_rate_ratio or 1.0)
 
     @classmethod

@@ -372,7 +372,7 @@ def test_texts_are_cut_by_the_tokenizer_and_labels_never() -> None:
 
 
 def test_a_classifiers_radius_and_rate_are_not_those_of_texts() -> None:
-    """Of a head, by the size of the model; what is asked for is kept, and words and texts have no head's rate."""
+    """A head's radius and rates follow the model's size; values that are given stay; words and texts have no head."""
     settings = TuneSettings(epsilon=8.0, task="classify", labels=("0", "1"))
     small, large = (schedule_of(settings, 10_000, parameters, 64) for parameters in (10**6, 10**8))
     assert (small.options["max_grad_norm"], small.learning_rate, small.head_rate) == (10, 0.005, 0.005)

@@ -87,7 +87,7 @@ def test_a_length_beyond_the_context_is_refused() -> None:
 
 @pytest.mark.parametrize(("mechanism", "small"), [("static", 0.02), ("banded", 0.08)])
 def test_correlated_noise_has_a_rate_of_its_own_at_the_same_radius(mechanism: str, small: float) -> None:
-    """Of small models; a larger model's rate follows its size alone."""
+    """A small model's rate follows the mechanism; a larger model's rate follows its size only."""
     for parameters, rate in ((1000, small), (10**8, 0.005), (10**9, 5e-4)):
         chosen = schedule_of(TuneSettings(epsilon=4.0, mechanism=mechanism), 1000, parameters, None)
         assert (chosen.learning_rate, chosen.options["max_grad_norm"]) == (rate, 0.1)
