@@ -177,7 +177,7 @@ class TuneSettings(JobSettings):
 
     @property
     def rule(self) -> UpdateRule:
-        """The update rule; a head's rate ratio that is left open counts as 1, and ``TuneSchedule.rule`` has the chosen."""
+        """The update rule. An open head_rate_ratio counts as 1 here; ``TuneSchedule.rule`` has the chosen one."""
         return part_of(UpdateRule, self, head_rate_ratio=self.head_rate_ratio or 1.0)
 
     @classmethod
