@@ -33,8 +33,8 @@ from dptune.job.settings import TuneSettings
 from dptune.records.benchmarks import glue
 from dptune.training.models.model_source import ModelSource
 
-_RATES, _RADII, _STEPS = (0.001, 0.003, 0.01, 0.03), (0.1, 1.0, 10.0), (1, 2)
-_DEFAULT = (0.01, 1.0, 1)
+_RATES, _RADII, _STEPS = (0.001, 0.003, 0.01, 0.03), (1.0, 3.0, 10.0), (1, 2)
+_DEFAULT = (0.01, 3.0, 1)
 _BUDGETS = (1.0, 3.0, 8.0)
 _BETAS = (0.9, 0.999)
 

@@ -30,8 +30,10 @@ _RADIUS = 0.1
 #: at a small radius every record has one vote, and the more frequent label wins however sure the head is already.
 _SMALL_HEAD_RADIUS, _SMALL_HEAD_RATE = 10.0, 0.005
 #: Those of a classifier on a pretrained model, measured with all-MiniLM-L6-v2 on SST-2 (docs/findings/pretrained.md). A
-#: new head has far to go and few weights; adapters that go as far in each of theirs mostly follow the noise.
-_HEAD_RADIUS, _HEAD_RATE, _HEAD_RATIO = 1.0, 0.001, 10.0
+#: new head has far to go and few weights; adapters that go as far in each of theirs mostly follow the noise. A head's
+#: first gradients are 0.7 of its states long, here 3. A radius below clips a record that the head has right as much as
+#: one that it has wrong, so probabilities go to 0 and 1; one above adds noise.
+_HEAD_RADIUS, _HEAD_RATE, _HEAD_RATIO = 3.0, 0.001, 10.0
 #: Those of a classifier by label words, which has no head.
 _WORDS_RADIUS, _SMALL_WORDS_RATE = 1.0, 0.01
 _AT_RADIUS = ("static", "banded")
