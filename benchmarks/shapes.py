@@ -10,10 +10,16 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    BertConfig,
+    GPT2Config,
+    LlamaConfig,
+)
 
 from dptune.core.settings import Lora
-from dptune.training.data import Tokens
+from dptune.training.data import Tokens, with_context
 from dptune.training.models.model import attach_lora, fuse_activations
 
 #: Records that Poisson batches are drawn from, in batches.
@@ -41,6 +47,23 @@ MODELS: dict[str, Callable[[], Any]] = {
         num_hidden_layers=16,
         num_attention_heads=32,
         num_key_value_heads=8,
+        head_dim=64,
+    ),
+    "all-MiniLM-L6-v2": lambda: BertConfig(
+        hidden_size=384,
+        num_hidden_layers=6,
+        num_attention_heads=12,
+        intermediate_size=1536,
+        hidden_dropout_prob=0.0,
+        attention_probs_dropout_prob=0.0,
+    ),
+    "SmolLM2-135M": lambda: _llama(
+        vocab_size=49_152,
+        hidden_size=576,
+        intermediate_size=1536,
+        num_hidden_layers=30,
+        num_attention_heads=9,
+        num_key_value_heads=3,
         head_dim=64,
     ),
     "tiny GPT-2": lambda: _gpt2(vocab_size=97, n_positions=64, n_embd=16, n_layer=2, n_head=2),
@@ -77,6 +100,11 @@ class Shape:
     autocast: str | None = None
 
     @property
+    def classifies(self) -> bool:
+        """Whether the model has a head for two labels, which trains beside the adapters; else it writes."""
+        return isinstance(MODELS[self.model](), BertConfig)
+
+    @property
     def name(self) -> str:
         """For tables and ``--shape``."""
         return f"{self.model} {self.autocast or self.dtype} {self.batch}x{self.tokens}"
@@ -93,14 +121,16 @@ class Setting:
         """The frozen model, the same one at every call; with ``ours`` as ``models.model.load_base`` has it."""
         torch.manual_seed(0)
         with torch.device(self.device):
-            base = AutoModelForCausalLM.from_config(
-                MODELS[self.shape.model](), dtype=getattr(torch, self.shape.dtype)
-            ).requires_grad_(False)
+            kind = AutoModelForSequenceClassification if self.shape.classifies else AutoModelForCausalLM
+            base = kind.from_config(MODELS[self.shape.model](), dtype=getattr(torch, self.shape.dtype)).requires_grad_(
+                False
+            )
         return fuse_activations(base) if ours else base
 
     def model(self, moved: bool = False, ours: bool = False) -> Any:
         """The model with its adapters, the same one at every call; ``moved`` takes B away from zero."""
-        model = attach_lora(self.base(ours), LORA, init_seed=0).train()
+        head = ("classifier",) if self.shape.classifies else ()
+        model = attach_lora(self.base(ours), LORA, init_seed=0, head=head).train()
         if moved:
             for parameter in trainable(model):
                 torch.nn.init.normal_(parameter, std=0.02)
@@ -117,11 +147,18 @@ class Setting:
         return self.more_records(POISSON_BATCHES)
 
     def more_records(self, times: int) -> Tokens:
-        """``times`` batches of records."""
+        """``times`` batches of records; a classifier's end with their label."""
         generator, width = np.random.default_rng(0), self.shape.tokens
         vocabulary = MODELS[self.shape.model]().vocab_size
         lengths = generator.integers(width // 2, 3 * width // 4 + 1, size=times * self.shape.batch)
-        return Tokens([generator.integers(1, vocabulary, size=n).astype(np.int32) for n in lengths], 0, width)
+        rows = [generator.integers(1, vocabulary, size=n).astype(np.int32) for n in lengths]
+        if self.shape.classifies:
+            labels = generator.integers(2, size=len(rows))
+            rows = [
+                with_context(np.append(row, label).astype(np.int32), np.arange(len(row) + 1) == len(row))
+                for row, label in zip(rows, labels, strict=True)
+            ]
+        return Tokens(rows, 0, width)
 
     def micro_batches(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """Ids and mask of each part of the batch, as the private step cuts it."""

@@ -1,7 +1,8 @@
 """The price of privacy on a CPU: ``make bench``, or ``python -m benchmarks.speed [--minutes M] [--readme]``.
 
 The default model's shape as ``make repro`` trains it, beside the plain LoRA step and Opacus; every mechanism beside
-``static``; GPT-2 small where time is left. Tables, JSON and a picture go to data/benchmarks/.
+``static``; the sizes of all-MiniLM-L6-v2, SmolLM2-135M and GPT-2 small where time is left. Tables, JSON and a picture
+go to data/benchmarks/.
 """
 
 from __future__ import annotations
@@ -29,7 +30,12 @@ from benchmarks.steps import (
 CPU = torch.device("cpu")
 #: As in params.yaml: `pretrain` and `training`.
 DEFAULT = Shape("default", batch=64, tokens=160, physical=32)
-LARGER = Shape("GPT-2-small", batch=16, tokens=128, physical=16)
+#: Of real models' sizes, one round of each.
+LARGER = (
+    Shape("all-MiniLM-L6-v2", batch=128, tokens=36, physical=16),
+    Shape("SmolLM2-135M", batch=16, tokens=128, physical=16),
+    Shape("GPT-2-small", batch=16, tokens=128, physical=16),
+)
 TOLERANCE = 1e-3
 
 
@@ -46,7 +52,7 @@ def main(argv: list[str] | None = None) -> None:
         ("cells", DEFAULT, (), Effort(2, steps=3)),
         ("bands", DEFAULT, BANDS, Effort(rounds, seconds=1.5)),
         ("mechanisms", DEFAULT, MECHANISM_LINES, Effort(max(1, rounds // 2), seconds=0.7, memory=1)),
-        ("steps", LARGER, STEPS, Effort(2, steps=1, least=90, memory=1)),
+        *(("steps", shape, STEPS, Effort(2, steps=1, least=90, memory=1)) for shape in LARGER),
     ]
     for table, shape, contenders, effort in work:
         if not named(shape, arguments.shape):

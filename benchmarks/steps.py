@@ -24,9 +24,9 @@ from dptune.mechanisms.mechanism import Mechanism
 from dptune.mechanisms.registry import MECHANISMS, build
 from dptune.privacy.entropy import OsEntropy
 from dptune.training.data import Tokens
-from dptune.training.gradients.parameter_groups import lora_pairs
+from dptune.training.gradients.parameter_groups import trained_blocks
 from dptune.training.loop import train
-from dptune.training.losses import model_losses
+from dptune.training.losses import COUNTED, PADDING, model_losses
 from dptune.training.privacy_units import PrivacyUnits
 from dptune.training.spec import RunSpec, TrainingPlan, header_of
 
@@ -66,10 +66,20 @@ def plain(setting: Setting, steps: int, tick: Tick) -> dict[str, float]:
     """The floor: LoRA as a user writes it with PEFT, with the model's own loss."""
 
     def loss(model: Any, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        if setting.shape.classifies:
+            inputs, labels = texts_and_labels(ids, mask)
+            return model(**inputs, labels=labels).loss
         labels = ids.masked_fill(mask == 0, IGNORED)
         return model(input_ids=ids, attention_mask=mask, labels=labels, use_cache=False).loss
 
     return _plain_steps(setting, steps, tick, loss)
+
+
+def texts_and_labels(ids: torch.Tensor, mask: torch.Tensor) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+    """A classifier's inputs and labels, as its user has them, of a batch whose rows end with their label."""
+    is_label = mask == COUNTED
+    seen = (mask.masked_fill(is_label, PADDING) != PADDING).long()
+    return {"input_ids": ids * seen, "attention_mask": seen}, (ids * is_label).sum(dim=1)
 
 
 def plain_with_ours(setting: Setting, steps: int, tick: Tick) -> dict[str, float]:
@@ -120,7 +130,7 @@ def private(name: str, setting: Setting, steps: int, tick: Tick) -> dict[str, fl
     """
     options = ENTRIES[name] if name == "nonprivate" else ENTRIES[name] | {"noise_multiplier": 1.0}
     model = setting.model(ours=True)
-    mechanism = build(name, options | {"pairs": len(lora_pairs(model))})
+    mechanism = build(name, options | {"pairs": len(trained_blocks(model))})
     watched = Watched(mechanism.controller)
     first: list[float] = []
 
@@ -142,7 +152,7 @@ def private_poisson(name: str, setting: Setting, steps: int, tick: Tick) -> dict
     """A mechanism as a real run has it: batches vary in size, micro-batches are filled up, checkpoints are written."""
     model = setting.model(ours=True)
     bands = {"bands": 8} if name == "banded" else {}
-    mechanism = build(name, bands | {"noise_multiplier": 1.0, "pairs": len(lora_pairs(model))})
+    mechanism = build(name, bands | {"noise_multiplier": 1.0, "pairs": len(trained_blocks(model))})
     _train(setting, model, mechanism, setting.poisson_records, steps, tick, checkpoint_every=10)
     return {}
 
@@ -220,10 +230,14 @@ def _opacus_steps(
             # As its BatchMemoryManager does: only the last part of a batch moves the weights.
             optimizer.signal_skip_step(do_skip=part < parts)
             with setting.autocast():
-                logits = wrapped(input_ids=ids, attention_mask=mask, use_cache=False).logits
-                # Hugging Face's own way to shift: the labels move, for copying logits would cost more.
-                labels = pad(ids.masked_fill(mask == 0, IGNORED)[:, 1:], (0, 1), value=IGNORED)
-                loss = criterion(logits.flatten(0, 1).float(), labels.flatten(), shape=logits.shape)
+                if setting.shape.classifies:
+                    inputs, labels = texts_and_labels(ids, mask)
+                    loss = criterion(wrapped(**inputs).logits.float(), labels)
+                else:
+                    logits = wrapped(input_ids=ids, attention_mask=mask, use_cache=False).logits
+                    # Hugging Face's own way to shift: the labels move, for copying logits would cost more.
+                    labels = pad(ids.masked_fill(mask == 0, IGNORED)[:, 1:], (0, 1), value=IGNORED)
+                    loss = criterion(logits.flatten(0, 1).float(), labels.flatten(), shape=logits.shape)
             loss.backward()
             optimizer.step()
             optimizer.zero_grad()
@@ -249,7 +263,8 @@ def _opacus(
     }
     if not ghost:
         wrapped = GradSampleModule(model)
-        return wrapped, DPOptimizer(_adamw(model), **options), _mean_of_sequences
+        criterion = cross_entropy if setting.shape.classifies else _mean_of_sequences
+        return wrapped, DPOptimizer(_adamw(model), **options), criterion
     wrapped = GradSampleModuleFastGradientClipping(model, max_grad_norm=max_grad_norm, use_ghost_clipping=True)
     optimizer = DPOptimizerFastGradientClipping(_adamw(model), **options)
     return wrapped, optimizer, DPLossFastGradientClipping(wrapped, optimizer, torch.nn.CrossEntropyLoss())
@@ -320,7 +335,7 @@ def _median_norm(setting: Setting) -> float:
 def _private_gradient(setting: Setting, radius: float) -> torch.Tensor:
     model = setting.model(moved=True)
     parts = {"clipper": "flat", "noise": "none", "controller": "constant"}
-    mechanism = build("clipped", parts | {"max_grad_norm": radius, "pairs": len(lora_pairs(model))})
+    mechanism = build("clipped", parts | {"max_grad_norm": radius, "pairs": len(trained_blocks(model))})
     watched = Watched(mechanism.controller)
     _train(setting, model, replace(mechanism, controller=watched), setting.records, 1, lambda: None)
     return torch.cat([part.float().cpu() for part in watched.observation.released.gradient])
