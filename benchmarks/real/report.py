@@ -28,6 +28,23 @@ def report(found: Lines, parts: Sequence[str], cases: Sequence[Case] = CASES) ->
     ]
 
 
+def numbers(found: Lines, case: Case) -> dict[str, Any]:
+    """What the picture of README.md shows of a case: the first score of ``static`` by epsilon, and floors."""
+    score, heading, factor = METRICS[case.part][0]
+    runs = [line for line in found.values() if line["case"] == case.name and "scores" in line]
+    free = [factor * line["scores"][score][0] for line in runs if line["system"] == WITHOUT_PRIVACY]
+    floors = {f"{statistics.mean(free):.4g}": "without privacy, same steps"} if free else {}
+    floors |= {f"{factor * values[score]:.4g}": who for who, values in runs[0]["floors"].items() if score in values}
+    shown = []
+    for budget in sorted({line["budget"] for line in runs if line["system"] == "static"}):
+        group = [line for line in runs if (line["system"], line["budget"]) == ("static", budget)]
+        figures = {kind: max(float(line[f"epsilon_{kind}"]) for line in group) for kind in ("certified", "published")}
+        shown.append({**figures, "scores": [round(factor * line["scores"][score][0], 2) for line in group]})
+    size = f"{runs[0]['base']['parameters'] / 1e6:.1f} million parameters"
+    return {case.part: {"title": f"{case.title}: {NAMES[case.model]}, {size}", "score": heading, "floors": floors,
+                        "runs": shown, "commit": runs[-1]["commit"]}}  # fmt: skip
+
+
 def _part(part: str, found: Lines, cases: Sequence[Case]) -> Iterator[str]:
     metrics = METRICS[part]
     for case in (case for case in cases if case.part == part):

@@ -23,7 +23,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     for place, page in PAGES.items():
         files.append(File.generated(config, place, content=page()))
     with TemporaryDirectory() as folder:
-        for file in pictures.draw(Path(folder), [name for name in pictures.PICTURES if name != pictures.README]):
+        for file in pictures.draw(Path(folder), [name for name in pictures.PICTURES if name not in pictures.README]):
             content = file.read_text(encoding="utf-8")
             files.append(File.generated(config, f"pictures/{file.name}", content=content))
     for file in (_BENCHMARKS / "README.md", *sorted(_BENCHMARKS.glob("*.png"))):

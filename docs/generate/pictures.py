@@ -1,7 +1,8 @@
 """Pictures of the documentation's pages, drawn when the site is built, with numbers from dptune's own accountants.
 
-Each is a pair of SVG files, for light and for dark pages. Only README's pair lies in git. ``python -m
-docs.generate.pictures`` draws that pair, and writes numbers.json: what is slow to compute.
+Each is a pair of SVG files, for light and for dark pages. Only README's two pairs lie in git. ``python -m
+docs.generate.pictures`` draws those, and writes numbers.json: what is slow to compute. measured.json holds what runs of
+``python -m benchmarks.real`` found; ``--numbers`` writes it.
 """
 
 from __future__ import annotations
@@ -32,8 +33,9 @@ from dptune.privacy.selection_law import SelectionLaw
 
 FOLDER = Path(__file__).parents[1] / "pictures"
 NUMBERS = Path(__file__).with_name("numbers.json")
-#: The picture of README.md, which has no build.
-README = "four-epsilons"
+MEASURED = Path(__file__).with_name("measured.json")
+#: The pictures of README.md, which has no build.
+README = ("four-epsilons", "real-model")
 #: Colours that colour-blind readers can tell apart (Okabe and Ito), on light and on dark pages.
 BLUE, ORANGE, GREEN, PURPLE = "#0072b2", "#d55e00", "#009e73", "#cc79a7"
 _THEMES = {"light": ("#333333", "#dddddd"), "dark": ("#dddddd", "#555555")}
@@ -59,6 +61,30 @@ def draw_steps(axes: Any, ink: str) -> None:
     axis.plot([], [], "--", color=ink, linewidth=1, label="published (central limit)")
     axis.set(xscale="log", yscale="log", xlabel="steps", ylabel="epsilon", title="Sample rate 0.01, delta 1e-5")
     axis.legend(frameon=False, labelcolor=ink)
+
+
+def draw_real(axes: Any, ink: str) -> None:
+    """What a real model keeps at each certified epsilon, and what its runs would claim by the central limit."""
+    axis, found = axes[0], json.loads(MEASURED.read_text(encoding="utf-8"))["sst2"]
+    runs = sorted(found["runs"], key=lambda run: float(run["certified"]))
+    means = [float(np.mean(run["scores"])) for run in runs]
+    above = [max(run["scores"]) - mean for run, mean in zip(runs, means, strict=True)]
+    below = [mean - min(run["scores"]) for run, mean in zip(runs, means, strict=True)]
+    certified = [run["certified"] for run in runs]
+    axis.errorbar(certified, means, yerr=[below, above], fmt="o-", color=BLUE, capsize=3, label="certified (proved)")
+    claimed = [run["published"] for run in runs]
+    axis.plot(claimed, means, "o", markerfacecolor="none", color=ORANGE, label="what a central-limit accountant claims")
+    for run, mean in zip(runs, means, strict=True):
+        axis.annotate(f"{mean:.1f}", (run["certified"], mean), (6, -11), textcoords="offset points")
+    for score, said in found["floors"].items():
+        axis.axhline(float(score), color=ink, linewidth=0.8, linestyle=":")
+        axis.annotate(said, (1.0, float(score)), (0, 3), xycoords=("axes fraction", "data"), ha="right",
+                      textcoords="offset points", fontsize=8)  # fmt: skip
+    axis.set(xscale="log", xlabel="epsilon", ylabel=found["score"], title=found["title"], ylim=(48, 90))
+    ticks = sorted({*certified, *claimed})
+    axis.set_xticks(ticks, [f"{tick:.2g}" for tick in ticks])
+    axis.set_xticks([], minor=True)
+    axis.legend(frameon=False, labelcolor=ink, loc="center right")
 
 
 def draw_sampling(axes: Any, ink: str) -> None:
@@ -243,6 +269,7 @@ PICTURES: dict[str, tuple[Callable[[Any, str], None], tuple[float, float], list[
     "neighbours": (draw_neighbours, (9.0, 2.8), [1, 1, 1.6, 1.6]),
     "choosing": (draw_choosing, (6.4, 3.8), [1]),
     "four-epsilons": (draw_epsilons, (6.8, 3.4), [1]),
+    "real-model": (draw_real, (6.8, 3.4), [1]),
     "cancelling": (draw_cancelling, (6.4, 3.8), [1]),
 }
 
@@ -284,5 +311,5 @@ def _style(ink: str, line: str) -> Any:
 
 if __name__ == "__main__":
     NUMBERS.write_text(json.dumps(slow_numbers(), indent=1) + "\n", encoding="utf-8")
-    for path in draw(names=[README]):
+    for path in draw(names=README):
         print(path.name)

@@ -19,7 +19,7 @@ from benchmarks.real import __main__ as command
 from benchmarks.real import plan, work
 from benchmarks.real.data import Rows, Sst2
 from benchmarks.real.plan import Case, Run
-from benchmarks.real.report import report
+from benchmarks.real.report import numbers, report
 from dptune.core.interrupts import ends_like_ctrl_c
 from dptune.privacy.ledger_file import read_ledger
 from dptune.privacy.run_folder import RunFolder
@@ -148,6 +148,10 @@ def test_a_report_has_every_kind_of_run_and_says_what_has_not_run(bench: work.Be
     assert "static at epsilon 8 (seed 2)" in missing
     size = found[runs[0].name]["base"]["parameters"] / 1e6
     assert f"({size:.1f} million parameters)" in next(line for line in lines if line.startswith("### Invented words"))
+    pictured = numbers(found, words)["diabetes-text"]
+    assert [sorted(run["scores"]) for run in pictured["runs"]] == [sorted(round(value, 2) for value in values)]
+    assert pictured["runs"][0]["certified"] <= 8.0
+    assert "without privacy, same steps" in pictured["floors"].values()
     listed = command.listed([*runs, Run(words, 1.0)], found)
     assert listed[-2:] == [f"{len(runs)} of {len(runs) + 1} runs are done.", listed[-1]]
     assert "1 of the others may take" in listed[-1]
