@@ -181,7 +181,7 @@ def _tune(
 
 def _plan(prepared: PreparedRun) -> dict[str, Any]:
     """The run's settings, with the reason for each one that the user left open."""
-    from dptune.job.run import public_settings
+    from dptune.job.settings_rows import public_settings
     from dptune.records.reading.fields import WAYS
 
     settings, chosen, units = prepared.settings, prepared.schedule, prepared.units

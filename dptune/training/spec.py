@@ -168,6 +168,10 @@ class Auditor(Protocol):
         """
         ...
 
+    def on_save(self) -> None:
+        """Called before each checkpoint is written: what the auditor saw so far outlives this process."""
+        ...
+
     def gradients(self, mechanism: Mechanism, drawn: NDArray[np.int64], zeros: list[torch.Tensor]) -> list[Gradients]:
         """Gradients of the drawn slots for a batch; the mechanism clips them like all others."""
         ...

@@ -15,7 +15,6 @@ import tiny_models as tiny
 import torch
 from scipy.signal import lfilter
 
-from dptune.audit.crafted_canaries import CraftedCanaries, _Crafted, _Decoder
 from dptune.audit.one_run import OneRun, one_run
 from dptune.audit.refutation import refutation, run_certificate
 from dptune.audit.sample_rate import SampleRate, Unseen, audited_sample_rate
@@ -25,6 +24,7 @@ from dptune.mechanisms.planning import Schedule, calibrated, planned
 from dptune.mechanisms.registry import MECHANISMS, build, takes_noise
 from dptune.privacy.accounting.strategy import row_deviation, square_root
 from dptune.privacy.entropy import Entropy, FixedSeed
+from dptune.training.crafted_canaries import CraftedCanaries, _Crafted, _Decoder
 from dptune.training.gradients.parameter_groups import lora_pairs
 from dptune.training.loop import train
 from dptune.training.privacy_units import PrivacyUnits

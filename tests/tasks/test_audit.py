@@ -35,6 +35,7 @@ from dptune.audit.verdict import CHECKS
 from dptune.core.errors import ConfigError, DataError
 from dptune.core.files import write_json, write_text
 from dptune.core.metric import Metric
+from dptune.job.audit_canaries import KeptCanaries
 from dptune.mechanisms.noises.gaussian import Gaussian
 from dptune.privacy.ledger import Ledger
 from dptune.privacy.ledger_file import LedgerError, read_ledger
@@ -55,7 +56,7 @@ from tasks.experiment import cell_training
 from tasks.experiment.cell_list import write_list
 from tasks.experiment.cell_run import main_names
 from tasks.experiment.cells import Cell
-from tasks.experiment.crafted_canaries import KeptCanaries, crafted_file
+from tasks.experiment.crafted_canaries import crafted_file
 from tasks.experiment.finetune import run_cell
 from tasks.paths import EVAL, EXPERIMENT, MANIFEST, PUBLIC_MODEL, REPORT, SECRETS, SPLITS, TRAIN, planted_secrets
 from tasks.report.experiment import report, write_report
@@ -209,19 +210,19 @@ def test_coins_are_kept_under_the_ledgers_lock_and_before_the_first_charge(
     """Written earlier, they could be another process's by the time this one has the ledger."""
     cell = static(WHOLE, {"canaries": {"crafted": 16}})
     seen: list[tuple[bool, int]] = []
-    opened, charge = KeptCanaries.on_open, Ledger.charge
+    kept, charge = KeptCanaries.kept, Ledger.charge
 
-    def noted(canaries: Any, releases: int) -> None:
+    def noted(canaries: Any, booked: Any) -> Any:
         assert not crafted_file(cell.directory).exists()
         with pytest.raises(LedgerError, match="another process is charging it"):
             Ledger.resume(cell.directory / "ledger.jsonl", Counter())
-        opened(canaries, releases)
+        return kept(canaries, booked)
 
     def charged(ledger: Ledger, release: Release) -> Any:
         seen.append((crafted_file(cell.directory).exists(), ledger.releases))
         return charge(ledger, release)
 
-    monkeypatch.setattr(KeptCanaries, "on_open", noted)
+    monkeypatch.setattr(KeptCanaries, "kept", noted)
     monkeypatch.setattr(Ledger, "charge", charged)
     run(cell)
     assert seen == [(True, release) for release in range(STEPS)]

@@ -75,6 +75,9 @@ class CraftedCanaries:
     def on_open(self, releases: int) -> None:
         """Do nothing. The coins exist in this process only, so there is no file to write or to check."""
 
+    def on_save(self) -> None:
+        """Do nothing, likewise."""
+
     def gradients(self, mechanism: Mechanism, drawn: NDArray[np.int64], zeros: list[torch.Tensor]) -> list[Gradients]:
         """Gradients of the drawn canaries, as one micro-batch; an empty list if none was drawn."""
         return [_Crafted.of(drawn, zeros, mechanism)] if len(drawn) else []
