@@ -28,6 +28,7 @@ from dptune.training.crafted_canaries import CraftedCanaries
 
 #: Setting and, in the messages, option of the number of canaries.
 SETTING = "audit_canaries"
+_BY_RELEASE = ("moves", "squares")
 _SALT = 16  # bytes: so many that nobody who has the ledger finds the coins of a commitment by trying
 
 
@@ -75,7 +76,9 @@ class KeptCanaries(CraftedCanaries):
             **({"salt": self.salt} if self.salt else {}),
             "included": self.included.astype(int).tolist(),
             "scores": self.scores.tolist(),
-            "moves": [None if math.isnan(move) else move for move in self.moves],
+            "ratios": self.ratios.tolist(),
+            "rated": self.rated,
+            **{name: [None if math.isnan(one) else one for one in getattr(self, name)] for name in _BY_RELEASE},
         }
         write_json(self.file, stored)
 
@@ -158,12 +161,17 @@ def price_of(count: int, schedule: TuneSchedule, mechanism: Mechanism, alone: Me
 
 def _of_stored(stored: dict[str, Any], run: Path, file: Path) -> KeptCanaries:
     included, scores = np.array(stored["included"]), np.array(stored["scores"], dtype=np.float64)
-    moves = [math.nan if move is None else float(move) for move in stored["moves"]]
+    moves, squares = ([math.nan if one is None else float(one) for one in stored.get(name, [])] for name in _BY_RELEASE)
+    ratios, rated = np.array(stored.get("ratios", []), dtype=np.float64), int(stored.get("rated", 0))
     if not (included.ndim == scores.ndim == 1 and len(included) == len(scores) and set(included.tolist()) <= {0, 1}):
         raise ValueError("coins and scores are not two lists of one length")
+    if len(squares) not in (0, len(moves)):  # earlier versions kept none
+        raise ValueError("squares are not one for each release")
+    if rated and ratios.shape != scores.shape:
+        raise ValueError("ratios are not one for each coin")
     salt = str(stored.get("salt", ""))
     bytes.fromhex(salt)
-    return KeptCanaries(included.astype(bool), scores, moves, run=run, file=file, salt=salt)
+    return KeptCanaries(included.astype(bool), scores, moves, squares, ratios, rated, run=run, file=file, salt=salt)
 
 
 def _other_coins(run: Path, file: Path) -> DataError:

@@ -5,11 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import pytest
 import tiny_tuning as tiny
 
 from dptune import tune
-from dptune.privacy.ledger_file import read_ledger
 
 
 def tuned(out: Path, **settings: Any) -> Any:
