@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from dptune.audit.contrast import shown_above
 from dptune.audit.noise_test import NoiseBound, audited_noise
 from dptune.audit.one_run import OneRun, one_run
@@ -76,7 +78,8 @@ class RunAudit:
             )
         if self.noise.accused:
             charged, upper = shown_above(self.noise.noise_multiplier, self.noise.alarm)
-            yield f"its noise is <= {upper} times the sensitivity at confidence {sure}, but {charged} is charged: {_WRONG}"
+            shown = f"its noise is <= {upper} times the sensitivity at confidence {sure}"
+            yield f"{shown}, but {charged} is charged: {_WRONG}"
 
     def to_dict(self) -> dict[str, Any]:
         """The figures in plain JSON types."""
@@ -99,7 +102,7 @@ class RunAudit:
             "alarm_confidence": self.against.confidence,
             **{name: value for name, value in self.against.to_dict().items() if name != "accusation"},
             **_named("sample_rate", draw),
-            **_named("noise_multiplier", noise),
+            **_named("noise", noise),
             "accusations": self.accusations,
         }
 
@@ -107,6 +110,18 @@ class RunAudit:
 def _named(about: str, figures: dict[str, Any]) -> dict[str, Any]:
     """Figures under names that say what they are about."""
     return {name if name.startswith(about) else f"{about}_{name}": value for name, value in figures.items()}
+
+
+def most_shown(canaries: int, delta: float, confidence: float = 0.95) -> float:
+    """The largest epsilon that the coins of so many canaries can show, by an attack that is always right.
+
+    Example:
+        >>> from dptune.audit.whole_run import most_shown
+        >>> most_shown(256, 1e-5) < most_shown(1000, 1e-5)
+        True
+    """
+    coins = np.arange(canaries) % 2 == 0
+    return one_run(coins.astype(float), coins, delta, confidence).most
 
 
 def audit_run(run: str | Path, confidence: float = 0.95, false_alarms: float = 0.001) -> RunAudit:
