@@ -51,8 +51,8 @@ class CraftedCanaries:
     moves: list[float] = field(default_factory=list, repr=False)
     squares: list[float] = field(default_factory=list, repr=False)
     ratios: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0), repr=False)
-    rated: int = 0
-    sample_rate: float = field(default=0.0, init=False)
+    rated: int = field(default=0, repr=False)
+    sample_rate: float = field(default=0.0, init=False, repr=False)
     decoder: _Decoder = field(default_factory=lambda: _Decoder(), init=False, repr=False)
 
     @classmethod

@@ -7,6 +7,7 @@ from pathlib import Path
 from dptune.job.audit_canaries import KeptCanaries
 from dptune.privacy.run_folder import RunFolder
 from tasks.experiment.cells import Cell
+from tasks.paths import CRAFTED
 
 
 def crafted_canaries(cell: Cell) -> KeptCanaries | None:
@@ -21,7 +22,7 @@ def crafted_canaries(cell: Cell) -> KeptCanaries | None:
 
 def crafted_file(directory: Path) -> Path:
     """The file of the coins and scores of a cell's crafted canaries. It lies with the other secrets, in no cache."""
-    return RunFolder(directory).crafted
+    return CRAFTED / f"{directory.name}.json"
 
 
 def read_crafted(directory: Path) -> KeptCanaries | None:

@@ -32,8 +32,9 @@ from tiny_pipeline import (
 
 from dptune.audit.refutation import Refutation
 from dptune.audit.verdict import CHECKS
+from dptune.audit.whole_run import audit_run
 from dptune.core.errors import ConfigError, DataError
-from dptune.core.files import write_json, write_text
+from dptune.core.files import sha256, write_json, write_text
 from dptune.core.metric import Metric
 from dptune.job.audit_canaries import KeptCanaries
 from dptune.mechanisms.noises.gaussian import Gaussian
@@ -186,6 +187,27 @@ def test_crafted_canaries_are_audited_and_their_coins_stay_here(pipeline: Path) 
     assert crafted_file(directory).is_relative_to(SECRETS)  # never in a cache
     assert not [path for path in directory.rglob("*") if "crafted" in path.name]
     assert read_json(directory / "result.json")["crafted"] == 16
+
+
+def test_a_finished_cell_is_audited_in_its_folder_and_nowhere_else(pipeline: Path, tmp_path: Path) -> None:
+    directory = run(static(WHOLE, {"canaries": {"crafted": 16}}))
+    found = audit_run(directory)
+    contents = read_ledger(directory / "ledger.jsonl")
+    assert (found.coins.canaries, found.watched, found.accusations) == (16, STEPS, [])
+    assert contents.header.coins == KeptCanaries.read(directory, crafted_file(directory)).commitment
+    assert contents.scores == sha256(crafted_file(directory))
+    moved = Path(shutil.copytree(directory, tmp_path / "elsewhere" / directory.name))
+    with pytest.raises(DataError, match=rf"Fix: put {directory.name} back under its name into data/runs of the"):
+        audit_run(moved)
+    stored = read_json(crafted_file(directory))
+    write_json(crafted_file(directory), stored | {"included": [1 - coin for coin in stored["included"]]})
+    with pytest.raises(DataError, match=r"holds other coins than .*ledger.jsonl was begun with"):
+        audit_run(directory)
+
+
+def test_a_cell_without_canaries_says_what_an_audit_would_need(finished: Path) -> None:
+    with pytest.raises(ConfigError, match=r"was trained without the gradients .* \(canaries.crafted\)"):
+        audit_run(finished)
 
 
 def test_a_resumed_run_keeps_what_its_auditor_saw(pipeline: Path, monkeypatch: pytest.MonkeyPatch) -> None:
