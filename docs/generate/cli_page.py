@@ -20,8 +20,8 @@ from them.
 
 Every command ends with status 0, or with status 2 and a last line that names the option, the cause and the fix;
 `dptune audit` and `dptune audit-run` end with status 1 if they accuse what they attack, `dptune verify` where no
-epsilon is certified. `--json`, where a command has it, prints one JSON object for scripts. `--plugin MODULE` before the command
-(`dptune --plugin my_parts account ...`) or the variable `DPTUNE_PLUGINS` adds [parts of your
+epsilon is certified. `--json`, where a command has it, prints one JSON object for scripts. `--plugin MODULE` before the
+command (`dptune --plugin my_parts account ...`) or the variable `DPTUNE_PLUGINS` adds [parts of your
 own](../howto/plugins.md).
 """
 #: What the help of an option ends with: "[default: 8000; 1<=x<=65535]", "[x>=1; required]".

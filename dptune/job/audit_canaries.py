@@ -138,13 +138,16 @@ def check_count(count: int, units: int, pair_sizes: Sequence[int]) -> None:
         )
 
 
-def price_of(count: int, schedule: TuneSchedule, mechanism: Mechanism, alone: Mechanism, parameters: int) -> str:
+def price_of(
+    count: int, schedule: TuneSchedule, mechanism: Mechanism, alone: Mechanism, batch_alone: float, parameters: int
+) -> str:
     """What canaries are and cost a run, as a sentence of public facts.
 
     Args:
         count: number of canaries, which count among the units.
         mechanism: the run's.
         alone: the mechanism of the same run without canaries.
+        batch_alone: expected batch of that run.
         parameters: number of parameters that train.
     """
     noise, without = (one.effective_noise_multiplier(one.knobs()) for one in (mechanism, alone))
@@ -154,24 +157,29 @@ def price_of(count: int, schedule: TuneSchedule, mechanism: Mechanism, alone: Me
     return (
         f"{count} crafted gradients of an auditor, each in by a fair coin; they count as units. Of an expected batch "
         f"of {batch:g} units {at_least(batch - planted, 4)} are of the records; the noise multiplier is "
-        f"{at_most(noise, 4)}, without canaries {at_most(without, 4)}; canaries add about {100 * share:.2g} % to the "
-        "variance of the noise"
+        f"{at_most(noise, 4)}, without canaries {at_most(without, 4)} for a batch of {batch_alone:g}; canaries add "
+        f"about {100 * share:.2g} % to the variance of the noise"
     )
 
 
 def _of_stored(stored: dict[str, Any], run: Path, file: Path) -> KeptCanaries:
     included, scores = np.array(stored["included"]), np.array(stored["scores"], dtype=np.float64)
-    moves, squares = ([math.nan if one is None else float(one) for one in stored.get(name, [])] for name in _BY_RELEASE)
+    moves = _read_floats(stored["moves"])
+    squares = _read_floats(stored.get("squares", [None] * len(moves)))  # earlier versions kept none
     ratios, rated = np.array(stored.get("ratios", []), dtype=np.float64), int(stored.get("rated", 0))
     if not (included.ndim == scores.ndim == 1 and len(included) == len(scores) and set(included.tolist()) <= {0, 1}):
         raise ValueError("coins and scores are not two lists of one length")
-    if len(squares) not in (0, len(moves)):  # earlier versions kept none
+    if len(squares) != len(moves):
         raise ValueError("squares are not one for each release")
     if rated and ratios.shape != scores.shape:
         raise ValueError("ratios are not one for each coin")
     salt = str(stored.get("salt", ""))
     bytes.fromhex(salt)
     return KeptCanaries(included.astype(bool), scores, moves, squares, ratios, rated, run=run, file=file, salt=salt)
+
+
+def _read_floats(stored: list[float | None]) -> list[float]:
+    return [math.nan if one is None else float(one) for one in stored]
 
 
 def _other_coins(run: Path, file: Path) -> DataError:

@@ -246,9 +246,13 @@ def prepare_sides(sides: Sides, base: Base, settings: TuneSettings, unit: str | 
     schedule, mechanism = calibrated_schedule(settings, base, len(units))
     if planted := settings.audit_canaries:
         check_count(planted, len(units), base.pair_sizes)
-        alone, units = mechanism.mechanism, units.with_slots(np.zeros(planted, dtype=bool))
+        alone, batch, units = (
+            mechanism.mechanism,
+            schedule.expected_batch_size,
+            units.with_slots(np.zeros(planted, bool)),
+        )
         schedule, mechanism = calibrated_schedule(settings, base, len(units))
-        price = price_of(planted, schedule, mechanism.mechanism, alone, base.dimension)
+        price = price_of(planted, schedule, mechanism.mechanism, alone, batch, base.dimension)
     tokens, evaluation, public = (
         tokens_of_side(records, base.tokenizer, length, settings) for records in (sides.train, sides.eval, sides.public)
     )
