@@ -183,7 +183,6 @@ def _quiet() -> Iterator[None]:
 
 def prepare_search(source: RecordSource, base: Base, settings: TuneSettings, asked: SearchSettings) -> PreparedRun:
     """Read the records for a search, which holds units out only to score by them. Raises: as ``prepare``."""
-    settings.check_search()
     by_units = asked.score.on == "held_out"
     return prepare(source, base, settings if by_units else replace(settings, eval_share=0.0), scored=by_units)
 
