@@ -62,7 +62,7 @@ _RENAMED = {
     "dptune.job.labels": "dptune.job.label_checks",
     "dptune.job.prepare": "dptune.job.preparation",
     "dptune.job.base": "dptune.job.base_model",
-    "dptune.audit.crafted": "dptune.audit.crafted_canaries",
+    "dptune.audit.crafted": "dptune.training.crafted_canaries",
     "dptune.audit.draw": "dptune.audit.draw_test",
     "dptune.audit.rows": "dptune.audit.correlated_noise",
     "dptune.audit.sampling": "dptune.audit.sample_rate",

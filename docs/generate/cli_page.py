@@ -19,9 +19,9 @@ from them.
     dptune --install-completion         # the shell then completes commands and mechanisms
 
 Every command ends with status 0, or with status 2 and a last line that names the option, the cause and the fix;
-`dptune audit` ends with status 1 if the attack shows more than is certified, `dptune verify` where no epsilon is
-certified. `--json`, where a command has it, prints one JSON object for scripts. `--plugin MODULE` before the command
-(`dptune --plugin my_parts account ...`) or the variable `DPTUNE_PLUGINS` adds [parts of your
+`dptune audit` and `dptune audit-run` end with status 1 if they accuse what they attack, `dptune verify` where no
+epsilon is certified. `--json`, where a command has it, prints one JSON object for scripts. `--plugin MODULE` before the
+command (`dptune --plugin my_parts account ...`) or the variable `DPTUNE_PLUGINS` adds [parts of your
 own](../howto/plugins.md).
 """
 #: What the help of an option ends with: "[default: 8000; 1<=x<=65535]", "[x>=1; required]".

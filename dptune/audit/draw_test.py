@@ -2,7 +2,7 @@
 
 An attack on one run learns little about its draw, and would not notice batches of a fixed size. The draw itself is
 cheap: it is repeated, with new coins, until the test would notice a single unit that never enters. This test does not
-check what the training loop does with a batch; gradients planted in the run (``dptune.audit.crafted_canaries``) do.
+check what the training loop does with a batch; gradients planted in the run (``dptune.training.crafted_canaries``) do.
 """
 
 from __future__ import annotations

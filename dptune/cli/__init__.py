@@ -12,6 +12,7 @@ from typing import Annotated
 import typer
 
 from dptune import __version__
+from dptune.cli.audit_run import audit_run
 from dptune.cli.console import Group, reports_errors
 from dptune.cli.ensembles import generate, serve
 from dptune.cli.ledgers import set_aside, spent, verify
@@ -64,6 +65,7 @@ for _command in (
     calibrate,
     search,
     audit,
+    audit_run,
     verify,
     spent,
     mechanisms,

@@ -211,6 +211,7 @@ def of_ledger(contents: LedgerContents) -> dict[str, Any]:
         "run_id": header.run_id,
         "telemetry": header.telemetry,
         "unit": header.unit,
+        **({"canaries": header.canaries} if header.canaries else {}),
         **({"plugins": list(header.plugins)} if header.plugins else {}),
     }
 

@@ -181,13 +181,19 @@ def _tune(
 
 def _plan(prepared: PreparedRun) -> dict[str, Any]:
     """The run's settings, with the reason for each one that the user left open."""
-    from dptune.job.run import public_settings
+    from dptune.audit.whole_run import most_shown
+    from dptune.job.settings_rows import public_settings
     from dptune.records.reading.fields import WAYS
 
     settings, chosen, units = prepared.settings, prepared.schedule, prepared.units
     mechanism = prepared.mechanism.mechanism
     knobs = mechanism.knobs()
     records = prepared.counts if settings.telemetry == "research" else {"public": prepared.counts["public"]}
+    shown = (
+        {"canaries_can_show_at_most": most_shown(settings.audit_canaries, chosen.delta)}
+        if settings.audit_canaries
+        else {}
+    )
     return {
         "model": prepared.base.name,
         **{f"records_{side}": count for side, count in records.items() if count},
@@ -199,6 +205,7 @@ def _plan(prepared: PreparedRun) -> dict[str, Any]:
         "noise_multiplier": mechanism.effective_noise_multiplier(knobs),
         "sample_rate": chosen.sample_rate,
         **{name.replace(" ", "_").lower(): value for name, value in public_settings(prepared).items()},
+        **shown,
         "adapter_parameters": prepared.base.dimension,
         "telemetry": settings.telemetry,
         "chosen_because": [f"{name}: {reason}" for name, reason in chosen.reasons.items()],

@@ -44,6 +44,7 @@ _OPTIONS = {
     "model.load_in_4bit": "--load-in-4bit",
     "model.dtype": "--dtype",
     "options.": "--set ",
+    "canaries.crafted": "--audit-canaries",
     "search.again": "--again",
     "search.candidates": "--candidates",
     "search.shape": "--shape",

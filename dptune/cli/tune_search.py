@@ -51,6 +51,7 @@ def tune_by_search(
     from dptune.job.settings import TuneSettings
 
     settings = TuneSettings.of(**given)
+    settings.check_search()
     check_model(model, revision)
     check_folder(out, "run" if asked.score.on == "rehearsal" else "search")
     check_data(described)

@@ -13,6 +13,7 @@ import numpy as np
 
 from dptune.core.errors import ConfigError
 from dptune.core.units import MADE_OF_OTHERS, RECORD
+from dptune.job.audit_canaries import check_count, price_of
 from dptune.job.base_model import Base
 from dptune.job.defaults import TuneSchedule, max_length_of, schedule_of
 from dptune.job.delivery.verification import LABELS, RECORDS, WORDS
@@ -69,6 +70,7 @@ class PreparedRun:
         first: the first two records as they were read: public ones if there are any, else, except under private
             telemetry, the owner's.
         way: how their texts were made of rows, one of ``corpus.reading.fields.WAYS``; empty where nobody said. Public.
+        canaries: what an auditor plants, and what that costs; empty for nothing. Public.
         fingerprint: digest of the contents of all private records, by which a register recognises them. Private.
     """
 
@@ -84,6 +86,7 @@ class PreparedRun:
     notes: tuple[str, ...] = field(repr=False)
     held_out: PrivacyUnits | None = field(default=None, repr=False)
     fingerprint: str = field(default="", repr=False)
+    canaries: str = ""
     form: str = "text"
     template: str | None = None
     made_by: Mapping[str, str] = field(default_factory=dict)
@@ -239,8 +242,17 @@ def prepare_sides(sides: Sides, base: Base, settings: TuneSettings, unit: str | 
         raise ConfigError("add_bos_token", "is not for chats, which their template begins", fix="leave it out")
     if form == "messages":
         check_template(base.tokenizer)
-    units = units_of_side(sides.train, unit, settings.records_per_unit)
+    units, price = units_of_side(sides.train, unit, settings.records_per_unit), ""
     schedule, mechanism = calibrated_schedule(settings, base, len(units))
+    if planted := settings.audit_canaries:
+        check_count(planted, len(units), base.pair_sizes)
+        alone, batch, units = (
+            mechanism.mechanism,
+            schedule.expected_batch_size,
+            units.with_slots(np.zeros(planted, bool)),
+        )
+        schedule, mechanism = calibrated_schedule(settings, base, len(units))
+        price = price_of(planted, schedule, mechanism.mechanism, alone, batch, base.dimension)
     tokens, evaluation, public = (
         tokens_of_side(records, base.tokenizer, length, settings) for records in (sides.train, sides.eval, sides.public)
     )
@@ -272,6 +284,7 @@ def prepare_sides(sides: Sides, base: Base, settings: TuneSettings, unit: str | 
         fingerprint=sides.fingerprint,
         form=form,
         way=sides.way,
+        canaries=price,
     )
 
 

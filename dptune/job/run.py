@@ -20,8 +20,9 @@ from peft import PeftModel
 
 from dptune.core.errors import ConfigError, DivergedError, DptuneError
 from dptune.core.files import forget_times, locked, private_directory, replacing_folder, write_json
+from dptune.core.files import sha256 as sha256_of
 from dptune.core.progress import Meter
-from dptune.job.delivery.card_code import said_words
+from dptune.job.audit_canaries import KeptCanaries, canaries_of
 from dptune.job.delivery.deliverable import deliver, write_card, write_weights
 from dptune.job.delivery.verification import CARD, check_deliverable
 from dptune.job.delivery.weights import partial_of
@@ -29,7 +30,8 @@ from dptune.job.path_checks import check_folder
 from dptune.job.preparation import PreparedRun
 from dptune.job.result import HELD_OUT, PUBLIC, SIDES, Figures, RunResult, charged
 from dptune.job.run_spec import job_spec
-from dptune.job.settings import FREE, as_written_now, rows_of
+from dptune.job.settings import FREE, as_written_now
+from dptune.job.settings_rows import public_settings
 from dptune.job.versions import VERSIONS, check_versions
 from dptune.mechanisms.planning import as_charged, planned
 from dptune.privacy.accountants import Epsilons
@@ -55,7 +57,6 @@ from dptune.training.evaluation import Measure, measure_model, perplexity
 from dptune.training.gradients.gradient_check import first_evaluation
 from dptune.training.loop import train
 from dptune.training.losses import is_classifier
-from dptune.training.models.classifier import described_head
 from dptune.training.models.model import DIVERGED
 from dptune.training.run import StepReport
 from dptune.training.run_start import rehearse_run
@@ -63,13 +64,6 @@ from dptune.training.scores import score_classifier
 from dptune.training.spec import RunSpec
 
 _log = logging.getLogger(__name__)
-
-#: Settings that the card has rows for whatever they are, or under names of its own.
-_ROWS = (
-    *("expected_batch_size", "epochs", "learning_rate", "max_length", "records_per_unit"),
-    *("optimizer", "schedule", "average", "head_rate_ratio"),
-    *("rank", "alpha", "target_modules", "rslora", "rank_pattern", "alpha_pattern", "init_lora_weights"),
-)
 
 
 @dataclass(frozen=True)
@@ -168,19 +162,23 @@ def run_here(
     """The same within ``working_in``, for a caller that does more in the folder than this."""
     folder, records = RunFolder(out), prepared.fingerprint
     header = replace(prepared.header, run_id=check_same(prepared, folder))
+    begun, canaries = first_header(folder.ledger), None
+    if (planted := prepared.settings.audit_canaries) and not is_complete(folder.ledger):
+        canaries = canaries_of(folder.path, folder.canaries, planted, begun.coins if begun else None)
+        header = replace(header, **canaries.in_header)
     # As the run was begun, by an earlier version maybe.
     mechanism = as_charged(prepared.mechanism.mechanism, first_release(folder.ledger))
     releases = planned(mechanism, prepared.schedule.priced)
     add = partial(register.add_run, records, header, releases, folder=out.resolve().name)
     booking = partial(booked, folder, records, register.path, add)
-    if first_header(folder.ledger):  # it counts already, unless the register was cut since, or is another one
+    if begun:  # it counts already, unless the register was cut since, or is another one
         with booking():
             pass
     if folder.adapter.exists() and not is_complete(folder.ledger):  # trained again, it would release once more
         problem = f"{folder.ledger}: is not the whole ledger of the run that delivered {folder.adapter}"
         raise LedgerError(f"{problem}. Fix: restore it; that folder holds a copy.")
     on_start()
-    model = None if is_complete(folder.ledger) else _train(prepared, header, folder, on_step, booking)
+    model = None if is_complete(folder.ledger) else _train(prepared, header, folder, on_step, booking, canaries)
     if partial_of(folder).exists() and folder.result.exists():
         deliver(folder, RunResult.read(folder.result))
     folder.checkpoint.unlink(missing_ok=True)
@@ -225,11 +223,19 @@ def spec_of(prepared: PreparedRun, weights: Any, header: RunHeader) -> RunSpec:
 
 
 def _train(
-    prepared: PreparedRun, header: RunHeader, folder: RunFolder, on_step: Callable[[StepReport], None], booking: Booked
+    prepared: PreparedRun,
+    header: RunHeader,
+    folder: RunFolder,
+    on_step: Callable[[StepReport], None],
+    booking: Booked,
+    canaries: KeptCanaries | None,
 ) -> Any:
     """Train the run to its end, and return its model. Weights and result are on disk before the ledger's last line."""
     base = prepared.base
     spec = replace(spec_of(prepared, base.load(), header), booked=booking)
+    if canaries:
+        units, kept = spec.units.with_slots(canaries.included), partial(canaries.kept, booking)
+        spec = replace(spec, units=units, auditor=canaries, booked=kept)
     named = base.named  # of the weights that were loaded, not of what lies there when the run has ended
     model = spec.model
     rehearse_run(spec)  # before the records are read by it, for its errors say what is wrong with the model
@@ -252,7 +258,7 @@ def _train(
             write_weights(model, base.tokenizer, folder, named, prepared.kept)
             result = result_of(prepared, before, after, ledger.contents)
             replace(result, restarts=restarts(folder.checkpoint, spec.mechanism)).write(folder.result)
-            ledger.finish()
+            ledger.finish(sha256_of(folder.canaries) if canaries else "")
     return model
 
 
@@ -293,49 +299,6 @@ def result_of(
         template=prepared.template if classifies else None,
         words=dict(prepared.base.words),
     )
-
-
-def public_settings(prepared: PreparedRun) -> dict[str, Any]:
-    """The run's settings for the card, by name. Of the records they reveal the number of units alone."""
-    settings, schedule, words = prepared.settings, prepared.schedule, prepared.base.words
-    targets = settings.target_modules or "PEFT's for the family"
-    further = {
-        "LoRA scaling": "alpha / sqrt(rank)" if settings.rslora else None,
-        "LoRA ranks of layers": _list_pattern(settings.rank_pattern),
-        "LoRA alphas of layers": _list_pattern(settings.alpha_pattern),
-        "beginning-of-text token": "added" if settings.add_bos_token else None,
-        "LoRA start": None if settings.init_lora_weights is True else settings.init_lora_weights,
-    }
-    return {
-        **({"task": "classify", "labels": ", ".join(settings.labels)} if settings.labels else {}),
-        **({"words": said_words(words), "template": prepared.template or "none"} if words else {}),
-        "mechanism": settings.mechanism,
-        **schedule.options,
-        **({"bands": bands} if (bands := prepared.mechanism.mechanism.bands) > 1 else {}),
-        "expected batch": schedule.expected_batch_size,
-        "epochs": schedule.epochs,
-        "steps": schedule.steps,
-        "learning rate": schedule.learning_rate,
-        **({"learning rate of the head": schedule.head_rate} if prepared.base.head else {}),
-        "optimizer": settings.optimizer,
-        "learning rate schedule": settings.schedule,
-        "average of the weights": settings.average,
-        "tokens of a record": schedule.max_length,
-        "records per unit": settings.records_per_unit if prepared.units.kind != "record" else 1,
-        "LoRA rank": settings.rank,
-        "LoRA alpha": settings.alpha,
-        "LoRA modules": targets if isinstance(targets, str) else ", ".join(targets),
-        "adapted": prepared.base.adapted,
-        **({"head": described_head(prepared.base.head, prepared.base.classifier)} if prepared.base.head else {}),
-        **({"base weights": weights} if (weights := prepared.base.weights) else {}),
-        **{name: value for name, value in further.items() if value},
-        **rows_of(settings, besides=_ROWS),
-        "canaries": "none",
-    }
-
-
-def _list_pattern(pattern: Mapping[str, int]) -> str:
-    return ", ".join(f"{name}: {value}" for name, value in pattern.items())
 
 
 def _differences(name: str, then: Any, now: Any) -> list[str]:

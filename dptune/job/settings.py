@@ -151,10 +151,13 @@ class TuneSettings(JobSettings):
 
     Attributes:
         eval_share: share of the units that is held out to measure perplexity; none with telemetry private.
+        audit_canaries: gradients that an auditor plants in the run, each by a fair coin, for `dptune audit-run`; they
+            count as units, and cost utility.
     """
 
     epsilon: Epsilon
     eval_share: Annotated[float, Ge(0), Lt(1)] = 0.1
+    audit_canaries: CountOrZero = 0
     # Declared in the bases, with their bounds and sentences: other defaults, and None where ``defaults`` chooses.
     expected_batch_size: BatchSize | None = None  # type: ignore[assignment]
     epochs: Epochs | None = None  # type: ignore[assignment]
@@ -174,6 +177,12 @@ class TuneSettings(JobSettings):
         if "noise_multiplier" in self.options:
             problem = "follows from the budget"
             raise ConfigError("options.noise_multiplier", problem, fix="leave it out, and change epsilon")
+
+    def check_search(self) -> None:
+        """Raise ConfigError for canaries: a search would plant them in every candidate, and releases only one."""
+        if self.audit_canaries:
+            problem = "are planted in single runs, not in the candidates of a search"
+            raise ConfigError("audit_canaries", problem, fix="leave them out, or tune without a search")
 
     @property
     def rule(self) -> UpdateRule:

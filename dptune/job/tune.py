@@ -107,6 +107,8 @@ def tune(
         public=public,
     )
     check_data(source)
+    if search is not None:
+        chosen.check_search()
     chosen, source = with_labels(chosen, source)
     base = open_base(model, chosen, revision, tokenizer)
     base.check_memory()

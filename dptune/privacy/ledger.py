@@ -220,9 +220,13 @@ class Ledger:
         self._last = release
         self._gate.count(release)
 
-    def finish(self) -> None:
-        """Write the last line and close the file: nothing can be charged afterwards."""
-        self._append({"kind": "end", "releases": self.releases})
+    def finish(self, scores: str = "") -> None:
+        """Write the last line and close the file: nothing can be charged afterwards.
+
+        Args:
+            scores: SHA-256 of the file of an auditor's coins and scores; empty without an auditor.
+        """
+        self._append({"kind": "end", "releases": self.releases, **({"scores": scores} if scores else {})})
         self.close()
 
     def close(self) -> None:

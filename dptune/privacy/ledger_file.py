@@ -40,6 +40,9 @@ class LedgerError(DptuneError):
 class LedgerContents:
     """The contents of a ledger file, after every line was checked.
 
+    Attributes:
+        scores: SHA-256 of the auditor's file of coins and scores, as the run ended; empty without canaries.
+
     Example:
         >>> from collections import Counter
         >>> from pathlib import Path
@@ -63,6 +66,7 @@ class LedgerContents:
     chain: str
     complete: bool
     last: Release | None = None
+    scores: str = ""
 
     @cached_property
     def epsilons(self) -> Epsilons:
@@ -109,6 +113,7 @@ def read_ledger(path: Path) -> LedgerContents:
     composition: Composition = Counter()
     releases, chain, complete = 0, GENESIS, False
     last: Release | None = None
+    scores = ""
     for number, content, chain in _lines(path):  # noqa: B007 (chain is read after the loop)
         if complete:
             raise _bad_line(path, number, "comes after the end of the run")
@@ -127,12 +132,12 @@ def read_ledger(path: Path) -> LedgerContents:
         else:
             if content.releases != releases:
                 raise _bad_line(path, number, f"states {content.releases} releases, but the ledger holds {releases}")
-            complete = True
+            complete, scores = True, content.scores
     if header is None:
         raise LedgerError(
             f"{path}, line 1: the ledger is empty. Fix: restore it; if no run ever started here, remove the empty file."
         )
-    return LedgerContents(header, composition, releases, chain, complete, last)
+    return LedgerContents(header, composition, releases, chain, complete, last, scores)
 
 
 def first_header(path: Path) -> RunHeader | None:
@@ -209,9 +214,10 @@ class _Charge(NamedTuple):
 
 
 class _End(NamedTuple):
-    """The last line of a run that has ended."""
+    """The last line of a run that has ended, with the digest of its auditor's scores."""
 
     releases: int
+    scores: str
 
 
 _Content = RunHeader | _Charge | _End
@@ -282,8 +288,8 @@ def _content(path: Path, number: int, record: dict[str, Any]) -> _Content:
                 problem = f"{path}, line {number}: names a noise {family!r} that this version of dptune does not know"
                 raise LedgerError(f"{problem}. Fix: verify it with the version that wrote it.")
             return _Charge(_whole(record.pop("step", None)), Release.from_dict(record))
-        if kind == "end" and set(record) == {"releases"}:
-            return _End(_whole(record["releases"]))
+        if kind == "end" and set(record) | {"scores"} == {"releases", "scores"}:
+            return _End(_whole(record["releases"]), str(record.get("scores", "")))
     except OtherFormatError as error:  # not damaged: "restore it" would mislead
         raise LedgerError(f"{path}, line {number}: {error}") from None
     except (ConfigError, ArithmeticError, AttributeError, TypeError, ValueError, KeyError, RecursionError) as error:

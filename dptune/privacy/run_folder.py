@@ -30,6 +30,8 @@ class RunFolder:
         results: the same for a run that makes several things at once.
         cell: settings of the run; of a policy run, ``policy_cell``.
         booking: which records pay for the run, and the register that counts it.
+        canaries: coins and scores of the gradients that an auditor planted in a run of ``tune``. Private.
+        crafted: the same of a pipeline's cell, among the secrets of its workspace. Private.
         lock: lock of the process that works in the folder.
         searching: of a search, the secret folder beside this one, which holds it until its winner is out.
         mlflow_run: id of the run in MLflow.
@@ -59,9 +61,11 @@ class RunFolder:
         self.cell = path / "cell.json"
         self.policy_cell = path / "job.json"
         self.booking = path / "booking.json"
+        self.canaries = path / "audit_canaries.json"
         self.lock = path / "lock"
         self.mlflow_run = path / "mlflow_run"
         whole = path.absolute()
+        self.crafted = whole.parent.parent / "secrets" / "crafted" / f"{whole.name}.json"
         self.searching = whole.with_name(f".{whole.name}.searching") if whole.name else whole / ".searching"
 
     @property

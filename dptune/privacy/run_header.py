@@ -60,6 +60,8 @@ class RunHeader:
             it does what it says.
         search: id of the private selection that the run is a candidate of; empty for a run of its own. A candidate has
             no guarantee alone, since the choice depends on all of them: the search's certificate has it.
+        canaries: number of units that an auditor's planted gradients may be; they count among ``units``.
+        coins: commitment to their coins, a salted SHA-256; empty without canaries.
         run_id: id that ties checkpoints to this ledger.
         format: format of the ledger; one of an older format is verified, but not resumed.
 
@@ -89,6 +91,8 @@ class RunHeader:
     schedule: str = ""
     plugins: tuple[str, ...] = ()
     search: str = ""
+    canaries: int = 0
+    coins: str = ""
     run_id: str = field(default_factory=lambda: uuid.uuid4().hex)
     format: int = FORMAT
 
@@ -156,12 +160,14 @@ class RunHeader:
             del data["plugins"]  # so that ledgers without plug-ins stay as they were
         if not self.search:
             del data["search"]  # likewise
+        if not self.canaries:
+            del data["canaries"], data["coins"]
         return data
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> RunHeader:
         """Make a header of what ``to_dict`` gave. Raises ConfigError on missing or unknown keys."""
-        values = {"plugins": [], "search": "", **data}
+        values = {"plugins": [], "search": "", "canaries": 0, "coins": "", **data}
         if (written := values.get("format")) not in _READ:
             raise OtherFormatError(written)
         if written != FORMAT and values.get("unit") == "encounter":
@@ -178,6 +184,8 @@ class RunHeader:
         values["plugins"] = tuple(plugins)
         if not isinstance(values["search"], str):
             raise ConfigError("search", f"{values['search']!r} is not an id", fix="use a whole ledger")
+        if type(values["canaries"]) is not int or values["canaries"] < 0 or not isinstance(values["coins"], str):
+            raise ConfigError("canaries", "are not a number with a commitment to its coins", fix="use a whole ledger")
         values["inherited"] = tuple((Release.from_dict(item), _count(count)) for item, count in values["inherited"])
         if values["renyi_filter"] is not None:
             values["renyi_filter"] = RenyiFilter.from_dict(values["renyi_filter"])

@@ -205,6 +205,8 @@ class Run(RankRun):
 
         Raises: DivergedError, OSError.
         """
+        if self.spec.auditor is not None:
+            self.spec.auditor.on_save()
         controller = self.spec.mechanism.controller.state_dict()
         ledger = self.ledger
         progress = Progress(ledger.header.run_id, self.step, ledger.releases, ledger.chain, controller, self.restarts)

@@ -61,7 +61,8 @@ def open_run(
     optimizer = make_optimizer(spec.plan.rule, rank.weights, spec.plan.learning_rate, head)
     initial = trainable_state(spec.model)
     if spec.auditor is not None:
-        spec.auditor.start(spec.mechanism, [pair.size for pair in rank.pairs], spec.units.planted)
+        sizes = [pair.size for pair in rank.pairs]
+        spec.auditor.start(spec.mechanism, sizes, spec.units.planted, spec.plan.sample_rate)
     spec.mechanism.start(_facts(rank.pairs, spec))
     ledger, progress = _open(spec, optimizer, directory)
     run = Run(

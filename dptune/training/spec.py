@@ -157,7 +157,9 @@ def header_of(
 class Auditor(Protocol):
     """An observer that puts its own gradients into slots of a run's units, and sees all of the run's releases."""
 
-    def start(self, mechanism: Mechanism, pair_sizes: Sequence[int], planted: NDArray[np.bool_]) -> None:
+    def start(
+        self, mechanism: Mechanism, pair_sizes: Sequence[int], planted: NDArray[np.bool_], sample_rate: float
+    ) -> None:
         """Check that the run has the auditor's slots. Raises ConfigError, before anything is charged."""
         ...
 
@@ -166,6 +168,10 @@ class Auditor(Protocol):
 
         Raises: DptuneError if those were made with other coins.
         """
+        ...
+
+    def on_save(self) -> None:
+        """Called before each checkpoint is written: what the auditor saw so far outlives this process."""
         ...
 
     def gradients(self, mechanism: Mechanism, drawn: NDArray[np.int64], zeros: list[torch.Tensor]) -> list[Gradients]:

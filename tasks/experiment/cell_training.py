@@ -7,10 +7,12 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
-from dptune.audit.crafted_canaries import CraftedCanaries
 from dptune.core.errors import DivergedError, DptuneError
+from dptune.core.files import sha256
 from dptune.core.progress import Meter
+from dptune.job.audit_canaries import KeptCanaries
 from dptune.privacy.entropy import Entropy
 from dptune.privacy.ledger import Ledger
 from dptune.privacy.run_folder import RunFolder
@@ -32,7 +34,7 @@ from tasks.experiment.cell_errors import (
 )
 from tasks.experiment.cell_run import CellRun
 from tasks.experiment.cells import Cell
-from tasks.experiment.crafted_canaries import crafted_canaries, write_crafted
+from tasks.experiment.crafted_canaries import crafted_canaries
 from tasks.experiment.preparation import PreparedCell, SharedInputs, prepare
 from tasks.experiment.quality import MEASURES, first, spread, text_scores
 from tasks.experiment.results import History, child_run, result_of
@@ -55,7 +57,7 @@ class _TrainingCell:
     """
 
     prepared: PreparedCell
-    canaries: CraftedCanaries | None
+    canaries: KeptCanaries | None
     child: CellRun | None
     history: History
     meter: Meter
@@ -96,8 +98,10 @@ def _start_cell(
     ranks.check(prepared.spec.mechanism)
     canaries = crafted_canaries(cell)
     if canaries:
-        units = prepared.spec.units.with_slots(canaries.included)
-        prepared = replace(prepared, spec=replace(prepared.spec, units=units, auditor=canaries))
+        spec = prepared.spec
+        units, header = spec.units.with_slots(canaries.included), replace(spec.header, **canaries.in_header)
+        kept = partial(canaries.kept, spec.booked)
+        prepared = replace(prepared, spec=replace(spec, units=units, header=header, auditor=canaries, booked=kept))
     own: list[Exception] = []
 
     def note(error: Exception) -> None:
@@ -161,7 +165,6 @@ def _finish(one: _TrainingCell, ledger: Ledger, records: str, device: str, toget
     written = text_scores(prepared, directory)
     write_adapter(prepared.spec.model, directory)
     write_policy(prepared, contents, directory)
-    write_crafted(one.canaries, directory)
     seconds = time.monotonic() - one.started
     result = result_of(prepared, contents, one.before, after, one.history, seconds, device)
     begun = restarts(RunFolder(directory).checkpoint, prepared.spec.mechanism)
@@ -170,7 +173,7 @@ def _finish(one: _TrainingCell, ledger: Ledger, records: str, device: str, toget
     result.write(RunFolder(directory).result)
     if one.child:
         one.child.flush()
-    ledger.finish()
+    ledger.finish(sha256(one.canaries.file) if one.canaries else "")
 
 
 def check_converged(label: str, figures: Mapping[str, float]) -> None:
@@ -205,7 +208,6 @@ def _observer(one: _TrainingCell) -> Callable[[StepReport], None]:
             knobs = report.knobs
         if looks:
             metrics |= _add_point(one, report)
-            write_crafted(one.canaries, cell.directory)
         if child:
             child.log(report.step, metrics, knobs)
 

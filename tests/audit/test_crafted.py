@@ -14,8 +14,8 @@ import pytest
 import tiny_models as tiny
 import torch
 from scipy.signal import lfilter
+from scipy.stats import norm
 
-from dptune.audit.crafted_canaries import CraftedCanaries, _Crafted, _Decoder
 from dptune.audit.one_run import OneRun, one_run
 from dptune.audit.refutation import refutation, run_certificate
 from dptune.audit.sample_rate import SampleRate, Unseen, audited_sample_rate
@@ -25,6 +25,7 @@ from dptune.mechanisms.planning import Schedule, calibrated, planned
 from dptune.mechanisms.registry import MECHANISMS, build, takes_noise
 from dptune.privacy.accounting.strategy import row_deviation, square_root
 from dptune.privacy.entropy import Entropy, FixedSeed
+from dptune.training.crafted_canaries import CraftedCanaries, _Crafted, _Decoder
 from dptune.training.gradients.parameter_groups import lora_pairs
 from dptune.training.loop import train
 from dptune.training.privacy_units import PrivacyUnits
@@ -310,3 +311,34 @@ def test_a_run_that_starts_again_in_one_process_starts_its_decoder_anew() -> Non
         assert canaries.decoder.last is None
         canaries.decoder.follow(np.ones(2), 0, np.ones(2, dtype=bool), STRATEGY, in_units_of_noise=False)
         assert canaries.decoder.last == 0
+
+
+def test_noise_is_measured_where_canaries_are_out(tmp_path: Path) -> None:
+    """At a noise multiplier of 0.01, where every canary that is in moves its own coordinate by 1 in each release."""
+    canaries = coins()
+    run(build("static", {"pairs": pairs(), "noise_multiplier": 0.01}), canaries, tmp_path, sample_rate=1.0, steps=2)
+    absent = int((~canaries.included).sum())
+    first = math.sqrt(canaries.squares[0] / absent) / canaries.moves[0]
+    assert 0.005 < first < 0.5  # noise, and what the records' gradients add
+
+
+def test_likelihood_ratios_add_up_to_what_the_densities_say() -> None:
+    """One release, one pair: log of the density of a mixture of in and out over that of out, by scipy."""
+    canaries, rate, move = coins(2), 0.3, 1.7
+    canaries.sample_rate = rate
+    for found in (np.array([0.4, -1.1]), np.array([2.5, 0.0])):
+        canaries._rate(found, move, 1)
+    expected = sum(
+        np.log((1 - rate) * norm.pdf(found) + rate * norm.pdf(found - move)) - norm.logpdf(found)
+        for found in (np.array([0.4, -1.1]), np.array([2.5, 0.0]))
+    )
+    assert canaries.ratios == pytest.approx(expected, rel=1e-12)
+
+
+def test_coins_are_guessed_by_likelihood_ratios_only_if_all_releases_have_one() -> None:
+    canaries = coins(2)
+    assert canaries.guesses_by is canaries.scores
+    canaries.moves, canaries.ratios, canaries.rated = [1.0, 1.0], np.ones(2), 2
+    assert canaries.guesses_by is canaries.ratios
+    canaries.rated = 1
+    assert canaries.guesses_by is canaries.scores

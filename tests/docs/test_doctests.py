@@ -19,7 +19,7 @@ _ENTRY = re.compile(r"^::: (\S+)\n((?:    .*\n)*)", re.M)
 _MEMBERS = re.compile(r"members: \[(.*)\]")
 #: Names on the pages of the Python API that have no example yet. Add one to a docstring and take its name out of here.
 WITHOUT = {
-    "dptune.audit.crafted_canaries.CraftedCanaries",
+    "dptune.training.crafted_canaries.CraftedCanaries",
     "dptune.audit.refutation.Refutation",
     "dptune.audit.refutation.refutation",
     "dptune.audit.refutation.run_certificate",

@@ -32,9 +32,11 @@ from tiny_pipeline import (
 
 from dptune.audit.refutation import Refutation
 from dptune.audit.verdict import CHECKS
+from dptune.audit.whole_run import audit_run
 from dptune.core.errors import ConfigError, DataError
-from dptune.core.files import write_json, write_text
+from dptune.core.files import sha256, write_json, write_text
 from dptune.core.metric import Metric
+from dptune.job.audit_canaries import KeptCanaries
 from dptune.mechanisms.noises.gaussian import Gaussian
 from dptune.privacy.ledger import Ledger
 from dptune.privacy.ledger_file import LedgerError, read_ledger
@@ -55,7 +57,7 @@ from tasks.experiment import cell_training
 from tasks.experiment.cell_list import write_list
 from tasks.experiment.cell_run import main_names
 from tasks.experiment.cells import Cell
-from tasks.experiment.crafted_canaries import KeptCanaries, crafted_file
+from tasks.experiment.crafted_canaries import crafted_file
 from tasks.experiment.finetune import run_cell
 from tasks.paths import EVAL, EXPERIMENT, MANIFEST, PUBLIC_MODEL, REPORT, SECRETS, SPLITS, TRAIN, planted_secrets
 from tasks.report.experiment import report, write_report
@@ -187,6 +189,27 @@ def test_crafted_canaries_are_audited_and_their_coins_stay_here(pipeline: Path) 
     assert read_json(directory / "result.json")["crafted"] == 16
 
 
+def test_a_finished_cell_is_audited_in_its_folder_and_nowhere_else(pipeline: Path, tmp_path: Path) -> None:
+    directory = run(static(WHOLE, {"canaries": {"crafted": 16}}))
+    found = audit_run(directory)
+    contents = read_ledger(directory / "ledger.jsonl")
+    assert (found.coins.canaries, found.watched, found.accusations) == (16, STEPS, [])
+    assert contents.header.coins == KeptCanaries.read(directory, crafted_file(directory)).commitment
+    assert contents.scores == sha256(crafted_file(directory))
+    moved = Path(shutil.copytree(directory, tmp_path / "elsewhere" / directory.name))
+    with pytest.raises(DataError, match=rf"Fix: put {directory.name} back under its name into data/runs of the"):
+        audit_run(moved)
+    stored = read_json(crafted_file(directory))
+    write_json(crafted_file(directory), stored | {"included": [1 - coin for coin in stored["included"]]})
+    with pytest.raises(DataError, match=r"holds other coins than .*ledger.jsonl was begun with"):
+        audit_run(directory)
+
+
+def test_a_cell_without_canaries_says_what_an_audit_would_need(finished: Path) -> None:
+    with pytest.raises(ConfigError, match=r"was trained without the gradients .* \(canaries.crafted\)"):
+        audit_run(finished)
+
+
 def test_a_resumed_run_keeps_what_its_auditor_saw(pipeline: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cell = static(WHOLE, {"canaries": {"crafted": 16}})
 
@@ -209,19 +232,19 @@ def test_coins_are_kept_under_the_ledgers_lock_and_before_the_first_charge(
     """Written earlier, they could be another process's by the time this one has the ledger."""
     cell = static(WHOLE, {"canaries": {"crafted": 16}})
     seen: list[tuple[bool, int]] = []
-    opened, charge = KeptCanaries.on_open, Ledger.charge
+    kept, charge = KeptCanaries.kept, Ledger.charge
 
-    def noted(canaries: Any, releases: int) -> None:
+    def noted(canaries: Any, booked: Any) -> Any:
         assert not crafted_file(cell.directory).exists()
         with pytest.raises(LedgerError, match="another process is charging it"):
             Ledger.resume(cell.directory / "ledger.jsonl", Counter())
-        opened(canaries, releases)
+        return kept(canaries, booked)
 
     def charged(ledger: Ledger, release: Release) -> Any:
         seen.append((crafted_file(cell.directory).exists(), ledger.releases))
         return charge(ledger, release)
 
-    monkeypatch.setattr(KeptCanaries, "on_open", noted)
+    monkeypatch.setattr(KeptCanaries, "kept", noted)
     monkeypatch.setattr(Ledger, "charge", charged)
     run(cell)
     assert seen == [(True, release) for release in range(STEPS)]

@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 from tiny_models import adapted, close, each_record, make_header, make_plan, records, release_lines, weights
 from tiny_ranks import results, together
 
-from dptune.audit.crafted_canaries import CraftedCanaries
 from dptune.core.errors import ConfigError
 from dptune.mechanisms.mechanism import Mechanism
 from dptune.mechanisms.registry import build
@@ -24,6 +23,7 @@ from dptune.privacy.entropy import Entropy, FixedSeed, OsEntropy
 from dptune.privacy.ledger_file import read_ledger
 from dptune.training import ranks as ranks_module
 from dptune.training import run as running
+from dptune.training.crafted_canaries import CraftedCanaries
 from dptune.training.gradients.parameter_groups import lora_pairs
 from dptune.training.loop import follow, train
 from dptune.training.privacy_units import PrivacyUnits

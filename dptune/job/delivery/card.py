@@ -19,6 +19,7 @@ from dptune.job.delivery.named_base import NamedBase
 from dptune.job.result import PUBLIC, RunResult
 from dptune.privacy.certificate import SearchCertificate
 from dptune.privacy.ledger_file import LedgerContents
+from dptune.privacy.run_header import RunHeader
 
 START, END = "<!-- dptune: checked by `dptune verify` -->", "<!-- dptune: end -->"
 #: Names of the rows with figures that earlier versions rounded to the nearest.
@@ -31,6 +32,9 @@ GLOSSES = {
 }
 NOT_MEASURED = "not measured"
 _AUDITED = "not on this card, which is written before any attack: a study has it in audit.json of the run"
+_AUDITED_BY_COINS = (
+    "not on this card, which is written before any attack: `dptune audit-run` shows it, with the run's folder"
+)
 _FIGURES = "Figures of private records, which the owner was shown: they are left out here, and no epsilon covers them."
 _LABELS = "The names of the labels, which are public."
 _TOLD = "on held-out private records, which is told beside the weights: the guarantee is about the weights alone."
@@ -220,14 +224,22 @@ def guarantee_rows(contents: LedgerContents, certificate: SearchCertificate | No
         "epsilon_certified": f"{_up(certified_epsilon(contents, certificate))} ({_proved(certificate)})",
         "epsilon_noise_only": f"{_up(_noise_only(contents, certificate))} ({GLOSSES['epsilon_noise_only']})",
         "epsilon_published": published,
-        "epsilon_audited": _AUDITED,
+        "epsilon_audited": _AUDITED_BY_COINS if header.canaries else _AUDITED,
         DELTA: at_most(header.delta, _DIGITS_OF_DELTA),
         **({} if certificate is None else _searched(certificate, prices.published)),
         "unit": whose,
         "neighbours": neighbours,
         "units": f"{header.units} in training: public, and covered by no epsilon",
+        **({"canaries": _beside(header)} if header.canaries else {}),
         "mechanism": header.mechanism,
     }
+
+
+def _beside(header: RunHeader) -> str:
+    return (
+        f"trained beside {header.canaries} gradients of an auditor, which count among the units; commitment to their "
+        f"coins: SHA-256 {header.coins}"
+    )
 
 
 def rows_of_ranks(contents: LedgerContents, certificate: SearchCertificate | None) -> dict[str, str]:

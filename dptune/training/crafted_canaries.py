@@ -10,6 +10,7 @@ auditing.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from secrets import SystemRandom
@@ -37,12 +38,21 @@ class CraftedCanaries:
         scores: (canaries,) scores, larger if the canary looks included.
         moves: amount that each watched release adds to the score of a canary in its batch; nan if it differs between
             canaries, because the mechanism clips in other coordinates or by the batch itself, or correlates its noise.
+        squares: what the squares of the coordinates of canaries that are out add up to in each watched release, in
+            units of ``moves``: noise and other gradients alone.
+        ratios: (canaries,) logarithms of likelihood ratios of "in" to "out", added up over ``rated`` releases: the best
+            statistic where each release's move and noise are known.
+        sample_rate: rate at which the run's plan draws a canary that is in.
         decoder: what undoes correlated noise; new in each process, as the noise itself is started anew.
     """
 
     included: NDArray[np.bool_] = field(repr=False)
     scores: NDArray[np.float64] = field(repr=False)
     moves: list[float] = field(default_factory=list, repr=False)
+    squares: list[float] = field(default_factory=list, repr=False)
+    ratios: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0), repr=False)
+    rated: int = field(default=0, repr=False)
+    sample_rate: float = field(default=0.0, init=False, repr=False)
     decoder: _Decoder = field(default_factory=lambda: _Decoder(), init=False, repr=False)
 
     @classmethod
@@ -58,12 +68,19 @@ class CraftedCanaries:
         """Number of releases that the scores add up."""
         return len(self.moves)
 
-    def start(self, mechanism: Mechanism, pair_sizes: Sequence[int], planted: NDArray[np.bool_]) -> None:
+    @property
+    def guesses_by(self) -> NDArray[np.float64]:
+        """(canaries,) the best scores to guess coins by: ``ratios`` if they add up all releases, else ``scores``."""
+        return self.ratios if self.rated and self.rated == self.watched else self.scores
+
+    def start(
+        self, mechanism: Mechanism, pair_sizes: Sequence[int], planted: NDArray[np.bool_], sample_rate: float = 0.0
+    ) -> None:
         """Check that every canary has its slot and a coordinate of its own in every pair, and forget all past rows.
 
         Raises: ConfigError if not, or if the mechanism trains locally.
         """
-        self.decoder = _Decoder()
+        self.decoder, self.sample_rate = _Decoder(), sample_rate
         if mechanism.clipper.federation is not None:
             raise ConfigError("canaries.crafted", f"{mechanism.name} clips updates of clients", fix="use 0")
         if not np.array_equal(planted, self.included):
@@ -74,6 +91,9 @@ class CraftedCanaries:
 
     def on_open(self, releases: int) -> None:
         """Do nothing. The coins exist in this process only, so there is no file to write or to check."""
+
+    def on_save(self) -> None:
+        """Do nothing, likewise."""
 
     def gradients(self, mechanism: Mechanism, drawn: NDArray[np.int64], zeros: list[torch.Tensor]) -> list[Gradients]:
         """Gradients of the drawn canaries, as one micro-batch; an empty list if none was drawn."""
@@ -95,9 +115,23 @@ class CraftedCanaries:
         if mechanism.bands == 1:
             self.scores += found
             self.moves.append(self._move(mechanism, released, zeros, divisor, units))
+            self.squares.append(float((found[~self.included] ** 2).sum()))
+            if known:  # by now in units of its noise over the divisor
+                self._rate(divisor * found, divisor * self.moves[-1], len(units))
         else:
             self.scores += self.decoder.follow(found, row, turns, mechanism.coefficients, in_units_of_noise=known)
             self.moves.append(float("nan"))
+            self.squares.append(float("nan"))
+
+    def _rate(self, found: NDArray[np.float64], move: float, pairs: int) -> None:
+        """Add the log likelihood ratios of one release, in which each coordinate sums ``pairs`` units of noise."""
+        if not (self.sample_rate and math.isfinite(move)):
+            return
+        visit = (2 * found * move - move**2) / (2 * pairs)  # of a canary that entered to one that did not
+        stayed_out = math.log1p(-self.sample_rate) if self.sample_rate < 1 else -math.inf
+        drawn = np.logaddexp(stayed_out, math.log(self.sample_rate) + visit)
+        self.ratios = drawn if not self.rated else self.ratios + drawn
+        self.rated += 1
 
     def _move(
         self,

@@ -1,0 +1,96 @@
+"""A bound on a run's true noise, from the coordinates of planted gradients that their coins left out.
+
+A bound on epsilon from one run is too weak to see that half of the charged noise was added. This measures the noise:
+a coordinate that a canary would have moved holds noise and the gradients of the records, and those only add to it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+
+import numpy as np
+from scipy.stats import chi2
+
+from dptune.core.digits import at_least, at_most
+
+_POWER = 0.95  # probability with which a fault must be seen to count as detectable
+_ROUNDING = 1e-6  # relative error of float32, and of the grid that noisy values are rounded to
+
+
+@dataclass(frozen=True)
+class NoiseBound:
+    """Bounds on the noise multiplier of one run, from its releases; 0 in ``detectable`` without power.
+
+    Attributes:
+        noise_multiplier: the least effective noise multiplier that the ledger is charged for.
+        at_most: upper bound at the confidence that is reported; infinite without power.
+        alarm: upper bound at the confidence of an alarm; below ``noise_multiplier`` it accuses the noise.
+        detectable: the multiple of the charged noise below which 19 of 20 audits accuse, if records add nothing.
+        reason: reason why the audit has no power, in words; empty if it has.
+    """
+
+    noise_multiplier: float
+    at_most: float
+    alarm: float
+    detectable: float
+    reason: str = ""
+
+    @property
+    def accused(self) -> bool:
+        """Whether the noise is less than the ledger is charged for."""
+        return self.alarm < self.noise_multiplier * (1 - _ROUNDING)
+
+    @property
+    def power(self) -> str:
+        """The noise that the audit could have detected, in words."""
+        if self.reason:
+            return f"NO POWER on the noise: {self.reason}"
+        charged = at_most(self.noise_multiplier)
+        return f"could have refuted: noise below {at_least(self.detectable)} times the charged {charged}, at best"
+
+    def to_dict(self) -> dict[str, float | str]:
+        """The result in plain JSON types, with the power in words."""
+        return {**{name: value for name, value in asdict(self).items() if name != "reason"}, "power": self.power}
+
+
+def audited_noise(
+    squares: Sequence[float],
+    moves: Sequence[float],
+    absent: int,
+    charged: float,
+    confidence: float,
+    alarm: float,
+) -> NoiseBound:
+    """Bound the noise multiplier of a run with Gaussian noise from above.
+
+    Guarantee: if each release adds independent Gaussian noise of at least ``charged`` times the sensitivity, each bound
+    is below ``charged`` with probability ``1 - confidence`` (or ``1 - alarm``) at most. Proof: a planted gradient moves
+    its coordinate by the sensitivity at most, so that in units of a move the noise has a deviation of at least
+    ``charged``. Given everything before, the sum of squares of a release is then at least noncentral chi-squared, which
+    is stochastically larger than central, and so is the sum over releases. The bound is the better of two, from all
+    releases together and from the one with the least squares; they share the failure probability.
+
+    Args:
+        squares: (releases,) of ``CraftedCanaries``, as is ``moves``.
+        absent: number of canaries that their coins left out.
+
+    Returns: no power without an absent canary, or where a move is not known.
+    """
+    measured, steps = np.asarray(squares, dtype=np.float64), np.asarray(moves, dtype=np.float64)
+    if not absent:
+        return NoiseBound(charged, math.inf, math.inf, 0.0, "no canary was left out")
+    if not len(steps) or len(measured) != len(steps) or not (steps > 0).all():
+        reason = "how much a planted gradient moves a release is not known for this mechanism"
+        return NoiseBound(charged, math.inf, math.inf, 0.0, reason)
+    shares = measured / steps**2
+
+    def bound(sure: float) -> float:
+        failure = (1 - sure) / 2
+        together = shares.sum() / chi2.ppf(failure, absent * len(shares))
+        least = shares.min() / chi2.ppf(failure / len(shares), absent)
+        return float(math.sqrt(min(together, least)))
+
+    seen = chi2.ppf((1 - alarm) / 2, absent * len(shares)) / chi2.ppf(_POWER, absent * len(shares))
+    return NoiseBound(charged, bound(confidence), bound(alarm), float(math.sqrt(seen)))

@@ -1,0 +1,224 @@
+"""Audit of a finished run by the gradients that an auditor planted in it: its coins against its certificate.
+
+Everything that the audit reads must fit the ledger: the coins its first line's commitment, the file of coins and scores
+the digest in its last line, the adapter its chain. So a file that was exchanged or edited is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dptune.audit.contrast import shown_above
+from dptune.audit.noise_test import NoiseBound, audited_noise
+from dptune.audit.one_run import OneRun, one_run
+from dptune.audit.refutation import Refutation, refutation, run_certificate
+from dptune.audit.sample_rate import SampleRate, Unseen, audited_sample_rate
+from dptune.core.digits import at_least
+from dptune.core.errors import ConfigError, DataError
+from dptune.core.files import sha256
+from dptune.job.audit_canaries import KeptCanaries
+from dptune.job.delivery.named_base import read_base
+from dptune.job.delivery.verification import WEIGHTS, check_deliverable
+from dptune.job.path_checks import kind_of
+from dptune.job.result import RunResult
+from dptune.privacy.entropy import OsEntropy
+from dptune.privacy.ledger_file import LedgerContents, read_ledger
+from dptune.privacy.run_folder import RunFolder
+
+#: Comparisons with the ledger that may accuse a run: of its coins, of their entries into batches, and of its noise.
+CHECKS = 3
+_WRONG = "the mechanism, its accountant or its data handling is wrong"
+
+
+@dataclass(frozen=True)
+class RunAudit:
+    """What the planted gradients of one run show.
+
+    Attributes:
+        contents: the run's ledger.
+        coins: the lower bound on epsilon.
+        against: the comparison of the coins with the run's certificate.
+        draw: the bound on the rate at which canaries entered batches.
+        noise: the bound on the noise, from the coordinates of canaries that are out.
+        watched: number of the releases that were scored; fewer than the ledger's where a process was killed.
+        confidence: confidence of each bound that is reported.
+        false_alarms: probability of an accusation if the ledger is right, which the ``CHECKS`` share.
+        committed: whether the ledger holds a commitment to the coins, and the digest of the scores.
+    """
+
+    contents: LedgerContents = field(repr=False)
+    coins: OneRun
+    against: Refutation
+    draw: SampleRate | Unseen
+    noise: NoiseBound
+    watched: int
+    confidence: float
+    false_alarms: float
+    committed: bool
+
+    @property
+    def accusations(self) -> list[str]:
+        """A sentence for each comparison that the run fails."""
+        return list(self._accusations())
+
+    def _accusations(self) -> Iterator[str]:
+        sure = at_least(self.against.confidence, 6)
+        if said := self.against.accusation:
+            yield f"an attack on its canaries {said}: {_WRONG}"
+        if isinstance(self.draw, SampleRate) and self.draw.alarm > self.draw.sample_rate:
+            lower, charged = shown_above(self.draw.alarm, self.draw.sample_rate)
+            yield (
+                f"its canaries entered batches at a rate >= {lower} at confidence {sure}, but {charged} is charged: "
+                f"{_WRONG}"
+            )
+        if self.noise.accused:
+            charged, upper = shown_above(self.noise.noise_multiplier, self.noise.alarm)
+            shown = f"its noise is <= {upper} times the sensitivity at confidence {sure}"
+            yield f"{shown}, but {charged} is charged: {_WRONG}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """The figures in plain JSON types."""
+        header, draw, noise = self.contents.header, self.draw.to_dict(), self.noise.to_dict()
+        return {
+            "mechanism": header.mechanism,
+            "data": header.data,
+            "run_id": header.run_id,
+            "canaries": self.coins.canaries,
+            "releases": self.contents.releases,
+            "releases_scored": self.watched,
+            "delta": header.delta,
+            "epsilon_certified": self.against.certified,
+            "epsilon_audited": self.coins.epsilon_audited,
+            "confidence": self.confidence,
+            "could_be_shown_at_most": self.coins.most,
+            "guesses": self.coins.guesses,
+            "correct": self.coins.correct,
+            "false_alarms": self.false_alarms,
+            "alarm_confidence": self.against.confidence,
+            **{name: value for name, value in self.against.to_dict().items() if name != "accusation"},
+            **_named("sample_rate", draw),
+            **_named("noise", noise),
+            "accusations": self.accusations,
+        }
+
+
+def _named(about: str, figures: dict[str, Any]) -> dict[str, Any]:
+    """Figures under names that say what they are about."""
+    return {name if name.startswith(about) else f"{about}_{name}": value for name, value in figures.items()}
+
+
+def most_shown(canaries: int, delta: float, confidence: float = 0.95) -> float:
+    """The largest epsilon that the coins of so many canaries can show, by an attack that is always right.
+
+    Example:
+        >>> from dptune.audit.whole_run import most_shown
+        >>> most_shown(256, 1e-5) < most_shown(1000, 1e-5)
+        True
+    """
+    coins = np.arange(canaries) % 2 == 0
+    return one_run(coins.astype(float), coins, delta, confidence).most
+
+
+def audit_run(run: str | Path, confidence: float = 0.95, false_alarms: float = 0.001) -> RunAudit:
+    """Audit a finished run of ``tune``, or a finished cell of the pipeline, in its folder.
+
+    Guarantee: each bound holds with probability ``confidence``; a run that keeps its certificate and draws as charged
+    is accused with probability ``false_alarms`` at most, over its coins, draws and noise. Private: the coins; what is
+    returned tells as much of the records as the released weights do.
+
+    Raises: ConfigError for a folder that is no such run's, that is not finished, or that planted no gradients;
+        DataError for coins, scores or an adapter that are missing, or not those of the run's ledger; LedgerError.
+    """
+    for name, share, usual in (("--confidence", confidence, 0.95), ("--false-alarms", false_alarms, 0.001)):
+        if not 0 < share < 1:
+            raise ConfigError(name, f"{share} is not between 0 and 1", fix=f"use {usual}, or leave it out")
+    folder = RunFolder(Path(run))
+    is_cell = _is_cell(folder)
+    contents = read_ledger(folder.ledger)
+    if not contents.complete:
+        problem = f"{folder.path} is not finished, and more may be released"
+        raise ConfigError("run", problem, fix="finish it by the command that began it, then audit it")
+    canaries = _canaries_of(folder, contents, is_cell=is_cell)
+    _check_adapter(folder, contents, is_cell=is_cell)
+    header, alarm = contents.header, 1 - false_alarms / CHECKS
+    scores, included = canaries.guesses_by, canaries.included
+    charged = contents.composition
+    rate = max(release.sample_rate for release in charged)
+    noise = min(release.effective_noise_multiplier for release in charged)
+    gaussian = all(release.noise == "gaussian" and not release.coefficients for release in charged)
+    return RunAudit(
+        contents=contents,
+        coins=one_run(scores, included, header.delta, confidence),
+        against=refutation(scores, included, run_certificate(header, contents.composition), header.delta, alarm),
+        draw=audited_sample_rate(canaries.scores, included, canaries.moves, rate, confidence, alarm, OsEntropy()),
+        noise=audited_noise(
+            canaries.squares if gaussian else (),
+            canaries.moves,
+            int((~included).sum()),
+            noise,
+            confidence,
+            alarm,
+        ),
+        watched=canaries.watched,
+        confidence=confidence,
+        false_alarms=false_alarms,
+        committed=bool(header.canaries),
+    )
+
+
+def _is_cell(folder: RunFolder) -> bool:
+    """Whether a folder is that of a pipeline's cell, and not of a run of ``tune``. Raises: ConfigError for another."""
+    path, fix = folder.path, "give the folder of a run of dptune tune, or of a finished cell (data/runs/<cell>)"
+    if not path.is_dir():
+        raise ConfigError("run", f"{path} {'is a file' if path.exists() else 'does not exist'}", fix=fix)
+    if not folder.ledger.exists():
+        raise ConfigError("run", f"{path} holds no ledger", fix=fix)
+    if not folder.cell.exists():
+        problem = f"{path} holds a ledger and no {folder.cell.name}, as the adapter that a run delivers"
+        raise ConfigError("run", problem, fix="give the run's own folder, which keeps the coins")
+    if (kind := kind_of(folder)) == "search":
+        raise ConfigError("run", f"{path} is a search, and no auditor's gradients are planted in candidates", fix=fix)
+    return kind is None or not {"kind", "run_id"} & {*folder.settings}
+
+
+def _canaries_of(folder: RunFolder, contents: LedgerContents, *, is_cell: bool) -> KeptCanaries:
+    """The canaries of a run, whose coins and scores are those that its ledger names."""
+    header, file = contents.header, folder.crafted if is_cell else folder.canaries
+    planted = header.canaries or (RunResult.read(folder.result).crafted if is_cell else 0)
+    if not planted:
+        option = "canaries.crafted" if is_cell else "dptune tune --audit-canaries 256"
+        problem = f"{folder.path} was trained without the gradients of an auditor, whose coins an audit guesses"
+        raise ConfigError("run", problem, fix=f"plant them in a new run ({option}), which spends again")
+    if not file.exists():
+        back = f"put {folder.path.name} back under its name into data/runs of the workspace where it ran"
+        problem = "is missing: nobody can audit a run without the coins of its canaries"
+        raise DataError(problem, fix=back if is_cell else "restore it from the run's own folder", file=file)
+    found = KeptCanaries.read(folder.path, file)
+    if header.canaries and (found.commitment, len(found.included)) != (header.coins, header.canaries):
+        problem = f"holds other coins than {folder.ledger} was begun with"
+        raise DataError(problem, fix="restore the file of this run; do not trust an audit by this one", file=file)
+    if header.canaries and contents.scores != sha256(file):
+        problem = f"was changed after the run ended: its SHA-256 is not that in the last line of {folder.ledger}"
+        raise DataError(problem, fix="restore the file of this run; do not trust an audit by this one", file=file)
+    return found
+
+
+def _check_adapter(folder: RunFolder, contents: LedgerContents, *, is_cell: bool) -> None:
+    """Raise DataError unless the adapter in the folder is what the run of this ledger made; else as ``verify``."""
+    fix, result = "restore the adapter of this run", RunResult.read(folder.result)
+    if is_cell:
+        weights = folder.adapter / WEIGHTS
+        if not weights.exists() or sha256(weights) != result.adapter_sha256:
+            raise DataError("is not the adapter that the run of this ledger wrote", fix=fix, file=weights)
+        return
+    base = read_base(folder.adapter)
+    if base is not None and (base.name, base.revision) != (result.base, result.revision):
+        problem = f"is of the base model {base.known_as}, and the run trained {result.base}"
+        raise DataError(problem, fix=fix, file=folder.adapter)
+    if check_deliverable(folder.adapter).chain != contents.chain:
+        raise DataError(f"was delivered by another run than that of {folder.ledger}", fix=fix, file=folder.adapter)

@@ -1,0 +1,53 @@
+"""``dptune audit-run``: what the gradients that an auditor planted in a finished run show of its privacy."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from dptune.cli.console import notice, show
+from dptune.cli.options import AsJson
+
+
+def audit_run(
+    run: Annotated[Path, typer.Argument(help="Folder of a run of dptune tune, or of a finished cell: data/runs/CELL.")],
+    confidence: Annotated[float, typer.Option(help="Confidence of each printed bound.")] = 0.95,
+    false_alarms: Annotated[
+        float, typer.Option(help="Probability that a sound run is accused; the checks of coins and of draws share it.")
+    ] = 0.001,
+    as_json: AsJson = False,
+) -> None:
+    """Audit a finished run by its planted gradients, and print what they show beside what is certified.
+
+    The run must have been trained with --audit-canaries, or as a cell with canaries.crafted. Status 0: nothing that
+    the coins show contradicts the ledger. Status 1: the run is accused. Status 2: the run cannot be audited, because it
+    has no such gradients, or because coins, scores or adapter are not those of its ledger.
+    """
+    from dptune.audit.whole_run import audit_run as audited
+    from dptune.core.files import sha256
+    from dptune.privacy.run_folder import RunFolder
+
+    found = audited(run, confidence, false_alarms)
+    show(found.to_dict(), as_json)
+    if not as_json:
+        typer.echo(
+            f"At most {found.coins.most:.3g} could have been shown with {found.coins.canaries} coins, by guesses that "
+            "are all right. An audit finds errors; it proves no privacy."
+        )
+        if found.committed:
+            typer.echo(
+                "The coins are those that the ledger was begun with, and the scores those that it ended with. Anyone "
+                "who can write the whole folder can make its files agree. SHA-256 of the ledger, to compare with the "
+                f"card that was handed on: {sha256(RunFolder(run).ledger)}"
+            )
+        else:
+            typer.echo(
+                "An earlier version made this run: its ledger holds no commitment to the coins, so nobody notices if "
+                "they were exchanged."
+            )
+    for accusation in found.accusations:
+        notice("Accused", f"{accusation}.")
+    if found.accusations:
+        raise typer.Exit(1)

@@ -1,0 +1,61 @@
+"""Rows of a run's settings, for its card and for the plan that is printed before it starts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from dptune.job.delivery.card_code import said_words
+from dptune.job.preparation import PreparedRun
+from dptune.job.settings import rows_of
+from dptune.training.models.classifier import described_head
+
+#: Settings that the card has rows for whatever they are, or under names of its own.
+_ROWS = (
+    *("expected_batch_size", "epochs", "learning_rate", "max_length", "records_per_unit"),
+    *("optimizer", "schedule", "average", "head_rate_ratio"),
+    *("rank", "alpha", "target_modules", "rslora", "rank_pattern", "alpha_pattern", "init_lora_weights"),
+)
+
+
+def public_settings(prepared: PreparedRun) -> dict[str, Any]:
+    """The run's settings for the card, by name. Of the records they reveal the number of units alone."""
+    settings, schedule, words = prepared.settings, prepared.schedule, prepared.base.words
+    targets = settings.target_modules or "PEFT's for the family"
+    further = {
+        "LoRA scaling": "alpha / sqrt(rank)" if settings.rslora else None,
+        "LoRA ranks of layers": _list_pattern(settings.rank_pattern),
+        "LoRA alphas of layers": _list_pattern(settings.alpha_pattern),
+        "beginning-of-text token": "added" if settings.add_bos_token else None,
+        "LoRA start": None if settings.init_lora_weights is True else settings.init_lora_weights,
+    }
+    return {
+        **({"task": "classify", "labels": ", ".join(settings.labels)} if settings.labels else {}),
+        **({"words": said_words(words), "template": prepared.template or "none"} if words else {}),
+        "mechanism": settings.mechanism,
+        **schedule.options,
+        **({"bands": bands} if (bands := prepared.mechanism.mechanism.bands) > 1 else {}),
+        "expected batch": schedule.expected_batch_size,
+        "epochs": schedule.epochs,
+        "steps": schedule.steps,
+        "learning rate": schedule.learning_rate,
+        **({"learning rate of the head": schedule.head_rate} if prepared.base.head else {}),
+        "optimizer": settings.optimizer,
+        "learning rate schedule": settings.schedule,
+        "average of the weights": settings.average,
+        "tokens of a record": schedule.max_length,
+        "records per unit": settings.records_per_unit if prepared.units.kind != "record" else 1,
+        "LoRA rank": settings.rank,
+        "LoRA alpha": settings.alpha,
+        "LoRA modules": targets if isinstance(targets, str) else ", ".join(targets),
+        "adapted": prepared.base.adapted,
+        **({"head": described_head(prepared.base.head, prepared.base.classifier)} if prepared.base.head else {}),
+        **({"base weights": weights} if (weights := prepared.base.weights) else {}),
+        **{name: value for name, value in further.items() if value},
+        **rows_of(settings, besides=_ROWS),
+        "canaries": prepared.canaries or "none",
+    }
+
+
+def _list_pattern(pattern: Mapping[str, int]) -> str:
+    return ", ".join(f"{name}: {value}" for name, value in pattern.items())

@@ -1,0 +1,286 @@
+"""Audits of finished runs: what coins, draws and noise show, and what is refused because it does not fit the ledger."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tiny_tuning as tiny
+from typer.testing import CliRunner, Result
+
+from dptune import tune
+from dptune.audit.noise_test import audited_noise
+from dptune.audit.whole_run import audit_run
+from dptune.cli import app
+from dptune.core.errors import ConfigError, DataError, DptuneError
+from dptune.core.files import read_json, sha256, write_json
+from dptune.job.audit_canaries import KeptCanaries
+from dptune.mechanisms.noises.gaussian import Gaussian
+from dptune.privacy.ledger_file import GENESIS, encode, seal
+from dptune.training.privacy_units import PrivacyUnits
+
+COUNT = 120
+QUICK: dict[str, Any] = {"epochs": 3, "expected_batch_size": 48, "rank": 4, "target_modules": ("c_attn",)}
+
+
+def tuned(out: Path, planted: int = COUNT, **settings: Any) -> Path:
+    given = {"epsilon": 8, "delta": 1e-5, "eval_share": 0.0, "audit_canaries": planted, **QUICK} | settings
+    folder: Path = tune(tiny.checkpoint(), tiny.rows(COUNT), out=out, **given).folder
+    return folder
+
+
+def command(*arguments: object) -> Result:
+    return CliRunner().invoke(app, ["audit-run", *map(str, arguments)])
+
+
+def coins_file(run: Path) -> Path:
+    return run / "audit_canaries.json"
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tuned(tmp_path_factory.mktemp("whole") / "run")
+
+
+@pytest.fixture
+def copy(finished: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(finished, tmp_path / "run"))
+
+
+@pytest.fixture(scope="module")
+def other(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tuned(tmp_path_factory.mktemp("other") / "run")
+
+
+def test_a_sound_run_is_not_accused(finished: Path) -> None:
+    """At a false-alarm rate of one in a million, with coins and noise of the operating system."""
+    done = command(finished, "--json", "--false-alarms", "1e-6")
+    assert done.exit_code == 0, done.output
+    found = json.loads(done.stdout)
+    assert found["canaries"] == COUNT
+    assert found["releases_scored"] == found["releases"]
+    assert 7.9 < found["epsilon_certified"] <= 8
+    assert 0 <= found["epsilon_audited"] <= found["could_be_shown_at_most"] < 8
+    assert found["accusations"] == []
+    assert found["noise_detectable"] > 0.8
+    assert found["sample_rate"] == pytest.approx(48 / 240)
+    said = command(finished).stdout
+    assert "At most 3." in said
+    assert "proves no privacy" in said
+    assert sha256(finished / "ledger.jsonl") in said
+
+
+def test_halved_noise_is_accused_though_coins_cannot_show_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = Gaussian.add
+    monkeypatch.setattr(
+        Gaussian, "add", lambda self, sums, scales, noise, entropy: real(self, sums, scales, noise / 2, entropy)
+    )
+    run = tuned(tmp_path / "run")
+    done = command(run)
+    assert done.exit_code == 1, done.output
+    assert "Accused: its noise is <= 0." in done.stderr
+    (said,) = audit_run(run).accusations
+    assert "the mechanism, its accountant or its data handling is wrong" in said
+
+
+def test_coins_that_are_all_guessed_accuse_a_run_of_small_epsilon(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An attack that is always right, on a run of certified 1: the accusation says by how many guesses."""
+    run = tuned(tmp_path / "run", epsilon=1)
+    assert audit_run(run, false_alarms=1e-6).accusations == []
+    monkeypatch.setattr(KeptCanaries, "guesses_by", property(lambda canaries: canaries.included.astype(float)))
+    found = audit_run(run)
+    assert found.coins.epsilon_audited > 1
+    assert "coins right, where the certified epsilon 1 allows" in found.accusations[0]
+    assert command(run).exit_code == 1
+
+
+def test_a_draw_that_takes_everybody_is_accused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    draw = PrivacyUnits.draw
+    monkeypatch.setattr(PrivacyUnits, "draw", lambda units, rate, entropy, turn=None: draw(units, 1.0, entropy, turn))
+    found = audit_run(tuned(tmp_path / "run"))
+    assert any("its canaries entered batches at a rate >= 0." in one for one in found.accusations)
+
+
+def edited(file: Path, **values: Any) -> None:
+    write_json(file, read_json(file) | values)
+
+
+def with_ledger(run: Path, change: Any) -> None:
+    """Rewrite the ledger with a whole chain, as whoever forges it would; in the adapter's folder too."""
+    chain, lines = GENESIS, []
+    for line in (run / "ledger.jsonl").read_text().splitlines():
+        record = json.loads(line)
+        del record["chain"]
+        written, chain = seal(encode(change(record)), chain)
+        lines.append(written)
+    (run / "ledger.jsonl").write_bytes(b"".join(lines))
+
+
+FORGED: dict[str, tuple[Any, str]] = {
+    "other coins": (
+        lambda run: edited(coins_file(run), included=[1, 0] * (COUNT // 2)),
+        "holds other coins than .*ledger.jsonl was begun with",
+    ),
+    "fewer coins": (
+        lambda run: edited(
+            coins_file(run),
+            **{name: read_json(coins_file(run))[name][:60] for name in ("included", "scores", "ratios")},
+        ),
+        "holds other coins",
+    ),
+    "another salt": (lambda run: edited(coins_file(run), salt="00" * 16), "holds other coins"),
+    "no salt": (lambda run: edited(coins_file(run), salt=""), "holds other coins"),
+    "scores of no information": (
+        lambda run: edited(coins_file(run), scores=[0.5 * n for n in range(COUNT)], rated=0),
+        "was changed after the run ended",
+    ),
+    "less noise hidden": (
+        lambda run: edited(coins_file(run), squares=[1e6 for _ in read_json(coins_file(run))["squares"]]),
+        "was changed after the run ended",
+    ),
+    "no coins": (lambda run: coins_file(run).unlink(), "is missing: nobody can audit a run without the coins"),
+    "damaged coins": (lambda run: coins_file(run).write_text("{"), "is not complete JSON"),
+    "a ledger that names no canaries": (
+        lambda run: with_ledger(run, lambda one: {k: v for k, v in one.items() if k not in ("canaries", "coins")}),
+        "was trained without the gradients of an auditor",
+    ),
+    "a ledger without the digest of the scores": (
+        lambda run: with_ledger(run, lambda one: {k: v for k, v in one.items() if k != "scores"}),
+        "was changed after the run ended",
+    ),
+    "a ledger of more noise": (
+        lambda run: with_ledger(
+            run, lambda one: one | ({"noise_multiplier": 9.0} if "noise_multiplier" in one else {})
+        ),
+        "was delivered by another run than that of",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FORGED)
+def test_what_does_not_fit_the_ledger_is_refused(name: str, copy: Path) -> None:
+    forge, said = FORGED[name]
+    forge(copy)
+    with pytest.raises(DptuneError, match=said):
+        audit_run(copy)
+    done = command(copy)
+    assert done.exit_code == 2
+    assert ". Fix: " in done.stderr.splitlines()[-1]
+
+
+def test_coins_of_another_run_are_refused(copy: Path, other: Path) -> None:
+    shutil.copy(coins_file(other), coins_file(copy))
+    with pytest.raises(DataError, match="holds other coins than"):
+        audit_run(copy)
+
+
+def test_the_adapter_of_another_run_is_refused(copy: Path, other: Path) -> None:
+    shutil.rmtree(copy / "adapter")
+    shutil.copytree(other / "adapter", copy / "adapter")
+    with pytest.raises(DataError, match=r"adapter: was delivered by another run than that of .*ledger.jsonl"):
+        audit_run(copy)
+
+
+def test_an_adapter_of_another_base_is_refused_by_its_name(copy: Path) -> None:
+    edited(copy / "adapter" / "base.json", name="another-model")
+    with pytest.raises(DataError, match=r"is of the base model another-model, and the run trained tiny"):
+        audit_run(copy)
+
+
+def _no_canaries(run: Path) -> Path:
+    return tuned(run, planted=0)
+
+
+def _unfinished(run: Path, finished: Path) -> Path:
+    shutil.copytree(finished, run)
+    lines = (run / "ledger.jsonl").read_text().splitlines(keepends=True)
+    (run / "ledger.jsonl").write_text("".join(lines[:-1]))
+    return run
+
+
+def test_a_run_without_canaries_says_what_it_would_have_needed(tmp_path: Path) -> None:
+    done = command(_no_canaries(tmp_path / "run"))
+    assert done.exit_code == 2
+    assert "was trained without the gradients of an auditor, whose coins an audit guesses" in done.stderr
+    assert "Fix: plant them in a new run (dptune tune --audit-canaries 256), which spends again." in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("made", "said"),
+    [
+        (lambda path, finished: path / "nowhere", "run: .*nowhere does not exist"),
+        (lambda path, finished: finished / "ledger.jsonl", "is a file"),
+        (lambda path, finished: path, "holds no ledger"),
+        (
+            lambda path, finished: finished / "adapter",
+            "as the adapter that a run delivers. Fix: give the run's own folder",
+        ),
+        (lambda path, finished: _unfinished(path / "run", finished), "is not finished, and more may be released"),
+    ],
+)
+def test_other_folders_are_refused_by_what_they_are(made: Any, said: str, finished: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=said):
+        audit_run(made(tmp_path, finished))
+
+
+@pytest.mark.parametrize("name", ["confidence", "false_alarms"])
+@pytest.mark.parametrize("value", [0.0, 1.0, math.nan])
+def test_a_share_that_is_none_is_refused(name: str, value: float, finished: Path) -> None:
+    with pytest.raises(ConfigError, match=f"--{name.replace('_', '-')}: .* is not between 0 and 1"):
+        audit_run(finished, **{name: value})
+
+
+def squares_of(noise: float, absent: int, releases: int, rng: np.random.Generator) -> list[float]:
+    return [float(noise**2 * rng.chisquare(absent)) for _ in range(releases)]
+
+
+def bounds(noise: float, runs: int, confidence: float, more: float = 0.0) -> Iterator[float]:
+    rng = np.random.default_rng(7)
+    for _ in range(runs):
+        squares = [one + more for one in squares_of(noise, 50, 20, rng)]
+        yield audited_noise(squares, [2.0] * 20, 50, noise / 2, confidence, 0.999).at_most
+
+
+def test_the_bound_on_noise_covers_the_truth_as_often_as_it_says() -> None:
+    """2,000 games at 90 %: at most 200 + 3 standard deviations (40) may fail; other gradients make fewer fail."""
+    missed = sum(bound < 0.5 for bound in bounds(1.0, 2000, 0.9))
+    assert 60 < missed < 240  # two bounds share the failures, so that it is not much less than stated either
+    assert sum(bound < 0.5 for bound in bounds(1.0, 500, 0.9, more=30.0)) < 5
+
+
+def test_the_bound_on_noise_is_near_the_truth() -> None:
+    assert 0.5 < float(np.mean(list(bounds(1.0, 200, 0.95)))) < 0.55
+
+
+def test_less_noise_in_one_release_is_seen() -> None:
+    rng = np.random.default_rng(3)
+    squares = squares_of(1.0, 100, 100, rng)
+    squares[41] /= 4
+    assert audited_noise(squares, [1.0] * 100, 100, 1.0, 0.95, 0.999).accused
+    squares[41] *= 4
+    assert not audited_noise(squares, [1.0] * 100, 100, 1.0, 0.95, 0.999).accused
+
+
+@pytest.mark.parametrize(
+    ("squares", "moves", "absent", "said"),
+    [
+        ([1.0], [1.0], 0, "no canary was left out"),
+        ([], [], 5, "is not known for this mechanism"),
+        ([], [1.0], 5, "is not known for this mechanism"),
+        ([math.nan], [math.nan], 5, "is not known for this mechanism"),
+    ],
+)
+def test_a_test_of_noise_without_power_says_so(
+    squares: list[float], moves: list[float], absent: int, said: str
+) -> None:
+    found = audited_noise(squares, moves, absent, 1.0, 0.95, 0.999)
+    assert not found.accused
+    assert found.power == f"NO POWER on the noise: {said}" or said in found.power
