@@ -56,11 +56,12 @@ from tasks.paths import AUDITS, EVAL, PUBLIC_VALIDATION, SPLITS, TRAIN, planted_
 from tasks.settings.audit import Audit
 
 #: Version of these results, part of their names. Raise it when a change moves their figures: tests/golden says when.
-VERSION = 1
+VERSION = 2
 _log = logging.getLogger(__name__)
 _NO_SECRET = "0" * SECRET_LENGTH
 _CONTEXTS, _GENERATED_ROWS = 8, 512
 _PUBLIC_TEXTS = 256  # texts whose gradients the alignment score holds back
+_MOST_NUMBERS = 1 << 28  # entries of the gradients that the alignment score keeps: one gibibyte
 _LARGEST_LOG = 700.0  # the logarithm of the largest perplexity that a float can hold, roughly
 
 
@@ -172,7 +173,9 @@ def _coin_attacks(target: Target) -> dict[str, Any]:
     included = np.array([bool(one.included) for one in canaries])
     passages = [target.passage(one.carrier, one.secret, one.kind) for one in canaries]
     scores, public = _text_scores(target, passages)
-    scores["alignment"] = _alignment(target, canaries)
+    aligned = _can_align(target, len(canaries))
+    if aligned:
+        scores["alignment"] = _alignment(target, canaries)
     if settings.shadows and target.cell.telemetry == "private":
         _log.warning(
             "no shadow models: what they find reveals something about the attack split's records, which "
@@ -180,7 +183,8 @@ def _coin_attacks(target: Target) -> dict[str, Any]:
         )
     elif settings.shadows:
         scores["shadows"] = shadow_scores(target, canaries, passages, scores["calibrated"], public)
-    best = "shadows" if "shadows" in scores else "alignment"  # fixed before any score is seen: the bound needs that
+    # Which score the bound uses is fixed by settings and sizes, before any coin is looked at: the bound needs that.
+    best = "shadows" if "shadows" in scores else "alignment" if aligned else "calibrated"
     # A client has many records: one of them in or out is no statement about a client.
     bound = {} if target.contents.header.unit == "client" else {"one_run": _one_run(target, scores[best], included)}
     return {
@@ -207,6 +211,15 @@ def _text_scores(
     adapted, public = (np.array([one.sum() / (max(1, len(one)) if mean else 1) for one in of.losses]) for of in told)
     plain = {"likelihood": -adapted, "calibrated": public - adapted}
     return {**plain, **token_scores(*told), **own_scores(adapted, public)}, public
+
+
+def _can_align(target: Target, canaries: int) -> bool:
+    """Whether the gradients of all canaries fit in memory. Logs a warning if not."""
+    trained = sum(weight.numel() for name, weight in target.adapted.named_parameters() if "lora_" in name)
+    if trained * (canaries + _PUBLIC_TEXTS) <= _MOST_NUMBERS:
+        return True
+    _log.warning("no alignment score: %d gradients of %d numbers are too many to keep", canaries, trained)
+    return False
 
 
 def _alignment(target: Target, canaries: list[Canary]) -> NDArray[np.float64]:
