@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -58,6 +58,7 @@ from tasks.settings.audit import Audit
 #: Version of these results, part of their names. Raise it when a change moves their figures: tests/golden says when.
 VERSION = 2
 _log = logging.getLogger(__name__)
+_Strings = TypeVar("_Strings", tuple[str, str], tuple[str, str, str])
 _NO_SECRET = "0" * SECRET_LENGTH
 _CONTEXTS, _GENERATED_ROWS = 8, 512
 _PUBLIC_TEXTS = 256  # texts whose gradients the alignment score holds back
@@ -233,7 +234,7 @@ def _alignment(target: Target, canaries: list[Canary]) -> NDArray[np.float64]:
     return alignment_scores(start, target.adapted, tokens, first(public, _PUBLIC_TEXTS), rows=target.rows)
 
 
-def _uncut(target: Target, planted: list[tuple[str, ...]]) -> list[tuple[str, ...]]:
+def _uncut(target: Target, planted: list[_Strings]) -> list[_Strings]:
     """The (text, secret) pairs, or with their kind, that training did not cut before the secret's end.
 
     Logs a warning about the others.
