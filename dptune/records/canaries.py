@@ -1,10 +1,11 @@
 """Canaries: secrets in the training data, for extraction and audit (spec rldp.md, sections 2, 8).
 
 Every canary is a unit of privacy of its own, in a row of its own after all records: a public text (``carriers``) that
-ends in a secret; beside prompts with targets or chats, a public prompt that a secret answers. No row of a canary
-depends on a record, and no record on a canary. Extraction canaries are always included. An audit canary is included if
-its coin says so; else its row is empty, because the ledger's epsilon is about adding or removing one unit. (Planting a
-secret or not in a record that stays would *replace* that record, which may cost twice the epsilon.)
+ends in a secret; beside prompts with targets or chats, a public prompt that a secret answers. An audit canary may be
+random public words instead (``KINDS``): its gradient is its own, where carriers' gradients are much alike. No row of a
+canary depends on a record, and no record on a canary. Extraction canaries are always included. An audit canary is
+included if its coin says so; else its row is empty, because the ledger's epsilon is about adding or removing one unit.
+(Planting a secret or not in a record that stays would *replace* that record, which may cost twice the epsilon.)
 
 Secrets and coins come from the operating system's entropy: a seed would be logged, and a logged seed publishes
 them. Carriers are public.
@@ -29,6 +30,9 @@ from dptune.records.reading.record import Chat, Content, PromptTarget, Text
 
 ALPHABET = string.ascii_uppercase + string.digits
 SECRET_LENGTH = 10
+#: What an audit canary says: a code after a public text; or words of public texts, drawn at random, a sentence each.
+KINDS = ("code", "words")
+_WORDS, _TEXTS = 8, 400
 _SALT_BITS = 256
 _PADDING_BYTES = 1 << 14
 
@@ -42,12 +46,14 @@ class Canary:
         carrier: public text before the secret.
         secret: the secret.
         included: 1 if the train file holds it, else 0.
+        kind: one of ``KINDS``.
     """
 
     record: int
     carrier: str = field(repr=False)
     secret: str = field(repr=False)
     included: int = field(repr=False)  # a digit and no bool: the file's size must not depend on how many are included
+    kind: str = "code"
 
 
 @dataclass(frozen=True)
@@ -70,19 +76,20 @@ def suffix(secret: str) -> str:
     return f" secret_id={secret}."
 
 
-def content_with(carrier: str, secret: str, form: str) -> Content:
+def content_with(carrier: str, secret: str, form: str, kind: str = "code") -> Content:
     """A record of the given form that holds a secret where the model learns: at a text's end, or as what is answered.
 
     Args:
-        carrier: the public text; a prompt, or what a user says, in the other forms.
+        carrier: the public text; a prompt, or what a user says, in the other forms. Empty before words in a text.
         form: one of ``dptune.records.parquet_file.FORMS``.
+        kind: one of ``KINDS``.
     """
+    ending = suffix(secret) if kind == "code" else secret
     if form == "pair":
-        return PromptTarget(carrier, suffix(secret))
+        return PromptTarget(carrier, ending)
     if form == "messages":
-        said = {"role": "user", "content": carrier}, {"role": "assistant", "content": suffix(secret).strip()}
-        return Chat(said)
-    return Text(carrier + suffix(secret))
+        return Chat(({"role": "user", "content": carrier}, {"role": "assistant", "content": ending.strip()}))
+    return Text(carrier + ending)
 
 
 def inject(
@@ -94,6 +101,7 @@ def inject(
     audit: int,
     carrier_seed: int,
     repeats: int = 1,
+    audit_kind: str = "code",
 ) -> None:
     """Add rows with ``extraction`` secrets, ``repeats`` rows each, and ``audit`` more, each by a fair coin.
 
@@ -106,8 +114,11 @@ def inject(
 
     With no canaries ``out`` holds the records of ``train`` and nothing else.
 
-    Raises: ConfigError for negative counts, or more canaries than records; DataError for a bad file, or a train file
-    that already holds canaries.
+    Args:
+        audit_kind: what audit canaries say, one of ``KINDS``.
+
+    Raises: ConfigError for negative counts, an unknown kind, or more canaries than records; DataError for a bad file,
+    or a train file that already holds canaries.
     """
     records = read_records(train)
     form = form_at(records.about)
@@ -115,12 +126,16 @@ def inject(
         raise DataError("holds canaries already", fix="give the train file of the split", file=train)
     if min(extraction, audit) < 0 or repeats < 1:
         raise ConfigError("canaries", "a count is negative, or repeats below 1", fix="use 0 or more, and 1 or more")
+    if audit_kind not in KINDS:
+        raise ConfigError("canaries.audit_kind", f"{audit_kind!r} is unknown", fix=f"use {' or '.join(KINDS)}")
     rows = extraction * repeats + audit
     if rows > len(records.record):
         problem = f"extraction x repeats + audit asks for {rows} rows beside {len(records.record)} records"
         raise ConfigError("canaries", problem, fix="plant fewer canaries or take more records")
     texts = public_texts(rows, carrier_seed, "canaries", str(records.about.get("source")))
     planted = _draw(texts, extraction, repeats)
+    if audit_kind == "words":
+        planted = replace(planted, audit=_of_words(planted.audit, carrier_seed, form))
     counts = {"extraction": extraction, "repeats": repeats, "audit": audit}
     salted = {**records.about, "canaries": counts, "salt": _salt()}
     grown = _with_canaries(records, planted, form)
@@ -163,6 +178,21 @@ def _draw(carriers: list[str], extraction: int, repeats: int) -> Secrets:
     )
 
 
+def _of_words(canaries: tuple[Canary, ...], carrier_seed: int, form: str) -> tuple[Canary, ...]:
+    """These canaries with words in the place of codes; as whole texts where the records are texts."""
+    entropy, texts = SystemRandom(), public_texts(_TEXTS, carrier_seed, "words", "")
+    known = sorted({word for text in texts for word in text.replace(".", " ").split()})
+    return tuple(
+        replace(
+            one,
+            carrier="" if form == "text" else one.carrier,
+            secret=" ".join(f"{entropy.choice(known)}." for _ in range(_WORDS)),
+            kind="words",
+        )
+        for one in canaries
+    )
+
+
 def _salt() -> str:
     """Random digits of random length, so that neither the hash nor the size of a file reveals what was planted."""
     entropy = SystemRandom()
@@ -172,7 +202,9 @@ def _salt() -> str:
 
 def _with_canaries(records: Records, planted: Secrets, form: str) -> Records:
     every = (*planted.extraction, *planted.audit)
-    texts = [encode_content(content_with(one.carrier, one.secret, form)) if one.included else "" for one in every]
+    texts = [
+        encode_content(content_with(one.carrier, one.secret, form, one.kind)) if one.included else "" for one in every
+    ]
     numbers = np.array([one.record for one in every], dtype=np.int64)
     return Records(
         record=np.concatenate([records.record, numbers]),

@@ -18,7 +18,7 @@ from dptune.records.diabetes.table import read_table
 from dptune.records.reading.formats import FORMATS
 
 #: What texts are for. Each purpose has seeds of its own, and none has the seed of the pre-training texts.
-Purpose = Literal["canaries", "contexts"]
+Purpose = Literal["canaries", "contexts", "words"]
 _SENTENCES = 3  # length of a carrier beside records of one's own, which may be far shorter than narratives
 
 

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -20,9 +20,11 @@ from dptune.audit.one_run import one_run
 from dptune.audit.refutation import refutation, run_certificate
 from dptune.audit.sample_rate import audited_sample_rate
 from dptune.audit.step import audit_step
+from dptune.audit.text.alignment import alignment_scores
 from dptune.audit.text.extraction import before_secret, chance, compare, exposures, recites, sample_endings
 from dptune.audit.text.likelihood import Passage, ending_losses, passage_ids, passage_of
 from dptune.audit.text.membership import auc, membership_report, own_scores, roc, score_plugins
+from dptune.audit.text.token_scores import ending_tokens, token_scores
 from dptune.audit.verdict import certificate, judged
 from dptune.core.declarations import plain
 from dptune.core.errors import DataError
@@ -33,12 +35,14 @@ from dptune.mechanisms.registry import build, of_model, takes_noise
 from dptune.privacy.entropy import OsEntropy
 from dptune.privacy.release import Release
 from dptune.privacy.run_folder import RunFolder
-from dptune.records.canaries import SECRET_LENGTH
-from dptune.records.parquet_file import Records, decode_content, read_records
+from dptune.records.canaries import SECRET_LENGTH, Canary, content_with
+from dptune.records.parquet_file import Records, decode_content, encode_content, read_records
 from dptune.records.public_texts import public_texts
 from dptune.records.reading.record import Record
 from dptune.training.gradients.parameter_groups import trained_blocks
+from dptune.training.models.model import attach_lora, load_base
 from dptune.training.scores import label_probabilities
+from dptune.training.tokens.encoding import stored_tokens
 from dptune.training.tokens.labelled_texts import labelled_tokens
 from dptune.training.unit_groups import Turn
 from tasks.audit.registry import comparisons, parts, violations
@@ -46,15 +50,19 @@ from tasks.audit.shadows import shadow_scores
 from tasks.audit.target import Target, load_target
 from tasks.experiment.crafted_canaries import crafted_file, read_crafted
 from tasks.experiment.preparation import corpus_of, plan_of, units_of
+from tasks.experiment.quality import first
 from tasks.identity import code_digest
-from tasks.paths import AUDITS, EVAL, SPLITS, TRAIN, planted_secrets
+from tasks.paths import AUDITS, EVAL, PUBLIC_VALIDATION, SPLITS, TRAIN, planted_secrets
 from tasks.settings.audit import Audit
 
 #: Version of these results, part of their names. Raise it when a change moves their figures: tests/golden says when.
-VERSION = 1
+VERSION = 2
 _log = logging.getLogger(__name__)
+_Strings = TypeVar("_Strings", tuple[str, str], tuple[str, str, str])
 _NO_SECRET = "0" * SECRET_LENGTH
 _CONTEXTS, _GENERATED_ROWS = 8, 512
+_PUBLIC_TEXTS = 256  # texts whose gradients the alignment score holds back
+_MOST_NUMBERS = 1 << 28  # entries of the gradients that the alignment score keeps: one gibibyte
 _LARGEST_LOG = 700.0  # the logarithm of the largest perplexity that a float can hold, roughly
 
 
@@ -159,16 +167,16 @@ def _samples(target: Target) -> list[str]:
 def _coin_attacks(target: Target) -> dict[str, Any]:
     """Attacks that guess which audit canaries are in the data: members and non-members differ by a coin alone."""
     settings = target.settings
-    pairs = {(one.carrier, one.secret): one for one in target.secrets.audit}
-    canaries = [pairs[pair] for pair in _uncut(target, list(pairs))]
+    triples = {(one.carrier, one.secret, one.kind): one for one in target.secrets.audit}
+    canaries = [triples[triple] for triple in _uncut(target, list(triples))]
     if not canaries:
         return {}
     included = np.array([bool(one.included) for one in canaries])
-    passages = [target.passage(one.carrier, one.secret) for one in canaries]
-    scores = {"likelihood": -_losses(target, target.adapted, passages)}
-    public = _losses(target, target.public, passages)
-    scores["calibrated"] = scores["likelihood"] + public
-    scores |= own_scores(-scores["likelihood"], public)
+    passages = [target.passage(one.carrier, one.secret, one.kind) for one in canaries]
+    scores, public = _text_scores(target, passages)
+    aligned = _can_align(target, len(canaries))
+    if aligned:
+        scores["alignment"] = _alignment(target, canaries)
     if settings.shadows and target.cell.telemetry == "private":
         _log.warning(
             "no shadow models: what they find reveals something about the attack split's records, which "
@@ -176,7 +184,8 @@ def _coin_attacks(target: Target) -> dict[str, Any]:
         )
     elif settings.shadows:
         scores["shadows"] = shadow_scores(target, canaries, passages, scores["calibrated"], public)
-    best = "shadows" if "shadows" in scores else "calibrated"
+    # Which score the bound uses is fixed by settings and sizes, before any coin is looked at: the bound needs that.
+    best = "shadows" if "shadows" in scores else "alignment" if aligned else "calibrated"
     # A client has many records: one of them in or out is no statement about a client.
     bound = {} if target.contents.header.unit == "client" else {"one_run": _one_run(target, scores[best], included)}
     return {
@@ -185,10 +194,53 @@ def _coin_attacks(target: Target) -> dict[str, Any]:
     }
 
 
-def _uncut(target: Target, planted: list[tuple[str, str]]) -> list[tuple[str, str]]:
-    """The (text, secret) pairs that training did not cut before the secret's end. Logs a warning about the others."""
+def _text_scores(
+    target: Target, passages: list[Passage], *, mean: bool = False
+) -> tuple[dict[str, NDArray[np.float64]], NDArray[np.float64]]:
+    """(texts,) of every score of texts by the losses of both models, by name; and the public model's losses."""
+    told = [
+        ending_tokens(
+            model,
+            target.tokenizer,
+            passages,
+            max_length=target.cell.training.max_length,
+            rows=target.rows,
+            label="likelihoods",
+        )
+        for model in (target.adapted, target.public)
+    ]
+    adapted, public = (np.array([one.sum() / (max(1, len(one)) if mean else 1) for one in of.losses]) for of in told)
+    plain = {"likelihood": -adapted, "calibrated": public - adapted}
+    return {**plain, **token_scores(*told), **own_scores(adapted, public)}, public
+
+
+def _can_align(target: Target, canaries: int) -> bool:
+    """Whether the gradients of all canaries fit in memory. Logs a warning if not."""
+    trained = sum(weight.numel() for name, weight in target.adapted.named_parameters() if "lora_" in name)
+    if trained * (canaries + _PUBLIC_TEXTS) <= _MOST_NUMBERS:
+        return True
+    _log.warning("no alignment score: %d gradients of %d numbers are too many to keep", canaries, trained)
+    return False
+
+
+def _alignment(target: Target, canaries: list[Canary]) -> NDArray[np.float64]:
+    """(canaries,) how far the adapter moved along each one's gradient."""
+    cell, limit = target.cell, target.cell.training.max_length
+    texts = [encode_content(content_with(one.carrier, one.secret, target.form, one.kind)) for one in canaries]
+    tokens = stored_tokens(texts, target.tokenizer, form=target.form, file="canaries", max_length=limit)
+    public = corpus_of(cell, PUBLIC_VALIDATION, target.tokenizer).tokens
+    base = load_base(cell.model.weights, next(target.public.parameters()).device)
+    start = attach_lora(base, cell.lora, cell.seed).eval()
+    return alignment_scores(start, target.adapted, tokens, first(public, _PUBLIC_TEXTS), rows=target.rows)
+
+
+def _uncut(target: Target, planted: list[_Strings]) -> list[_Strings]:
+    """The (text, secret) pairs, or with their kind, that training did not cut before the secret's end.
+
+    Logs a warning about the others.
+    """
     limit = target.cell.training.max_length
-    lengths = map(len, passage_ids(target.tokenizer, [target.passage(text, secret) for text, secret in planted]))
+    lengths = map(len, passage_ids(target.tokenizer, [target.passage(*one) for one in planted]))
     whole = [pair for pair, length in zip(planted, lengths, strict=True) if length < limit]
     if len(whole) < len(planted):
         _log.warning(
@@ -220,13 +272,10 @@ def record_membership(target: Target) -> dict[str, Any]:
         return {"membership": _label_membership(target)}
     members, others = (_sample(read_records(path), target) for path in (SPLITS / "train.parquet", non_members(target)))
     passages = [*members, *others]
-    likelihood = -_losses(target, target.adapted, passages, mean=True)
-    public = _losses(target, target.public, passages, mean=True)
-    calibrated = likelihood + public
+    scores, _ = _text_scores(target, passages, mean=True)
     whole = [replace(passage, prompt="", ending=passage.text) for passage in passages]
     perplexity = np.exp(np.minimum(_losses(target, target.adapted, whole, mean=True), _LARGEST_LOG))
-    scores = {"likelihood": likelihood, "calibrated": calibrated, "perplexity": -perplexity}
-    scores |= own_scores(-likelihood, public)
+    scores["perplexity"] = -perplexity
     count = len(members)
     found = {name: _membership_figures(values[:count], values[count:]) for name, values in scores.items()}
     return {"membership": found}

@@ -62,7 +62,7 @@ def _train_shadow(target: Target, canaries: Sequence[Canary], included: NDArray[
     records = read_records(SPLITS / "attack.parquet")
     chosen = [one for one, coin in zip(canaries, included, strict=True) if coin]
     texts = [str(text) for text in records.text.to_pylist()]
-    texts += [encode_content(content_with(one.carrier, one.secret, target.form)) for one in chosen]
+    texts += [encode_content(content_with(one.carrier, one.secret, target.form, one.kind)) for one in chosen]
     label, length = str(records.about["label"]), cell.training.max_length
     tokens = stored_tokens(texts, target.tokenizer, form=target.form, file=label, max_length=length)
     model = attach_lora(load_base(cell.model.weights, next(target.public.parameters()).device), cell.lora, cell.seed)

@@ -67,9 +67,9 @@ class Target:
         """Number of rows of a forward pass."""
         return 2 * self.cell.training.physical_batch_size
 
-    def passage(self, carrier: str, secret: str) -> Passage:
+    def passage(self, carrier: str, secret: str, kind: str = "code") -> Passage:
         """The passage of a canary: its public carrier, and the ending that would be planted."""
-        return canary_passage(carrier, secret, self.form, self.tokenizer)
+        return canary_passage(carrier, secret, self.form, self.tokenizer, kind)
 
 
 def load_target(directory: Path, settings: Audit, device: torch.device, checks: int) -> Target:

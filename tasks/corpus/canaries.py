@@ -24,6 +24,7 @@ def plant() -> None:
         audit=canaries.audit,
         repeats=canaries.repeats,
         carrier_seed=canaries.carrier_seed,
+        audit_kind=canaries.audit_kind,
     )
     drawn.replace(planted_secrets())
 

@@ -6,7 +6,7 @@ import os
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from annotated_types import Ge, Lt
 from pydantic import Field, ValidationInfo, field_validator, model_validator
@@ -180,6 +180,7 @@ class Canaries(StrictModel):
         extraction: number of secrets that are always planted, to be extracted.
         repeats: number of rows that carry each of them.
         audit: number of secrets that a fair coin plants or leaves out; it limits the epsilon that can be shown.
+        audit_kind: what those say: "words", random words of public texts; or "code", a public text and a code.
         crafted: number of gradients that an auditor adds to every run, by coins; they cost utility.
         carrier_seed: seed of the public texts that carry secrets; the secrets and coins have none.
     """
@@ -187,6 +188,7 @@ class Canaries(StrictModel):
     extraction: FewOrZero
     repeats: Few = 1
     audit: FewOrZero
+    audit_kind: Literal["code", "words"] = "code"
     crafted: FewOrZero = 0
     carrier_seed: Seed
 

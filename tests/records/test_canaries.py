@@ -33,12 +33,13 @@ def plant(
     unit: str = "record",
     source: str = "test",
     form: str = "text",
+    kind: str = "code",
 ) -> Planted:
     old = write_train(directory / "train.parquet", records, patients, unit, source)
     old = replace(old, about={**old.about, "form": form})
     write_records(directory / "train.parquet", old)
     out, hidden, manifest = (directory / name for name in ("new.parquet", "secrets.json", "manifest.json"))
-    inject(directory / "train.parquet", out, hidden, manifest, extraction, audit, 42)
+    inject(directory / "train.parquet", out, hidden, manifest, extraction, audit, 42, audit_kind=kind)
     return old, read_records(out), read_secrets(hidden), manifest
 
 
@@ -235,3 +236,29 @@ def test_other_files_are_no_secrets(tmp_path: Path) -> None:
 def test_salts_have_many_lengths() -> None:
     """With salts of one length the size of the hashed file would tell how many coins fell on planting."""
     assert len({len(canaries._salt()) for _ in range(40)}) > 30
+
+
+@pytest.mark.parametrize("form", ["text", "pair"])
+def test_audit_canaries_of_words_are_public_words_drawn_by_chance(tmp_path: Path, form: str) -> None:
+    _, new, secrets, _ = plant(tmp_path, 2, 60, form=form, kind="words")
+    known = {word.strip(".") for text in public_texts(400, 42, "words", "") for word in text.split()}
+    texts = new.text.to_pylist()[600:]
+    assert len({one.secret for one in secrets.audit}) == 60
+    assert 10 < sum(one.included for one in secrets.audit) < 50
+    assert {one.kind for one in secrets.extraction} == {"code"}
+    for text, one in zip(texts[2:], secrets.audit, strict=True):
+        words = one.secret.split(" ")
+        assert len(words) == 8
+        assert {word.removesuffix(".") for word in words} <= known
+        if not one.included:
+            assert text == ""
+        elif form == "text":
+            assert (text, one.carrier) == (one.secret, "")
+        else:
+            assert decode_content(text, form) == PromptTarget(one.carrier, one.secret)
+            assert one.carrier
+
+
+def test_an_unknown_kind_of_canary_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="audit_kind"):
+        plant(tmp_path, 0, 2, kind="poem")

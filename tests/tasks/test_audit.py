@@ -67,6 +67,7 @@ from tasks.settings.params import load_settings
 #: Records are cut at 64 tokens in the tiny pipeline, far before their secrets.
 WHOLE = {"training": {"max_length": 400, "epochs": 0.15}}
 STEPS = 2
+BY_TOKENS = {"likelihood", "calibrated", "error_zone", "windows", "min_k", "min_k_plus"}
 
 
 def settings(**changes: Any) -> Audit:
@@ -141,7 +142,7 @@ def alone(text: str, target: Target) -> Tokens:
 def test_membership_is_told_by_mean_log_probability_and_by_perplexity(finished: Path) -> None:
     """The second ranks whole records by what ``dptune.training.evaluation`` calls perplexity."""
     found = audit_cell(finished, settings(generations=1), "cpu")["membership"]
-    assert set(found) == {"likelihood", "calibrated", "perplexity"}
+    assert set(found) == {*BY_TOKENS, "perplexity"}
     target = load_target(finished, settings(), torch.device("cpu"), 1)
     scores = []
     for path in (SPLITS / "train.parquet", EVAL):
@@ -170,12 +171,12 @@ def test_private_telemetry_attacks_no_persons_records(pipeline: Path) -> None:
     audit = audit_cell(directory, settings(shadows=4), "cpu")
     assert "membership" not in audit
     assert {"exposure", "extraction", "one_run"} < set(audit)
-    assert set(audit["canaries"]) == {"likelihood", "calibrated"}
+    assert set(audit["canaries"]) == {*BY_TOKENS, "alignment"}
 
 
 def test_shadow_models_give_likelihood_ratios(finished: Path) -> None:
     audit = audit_cell(finished, settings(shadows=4, records=0), "cpu")
-    assert set(audit["canaries"]) == {"likelihood", "calibrated", "shadows"}
+    assert set(audit["canaries"]) == {*BY_TOKENS, "alignment", "shadows"}
 
 
 def test_crafted_canaries_are_audited_and_their_coins_stay_here(pipeline: Path) -> None:

@@ -120,7 +120,7 @@ def test_every_attack_is_made_on_prompts_and_chats(pipeline: Path, rows: list[di
     few = {"generations": 20, "candidates": 3, "records": 6, "shadows": 4, "step_trials": 0}
     audit = audit_cell(cell.directory, load_settings().audit.model_copy(update=few), "cpu")
     assert audit["one_run"]["canaries"] == 20
-    assert set(audit["canaries"]) == {"likelihood", "calibrated", "shadows"}
+    assert {"calibrated", "error_zone", "alignment", "shadows"} <= set(audit["canaries"])
     assert audit["extraction"]["generated"] == 20
     assert audit["exposure"]["possible"] == 2
     assert audit["membership"]["likelihood"]["members"] == 6

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,7 +15,7 @@ from dptune.core.errors import ConfigError
 from dptune.core.progress import Meter
 from dptune.records.canaries import content_with, suffix
 from dptune.records.reading.record import Chat, Content, PromptTarget
-from dptune.training.losses import token_losses
+from dptune.training.losses import COUNTED, token_losses
 from dptune.training.tokens.chat_template import render_chat
 
 
@@ -70,18 +70,27 @@ def ending_losses(
 
     Raises: ConfigError for a tokenizer without offsets.
     """
-    ids, belongs = _encoded(tokenizer, passages, max_length)
     total, counts = np.zeros(len(passages)), np.zeros(len(passages), dtype=np.int64)
+    for places, logits, ids, counted in ending_batches(model, tokenizer, passages, max_length, rows, label):
+        total[places], counts[places] = _sums(logits, ids, counted)
+    return EndingLosses(total, counts)
+
+
+def ending_batches(
+    model: Any, tokenizer: Any, passages: Sequence[Passage], max_length: int, rows: int, label: str = ""
+) -> Iterator[tuple[NDArray[np.int64], torch.Tensor, torch.Tensor, torch.Tensor]]:
+    """Run passages through the model, the shortest first; arguments as in ``ending_losses``.
+
+    Yields: (rows,) places of passages, (rows, tokens, vocabulary) logits, (rows, tokens) ids, and (rows, tokens - 1)
+        whether the token after each position is one of the ending.
+    """
+    ids, belongs = _encoded(tokenizer, passages, max_length)
     order = np.argsort([len(row) for row in ids], kind="stable")
     with Meter(label, total=len(ids), unit="texts") as meter:
         for first in range(0, len(order), rows):
             chosen = order[first : first + rows]
-            losses, valid = _batch(
-                model, [ids[i] for i in chosen], [belongs[i] for i in chosen], tokenizer.pad_token_id
-            )
-            total[chosen], counts[chosen] = losses, valid
+            yield chosen, *_batch(model, [ids[i] for i in chosen], [belongs[i] for i in chosen], tokenizer.pad_token_id)
             meter.update(first + len(chosen))
-    return EndingLosses(total, counts)
 
 
 @torch.no_grad()
@@ -105,7 +114,7 @@ def endings_of_one_prompt(
         chosen = slice(first, first + rows)
         part = [row[shared - 1 :] for row in ids[chosen]]
         mine = [row[shared - 1 :] for row in belongs[chosen]]
-        losses, seen = _batch(model, part, mine, tokenizer.pad_token_id, prefix[:, :-1])
+        losses, seen = _sums(*_batch(model, part, mine, tokenizer.pad_token_id, prefix[:, :-1]))
         total[chosen] += losses
         counts[chosen] += seen
     return EndingLosses(total, counts)
@@ -153,7 +162,7 @@ def _encoded(
 
 def _batch(
     model: Any, rows: list[list[int]], belongs: list[list[bool]], padding: int, prefix: torch.Tensor | None = None
-) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     device, width = next(model.parameters()).device, max(2, *map(len, rows))
     ids = torch.full((len(rows), width), padding)
     mask, wanted = torch.zeros_like(ids), torch.zeros(len(rows), width, dtype=torch.bool)
@@ -166,8 +175,13 @@ def _batch(
         cache = cached(model, prefix, len(rows))
         attended = torch.cat([mask.new_ones(len(rows), prefix.shape[1]), mask], dim=1)
     logits = model(input_ids=ids, attention_mask=attended, past_key_values=cache, use_cache=cache is not None).logits
-    losses, valid = token_losses(logits, ids, mask)
-    counted = valid & wanted[:, 1:].to(device)
+    return logits, ids, (mask[:, 1:] == COUNTED) & wanted[:, 1:].to(device)
+
+
+def _sums(
+    logits: torch.Tensor, ids: torch.Tensor, counted: torch.Tensor
+) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+    losses, _ = token_losses(logits, ids, torch.full_like(ids, COUNTED))
     kept = losses.double().where(counted, 0.0)
     return kept.sum(dim=1).cpu().numpy(), counted.sum(dim=1).cpu().numpy()
 
@@ -204,11 +218,14 @@ def _rendered(messages: Sequence[Any], tokenizer: Any, **options: Any) -> str:
     return render_chat(messages, tokenizer, **options) if messages else ""
 
 
-def canary_passage(carrier: str, secret: str, form: str, tokenizer: Any) -> Passage:
+def canary_passage(carrier: str, secret: str, form: str, tokenizer: Any, kind: str = "code") -> Passage:
     """The passage of a canary, whose ending holds its secret.
 
     Args:
         form: what the records are (``dptune.records.parquet_file.FORMS``).
+        kind: what the canary says (``dptune.records.canaries.KINDS``).
     """
-    content = content_with(carrier, secret, form)
-    return passage_of(content, tokenizer) if isinstance(content, Chat) else Passage(carrier, suffix(secret))
+    content = content_with(carrier, secret, form, kind)
+    if isinstance(content, Chat):
+        return passage_of(content, tokenizer)
+    return Passage(carrier, suffix(secret) if kind == "code" else secret)

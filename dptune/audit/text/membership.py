@@ -179,7 +179,10 @@ def balanced_coins(shadows: int, candidates: int, generator: np.random.Generator
 Losses = NDArray[np.float64]
 Score = Callable[[Losses, Losses], Losses]
 #: Names of the scores that the audit computes by itself.
-BUILT_IN = ("likelihood", "calibrated", "perplexity", "shadows")
+BUILT_IN = (
+    *("likelihood", "calibrated", "perplexity", "shadows", "alignment"),
+    *("error_zone", "windows", "min_k", "min_k_plus"),
+)
 _SCORES: dict[str, Score] = {}
 
 
