@@ -34,7 +34,7 @@ _OF_A_CELL = (
 #: Fields that are left out of a cell's file where the cell has none of them.
 _LEFT_OUT = (
     *("scores", "signatures", "decoding", "inputs", "restarts", "together", "adapter_sha256", "code"),
-    *("base", "revision", "loaded_by", "settings", "labels", "template", "words", "search"),
+    *("base", "revision", "loaded_by", "settings", "labels", "template", "words", "search", "model_about"),
 )
 
 
@@ -75,6 +75,7 @@ class RunResult:
         search: score of a search's winner, and the records that it is about.
         label: name of the cell, such as "small.static.eps2.seed0"; empty for other runs.
         model: label of the cell's base model.
+        model_about: that model's name, number of parameters, and what its weights are a rounding of.
         seed: public seed of the start.
         guarantee: what the certified epsilon covers, in sentences.
         synthetic: whether no real person is behind the records.
@@ -135,6 +136,7 @@ class RunResult:
     search: Row = field(default_factory=dict)
     label: str = ""
     model: str = ""
+    model_about: str = ""
     seed: int = 0
     guarantee: str = ""
     synthetic: bool = False

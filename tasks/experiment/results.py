@@ -18,6 +18,7 @@ from dptune.privacy.ledger_file import LedgerContents, read_ledger
 from dptune.privacy.run_folder import RunFolder
 from dptune.privacy.set_aside import Spending, earlier_runs, spending_of
 from dptune.records.parquet_file import read_about
+from dptune.training.models.model_names import name_of
 from tasks.experiment.adapter_model import write_model
 from tasks.experiment.cell_run import CellRun, main_metrics, steps_table
 from tasks.experiment.cells import PUBLISHED, Cell
@@ -105,6 +106,7 @@ def result_of(
         **given,
         label=cell.label,
         model=cell.model_name,
+        model_about=about_model(prepared),
         seed=cell.seed,
         agent=isinstance(spec.mechanism.controller, LearnedControl),
         learning=learning_of(spec.mechanism, spec.plan.steps),
@@ -125,6 +127,14 @@ def result_of(
     )
 
 
+def about_model(prepared: PreparedCell) -> str:
+    """What a cell's base model is: name, number of parameters, and what its weights are a rounding of."""
+    cell, model = prepared.cell, prepared.spec.model
+    size = sum(weight.numel() for weight in model.get_base_model().parameters() if not weight.requires_grad)
+    name, rounded = name_of(cell.model.source), cell.model.weights.rounding
+    return ", ".join(filter(None, (f"{name}: {size / 1e6:.3g} million parameters", rounded)))
+
+
 def run_name(model: str, mechanism: str, epsilon: float | None, seed: int) -> str:
     """The name of a cell's run for readers, such as ``static eps 2 seed 0 (small)``."""
     budget = "" if epsilon is None else f" eps {epsilon:g}"
@@ -138,6 +148,7 @@ def child_run(prepared: PreparedCell, parent: str | None, flow_run: str) -> Cell
     cell, spec = prepared.cell, prepared.spec
     params = {
         "model": cell.model.source,
+        "model_about": about_model(prepared),
         "mechanism": cell.mechanism,
         **{f"mechanism.{key}": value for key, value in cell.options.items()},
         "budget_epsilon": cell.epsilon,

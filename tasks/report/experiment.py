@@ -167,6 +167,7 @@ def _write_page(
         mechanism_of={str(result["label"]): str(result["mechanism"]) for result in results},
         controllers=[figure.name for figure in moved],
         guarantees=shared_guarantees(results),
+        base_models=sorted({result["model_about"] for result in results if result.get("model_about")}),
         sources=sorted({result["data"] for result in results}),
         public_sources=sorted({result["public_data"] for result in results if result.get("public_data")}),
         synthetic=any(result["synthetic"] for result in results),
