@@ -53,7 +53,7 @@ def audited(attack: Attack, count: int, confidence: float, generator: np.random.
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Equal counts have equal bounds: thousands of runs need each only once."""
-    for name in ("one_run_epsilon", "one_run_mu", "gaussian_epsilon"):
+    for name in ("one_run_mu", "gaussian_epsilon"):  # ranked_epsilon remembers
         monkeypatch.setattr(module, name, functools.cache(getattr(module, name)))
 
 
@@ -108,8 +108,8 @@ def test_the_attacker_abstains_where_most_canaries_tell_nothing() -> None:
     told = generator.permutation(400) < 60
     scores = np.where(told, np.where(coins, 9.0, -9.0), 0.0) + generator.standard_normal(400)
     result = one_run(scores, coins, DELTA, 0.95)
-    assert (result.guesses, result.correct) == (40, 40)
-    assert result.epsilon_audited > 2
+    assert result.guesses == 120
+    assert result.epsilon_audited > 1.4, "a guess of all coins shows 0.1"
 
 
 def test_only_the_order_of_the_scores_counts() -> None:
