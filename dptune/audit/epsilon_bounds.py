@@ -171,6 +171,7 @@ def one_run_epsilon(canaries: int, guesses: int, correct: int, delta: float, con
     return ranked_epsilon(canaries, (1,) * guesses, correct, delta, confidence)
 
 
+@lru_cache(maxsize=4096)
 def one_run_mu(canaries: int, guesses: int, correct: int, confidence: float) -> float:
     """Lower bound on mu from one run that is mu-GDP, tighter than one from epsilon; 2410.22235, algorithm 3.
 
