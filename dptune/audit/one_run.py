@@ -10,9 +10,10 @@ from numpy.typing import NDArray
 from dptune.audit.epsilon_bounds import gaussian_epsilon, one_run_mu, ranked_epsilon, ranked_weights
 from dptune.core.errors import DataError
 
-#: Part of the allowed failure probability for guessing all coins, which an attack needs that is always right. The
-#: surest guesses have the rest.
-FOR_ALL_COINS = 0.25
+#: Part of the allowed failure probability for guessing all coins, which an attack needs that is always right, and for
+#: guessing few, of which it may know each for sure. Weighted guesses have the rest.
+A_QUARTER = 0.25
+_FEW = 0.1
 
 
 @dataclass(frozen=True)
@@ -22,7 +23,7 @@ class OneRun:
     Attributes:
         canaries: m, number of coins flipped.
         included: number of coins that came up "in".
-        guesses: number of coins guessed where the bound was best: the surest, which are weighted, or all.
+        guesses: number of coins guessed where the bound was best: the surest, which are weighted, few, or all.
         correct: number of right guesses.
         epsilon_audited: lower bound on epsilon at ``delta``, for any mechanism.
         mu_gaussian: lower bound on mu if the run is Gaussian DP; far below mu where most coins are guessed.
@@ -65,7 +66,7 @@ def one_run(scores: NDArray[np.float64], included: NDArray[np.bool_], delta: flo
     that its coin put into the data or left out (where a coin *replaced* a unit: of twice that epsilon). It holds for
     scores that are any function of the released weights, the candidates and public data, but not of the coins.
 
-    Each bound is the better one of two ``plans`` that share the failure probability.
+    Each bound is the best one of three ``plans`` that share the failure probability.
 
     Args:
         scores: (canaries,) scores, larger if the canary looks included. Private.
@@ -80,12 +81,12 @@ def one_run(scores: NDArray[np.float64], included: NDArray[np.bool_], delta: flo
         >>> scores = coins + np.random.default_rng(2).normal(size=1000)
         >>> found = one_run(scores, coins, delta=1e-5, confidence=0.95)
         >>> found.guesses, found.correct, round(found.epsilon_audited, 2)
-        (190, 170, 1.83)
+        (190, 170, 1.78)
     """
     right, canaries = right_guesses(scores, included), len(scores)
 
     def bounds(right: NDArray[np.bool_]) -> list[tuple[float, int, int, float]]:
-        """Bounds of both plans on epsilon, with guesses and right ones, and on mu."""
+        """Bounds of each plan on epsilon, with guesses and right ones, and on mu."""
         found = []
         for weights, part in plans(canaries):
             counted, sure = right[: len(weights)], 1 - (1 - confidence) * part
@@ -112,18 +113,29 @@ def one_run(scores: NDArray[np.float64], included: NDArray[np.bool_], delta: flo
 
 
 def plans(canaries: int) -> tuple[tuple[tuple[int, ...], float], ...]:
-    """The two ways to guess: the weights of the guesses, and the part of the allowed failure probability.
+    """The ways to guess: the weights of the guesses, and the part of the allowed failure probability.
 
-    The surest guesses count by their rank; all coins count equally. Both depend on the number of canaries alone, so no
-    coin chooses them.
+    The surest guesses count by their rank; those of few coins, and of all, count equally. All depend on the number of
+    canaries alone, so no coin chooses them.
 
     Example:
         >>> from dptune.audit.one_run import plans
         >>> [(len(weights), part) for weights, part in plans(1000)]
-        [(190, 0.75), (1000, 0.25)]
+        [(190, 0.5), (100, 0.25), (1000, 0.25)]
     """
-    every = (1,) * (2 * (canaries // 2))
-    return (ranked_weights(canaries), 1 - FOR_ALL_COINS), (every, FOR_ALL_COINS)
+    few, every = few_guesses(canaries), 2 * (canaries // 2)
+    return (ranked_weights(canaries), 1 - 2 * A_QUARTER), ((1,) * few, A_QUARTER), ((1,) * every, A_QUARTER)
+
+
+def few_guesses(canaries: int) -> int:
+    """A tenth of the coins, as pairs; one pair at least.
+
+    Example:
+        >>> from dptune.audit.one_run import few_guesses
+        >>> few_guesses(256)
+        26
+    """
+    return max(2, 2 * round(canaries * _FEW / 2))
 
 
 def right_guesses(scores: NDArray[np.float64], included: NDArray[np.bool_]) -> NDArray[np.bool_]:

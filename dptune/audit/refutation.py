@@ -17,7 +17,7 @@ from scipy.optimize import brentq
 from scipy.special import ndtr
 
 from dptune.audit.epsilon_bounds import coins_refute, gaussian_epsilon, one_run_mu
-from dptune.audit.one_run import FOR_ALL_COINS, right_guesses
+from dptune.audit.one_run import A_QUARTER, few_guesses, right_guesses
 from dptune.audit.verdict import DELTAS, Certificate
 from dptune.core.digits import at_least, at_most
 from dptune.privacy.release import Composition
@@ -25,7 +25,6 @@ from dptune.privacy.run_header import RunHeader
 
 #: Shares of the coins among which the number of guesses is chosen.
 _SHARES = tuple(2 ** (-step / 2) for step in range(9))
-_FEW = 0.1
 _MOST_MU = 20.0
 
 
@@ -146,8 +145,8 @@ def _plans(certificate: Certificate, canaries: int, chance: float) -> list[tuple
     certificate (it may know few coins, for sure). The rest has the number that sees the least excess: by Gaussian
     scores, the smallest mu whose expected right guesses refute the certificate.
     """
-    every, few = 2 * (canaries // 2), max(2, 2 * round(canaries * _FEW / 2))
-    parts = {every: chance * FOR_ALL_COINS}
+    every, few = 2 * (canaries // 2), few_guesses(canaries)
+    parts = {every: chance * A_QUARTER}
     if _needed(certificate, canaries, few, parts[every]) is not None:
         parts[few] = parts[every]
     rest = chance - sum(parts.values())

@@ -108,8 +108,8 @@ def test_the_attacker_abstains_where_most_canaries_tell_nothing() -> None:
     told = generator.permutation(400) < 60
     scores = np.where(told, np.where(coins, 9.0, -9.0), 0.0) + generator.standard_normal(400)
     result = one_run(scores, coins, DELTA, 0.95)
-    assert result.guesses == 120
-    assert result.epsilon_audited > 1.4, "a guess of all coins shows 0.1"
+    assert (result.guesses, result.correct) == (40, 40)
+    assert result.epsilon_audited > 2
 
 
 def test_only_the_order_of_the_scores_counts() -> None:
