@@ -1,7 +1,8 @@
 """Lower bounds on epsilon from the right and wrong guesses of an attack, with their confidence. No model is involved.
 
-Repeated runs: Clopper-Pearson bounds on the attack's two error rates. One run with many canaries: Steinke, Nasr
-and Jagielski 2023 (arXiv 2305.08846), and the f-DP bound of Mahloujifar, Melis and Chaudhuri 2024 (2410.22235).
+Repeated runs: Clopper-Pearson bounds on the attack's two error rates. One run with many canaries: a bound of our own on
+the game of Steinke, Nasr and Jagielski 2023 (arXiv 2305.08846; ``ranked_p_value`` has its proof), and the f-DP bound of
+Mahloujifar, Melis and Chaudhuri 2024 (2410.22235).
 Each bound is wrong with probability ``1 - confidence`` at most.
 """
 
@@ -10,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +23,8 @@ from dptune.core.errors import ConfigError
 
 _MOST_EPSILON = 1000.0
 _MOST_MU = 100.0
+_GUESSED = 6.0  # surest guesses that have a weight, over the square root of the canaries
+_WEIGHT_STEPS = 4.0  # steps of a weight for each factor e between ranks
 
 
 def rate_at_most(events: float, trials: int, confidence: float) -> float:
@@ -73,39 +77,101 @@ def mu_from_errors(
     return max(0.0, float(ndtri(1 - fpr) - ndtri(fnr)))
 
 
-def one_run_p_value(canaries: int, guesses: int, correct: int, epsilon: float, delta: float) -> float:
-    """Chance of at least ``correct`` right guesses against any (epsilon, delta)-DP run; 2305.08846, theorem 5.2.
+@lru_cache(maxsize=64)
+def ranked_weights(canaries: int) -> tuple[int, ...]:
+    """Weights of the surest guesses, the surest pair first: 4 log(guesses / rank), rounded, and 1 at least.
+
+    The best weight of a guess is its log-odds beyond epsilon. About 6 sqrt(m) guesses have one, for Gaussian scores of
+    mu from 0.5 to 3: fewer lose what is known of others, more add coins that are right by chance.
+
+    Example:
+        >>> from dptune.audit.epsilon_bounds import ranked_weights
+        >>> ranked_weights(9)
+        (6, 6, 3, 3, 1, 1, 1, 1)
+    """
+    pairs = max(1, min(canaries // 2, round(_GUESSED * math.sqrt(canaries) / 2)))
+    each = np.maximum(np.rint(_WEIGHT_STEPS * np.log(pairs / np.arange(1, pairs + 1))), 1).astype(int)
+    return tuple(each.repeat(2).tolist())
+
+
+def ranked_p_value(canaries: int, weights: tuple[int, ...], score: int, epsilon: float, delta: float) -> float:
+    """Bound on the chance that right guesses weigh ``score`` or more against any (epsilon, delta)-DP run.
+
+    The attacker has the run's output and opens coins one after another, in any order and with any guesses that follow
+    from the output and the coins already open; only the weight of each place in that order is fixed before. Write a for
+    e^epsilon / (1 + e^epsilon), and q for the chance that the next guess is right, given all that the attacker has.
+
+    1. The excesses (q - a)+ of all guesses have an expected sum of at most m delta (1 - a). With *every* other coin
+       open an excess is no smaller on average (Jensen's inequality: q averages over closed coins). Then it comes from
+       two runs P and Q that differ in this coin alone, and is on average, for the better guess, half the integral of
+       ((1 - a) P - a Q)+ + ((1 - a) Q - a P)+. That is (1 - a) / 2 times the integral of (P - e^epsilon Q)+ +
+       (Q - e^epsilon P)+, which is at most 2 delta.
+    2. So guesses can be drawn together with independent coins of chance a such that at most F guesses are right where
+       their coin is not heads, and F has an expectation of at most m delta (1 - a).
+
+    The value is the largest probability of the score that such an F allows, were it free to mend the nearest misses of
+    the independent coins. Theorem 5.2 of Steinke, Nasr and Jagielski (arXiv 2305.08846) takes F as independent of those
+    coins, which a run can break: ``tests/audit/test_exact_games.py`` has one.
 
     Args:
         canaries: m, each included by its own fair coin.
-        guesses: r, the number of coins that the attacker guessed.
-        correct: v, the number of right guesses.
+        weights: positive weight of each guess, fixed before any coin is open.
+        score: sum of the weights of the right guesses.
+
+    Example:
+        >>> from dptune.audit.epsilon_bounds import ranked_p_value
+        >>> ranked_p_value(2, (1, 1), 2, epsilon=0.0, delta=0.0)  # two fair coins, both right
+        0.25
     """
-    _check_guesses(canaries, guesses, correct)
     _check_delta(delta)
-    right = expit(epsilon)
-    tail = float(binom.sf(correct - 1, guesses, right))
-    if delta == 0 or correct == 0:
-        return min(1.0, tail)
-    steps = np.arange(1, correct + 1)
-    below = binom.sf(correct - steps - 1, guesses, right) - tail
-    return min(1.0, tail + 2 * canaries * delta * float(np.max(below / steps, initial=0.0)))
+    if not 0 < len(weights) <= canaries or min(weights) < 1 or not 0 <= score <= sum(weights):
+        problem = f"a score of {score} for {len(weights)} guesses about {canaries} canaries cannot be"
+        raise ConfigError("weights", problem, fix="guess at least one canary, none twice, with weights from 1 up")
+    chance = np.ones(1)
+    for weight, count in zip(*np.unique(weights, return_counts=True), strict=True):
+        part = np.zeros(weight * count + 1)
+        part[::weight] = binom.pmf(np.arange(count + 1), count, expit(epsilon))
+        chance = np.convolve(chance, part)
+    # Scores that miss, the nearest first, and the least number of further right guesses that would mend each.
+    missed = chance[:score][::-1]
+    further = 1 + np.searchsorted(np.cumsum(sorted(weights, reverse=True)), np.arange(1, score + 1))
+    spent = np.cumsum(missed * further)
+    budget = canaries * delta * expit(-epsilon)
+    mended = int(np.searchsorted(spent, budget, side="right"))
+    value = chance[score:].sum() + missed[:mended].sum()
+    if mended < score:
+        value += (budget - (spent[mended - 1] if mended else 0.0)) / further[mended]
+    return float(min(1.0, value))
+
+
+@lru_cache(maxsize=4096)
+def ranked_epsilon(canaries: int, weights: tuple[int, ...], score: int, delta: float, confidence: float) -> float:
+    """Lower bound on epsilon at ``delta`` from one run with coin-flipped canaries; arguments as ``ranked_p_value``.
+
+    Example:
+        >>> from dptune.audit.epsilon_bounds import ranked_epsilon
+        >>> round(ranked_epsilon(1000, (1,) * 100, 95, delta=1e-5, confidence=0.95), 3)
+        2.169
+    """
+    _check_confidence(confidence)
+    return _largest_rejected(
+        lambda epsilon: ranked_p_value(canaries, weights, score, epsilon, delta) < 1 - confidence, _MOST_EPSILON
+    )
 
 
 def one_run_epsilon(canaries: int, guesses: int, correct: int, delta: float, confidence: float) -> float:
-    """Lower bound on epsilon at ``delta`` from one run with coin-flipped canaries; 2305.08846, corollary 5.4.
+    """Lower bound on epsilon at ``delta`` from one run with coin-flipped canaries, all guesses alike.
 
     Example:
         >>> from dptune.audit.epsilon_bounds import one_run_epsilon
         >>> round(one_run_epsilon(canaries=1000, guesses=100, correct=95, delta=1e-5, confidence=0.95), 3)
-        2.165
+        2.169
     """
-    _check_confidence(confidence)
-    return _largest_rejected(
-        lambda epsilon: one_run_p_value(canaries, guesses, correct, epsilon, delta) < 1 - confidence, _MOST_EPSILON
-    )
+    _check_guesses(canaries, guesses, correct)
+    return ranked_epsilon(canaries, (1,) * guesses, correct, delta, confidence)
 
 
+@lru_cache(maxsize=4096)
 def one_run_mu(canaries: int, guesses: int, correct: int, confidence: float) -> float:
     """Lower bound on mu from one run that is mu-GDP, tighter than one from epsilon; 2410.22235, algorithm 3.
 

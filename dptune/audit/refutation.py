@@ -1,8 +1,9 @@
 """Test of a run's certificate by the coins of its canaries, and what it could have refuted.
 
-At delta 1e-5 a lower bound on epsilon cannot accuse at confidence 1 - 1e-5, whatever the number of canaries: with
-probability delta the certified run may betray every coin. So the whole certified trade-off curve is tested, which
-promises more at every smaller delta: Mahloujifar, Melis and Chaudhuri 2024 (arXiv 2410.22235, algorithm 3).
+A lower bound on epsilon at its delta cannot accuse where a false alarm may have about the chance delta, whatever the
+number of canaries: with probability delta the certified run may betray every coin. So the whole certified trade-off
+curve is tested, which promises more at every smaller delta: Mahloujifar, Melis and Chaudhuri 2024 (arXiv 2410.22235,
+algorithm 3).
 """
 
 from __future__ import annotations
@@ -12,13 +13,19 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.optimize import brentq
+from scipy.special import ndtr
 
 from dptune.audit.epsilon_bounds import coins_refute, gaussian_epsilon, one_run_mu
-from dptune.audit.one_run import GUESSED_SHARES, check_coins, guess
+from dptune.audit.one_run import A_QUARTER, few_guesses, right_guesses
 from dptune.audit.verdict import DELTAS, Certificate
 from dptune.core.digits import at_least, at_most
 from dptune.privacy.release import Composition
 from dptune.privacy.run_header import RunHeader
+
+#: Shares of the coins among which the number of guesses is chosen.
+_SHARES = tuple(2 ** (-step / 2) for step in range(9))
+_MOST_MU = 20.0
 
 
 def run_certificate(header: RunHeader, releases: Composition) -> Certificate:
@@ -98,10 +105,11 @@ def refutation(
     delta: float,
     confidence: float,
 ) -> Refutation:
-    """Compare coins with a run's certificate, by guesses as ``one_run`` makes them.
+    """Compare coins with a run's certificate, by a few numbers of surest guesses.
 
     Guarantee: if the run keeps the certificate, for one canary in or out, it is refuted with probability ``1 -
-    confidence`` at most, over coins and run. Each of ``GUESSED_SHARES`` has its share of that probability.
+    confidence`` at most, over coins and run. They share that probability, and
+    depend on the certificate and on the number of canaries alone.
 
     Args:
         scores: (canaries,) scores, larger if the canary looks included. Private.
@@ -110,17 +118,15 @@ def refutation(
 
     Raises: DataError as ``one_run``.
     """
-    included = np.asarray(included, dtype=bool)
-    check_coins(scores, included)
-    canaries, each = len(scores), 1 - (1 - confidence) / len(GUESSED_SHARES)
-    order = np.argsort(scores, kind="stable")
-    counts = [guess(order, included, share) for share in GUESSED_SHARES]
-    needed = [_needed(certificate, canaries, guesses, 1 - each) for guesses, _ in counts]
+    right, canaries = right_guesses(scores, included), len(scores)
+    tried = _plans(certificate, canaries, 1 - confidence)
+    counts = [(guesses, int(right[:guesses].sum())) for guesses, _ in tried]
+    needed = [_needed(certificate, canaries, *one) for one in tried]
     able = [at for at, least in enumerate(needed) if least is not None]
     accusing = [at for at in able if counts[at][1] >= (needed[at] or 0)]
     best = (*accusing, *able, 0)[0]
     could = math.isinf(certificate.epsilon) or bool(able)
-    most = max(one_run_mu(canaries, guesses, guesses, each) for guesses, _ in counts)
+    most = max(one_run_mu(canaries, guesses, guesses, 1 - chance) for guesses, chance in tried)
     finite = certificate.epsilon if math.isfinite(certificate.epsilon) else 0.0
     return Refutation(
         certified=certificate.epsilon,
@@ -130,6 +136,42 @@ def refutation(
         needed=needed[best],
         epsilon_refutable=max(finite, gaussian_epsilon(most, delta)) if could else 0.0,
     )
+
+
+def _plans(certificate: Certificate, canaries: int, chance: float) -> list[tuple[int, float]]:
+    """Numbers of guesses, each with its part of the allowed chance of a false alarm.
+
+    A quarter is for all coins (an attack may always be right), a quarter for a tenth of them if these could refute the
+    certificate (it may know few coins, for sure). The rest has the number that sees the least excess: by Gaussian
+    scores, the smallest mu whose expected right guesses refute the certificate.
+    """
+    every, few = 2 * (canaries // 2), few_guesses(canaries)
+    parts = {every: chance * A_QUARTER}
+    if _needed(certificate, canaries, few, parts[every]) is not None:
+        parts[few] = parts[every]
+    rest = chance - sum(parts.values())
+    mus = {}
+    for guesses in {max(2, 2 * round(every * share / 2)) for share in _SHARES}:
+        needed = _needed(certificate, canaries, guesses, rest)
+        if needed is not None:
+            mus[guesses] = _mu_that_gets(needed / guesses, guesses / canaries)
+    if mus:
+        best = min(mus, key=lambda guesses: mus[guesses])
+        parts[best] = parts.get(best, 0.0) + rest
+    return list(parts.items())
+
+
+def _mu_that_gets(right: float, share: float) -> float:
+    """The mu at which this share of coins, those with the outermost Gaussian scores, is guessed right so often."""
+
+    def gets(mu: float) -> float:
+        # Of scores around 0, with means mu / 2 and -mu / 2, the share lies outside of plus and minus the edge.
+        edge = brentq(lambda at: ndtr(mu / 2 - at) + ndtr(-mu / 2 - at) - share, 0.0, mu / 2 + 9)
+        return float(ndtr(mu / 2 - edge) / share)
+
+    if gets(_MOST_MU) < right:
+        return math.inf
+    return float(brentq(lambda mu: gets(mu) - right, 0.0, _MOST_MU, xtol=1e-3))
 
 
 def _needed(certificate: Certificate, canaries: int, guesses: int, significance: float) -> int | None:

@@ -18,7 +18,9 @@ from dptune.audit.epsilon_bounds import (
     mu_from_errors,
     one_run_epsilon,
     one_run_mu,
-    one_run_p_value,
+    ranked_epsilon,
+    ranked_p_value,
+    ranked_weights,
     rate_at_most,
 )
 from dptune.core.errors import ConfigError
@@ -113,30 +115,68 @@ def test_an_attack_without_an_error_shows_about_the_logarithm_of_its_trials(tria
 
 
 @pytest.mark.parametrize(
-    ("canaries", "guesses", "correct", "delta", "published"),
-    [(1000, 100, 75, 1e-4, 0.673), (100_000, 1510, 1439, 1e-5, 2.67585)],
+    ("canaries", "guesses", "correct", "delta", "published", "differs"),
+    [
+        (1000, 100, 75, 1e-4, 0.673, -0.04),
+        (100_000, 1510, 1439, 1e-5, 2.67585, 0.08),
+        (1000, 100, 95, 1e-5, 2.165, 0.004),
+    ],
 )
-def test_one_run_gives_the_published_epsilon(
-    canaries: int, guesses: int, correct: int, delta: float, published: float
+def test_one_run_is_near_the_published_epsilon(
+    canaries: int, guesses: int, correct: int, delta: float, published: float, differs: float
 ) -> None:
-    """2305.08846, section 5; of the second number it prints 2.675."""
-    assert one_run_epsilon(canaries, guesses, correct, delta, 0.95) == pytest.approx(published, abs=2e-5)
+    """2305.08846, section 5. Its theorem is not quite true; what is, costs more where m delta is large, else less."""
+    found = one_run_epsilon(canaries, guesses, correct, delta, 0.95)
+    assert found - published == pytest.approx(differs, abs=0.02)
 
 
 def test_one_run_gives_the_published_p_value() -> None:
-    assert one_run_p_value(1000, 100, 75, math.log(3), 0.0) == pytest.approx(0.553, abs=5e-4)
+    assert ranked_p_value(1000, (1,) * 100, 75, math.log(3), 0.0) == pytest.approx(0.553, abs=5e-4)
 
 
 @given(counts=guessed(), epsilon=st.floats(0, 8), delta=DELTAS)
 def test_a_p_value_is_a_chance_that_grows_with_both_budgets(
     counts: tuple[int, int, int], epsilon: float, delta: float
 ) -> None:
-    value = one_run_p_value(*counts, epsilon, delta)
-    exact = binomtest(counts[2], counts[1], 1 / (1 + math.exp(-epsilon)), alternative="greater").pvalue
-    assert one_run_p_value(*counts, epsilon, 0.0) == pytest.approx(exact, rel=1e-6, abs=1e-300)
-    assert 0 <= value <= 1
-    assert value <= one_run_p_value(*counts, epsilon, delta + 1e-4)
-    assert value <= one_run_p_value(*counts, epsilon + 0.1, delta) * (1 + 1e-9)
+    canaries, guesses, correct = counts
+    alike = canaries, (1,) * guesses, correct
+    value = ranked_p_value(*alike, epsilon, delta)
+    exact = binomtest(correct, guesses, 1 / (1 + math.exp(-epsilon)), alternative="greater").pvalue
+    assert ranked_p_value(*alike, epsilon, 0.0) == pytest.approx(exact, rel=1e-6, abs=1e-300)
+    assert exact * (1 - 1e-9) <= value <= min(1.0, exact + canaries * delta / (1 + math.exp(epsilon))) * (1 + 1e-9)
+    assert value <= ranked_p_value(*alike, epsilon, delta + 1e-4)
+
+
+@pytest.mark.parametrize("canaries", [2, 3, 9, 60, 256, 1000, 4000])
+def test_weights_fall_with_the_rank_and_are_counted_from_one(canaries: int) -> None:
+    weights = ranked_weights(canaries)
+    assert 2 <= len(weights) <= canaries
+    assert len(weights) % 2 == 0
+    assert weights[::2] == weights[1::2], "a guess of each side"
+    assert list(weights) == sorted(weights, reverse=True)
+    assert weights[-1] == 1
+
+
+def test_weights_by_rank_show_more_of_gaussian_scores_than_equal_ones() -> None:
+    """Expected right guesses of each rank among 1,000 Gaussian scores at mu 1.5, from 400 seeded draws."""
+    generator, weights = np.random.default_rng(3), ranked_weights(1000)
+    right = np.zeros(500)
+    for _ in range(400):
+        coins = generator.random(1000) < 0.5
+        order = np.argsort(1.5 * coins + generator.standard_normal(1000))
+        right += (coins[order[::-1][:500]].astype(float) + ~coins[order[:500]]) / 400
+    pairs = len(weights) // 2
+    ranked = ranked_epsilon(1000, weights, round(float(np.dot(weights[::2], right[:pairs]))), 1e-5, 0.95)
+    alike = [
+        one_run_epsilon(1000, 2 * half, round(float(right[:half].sum())), 1e-5, 0.95) for half in range(20, 500, 5)
+    ]
+    assert ranked > max(alike)
+
+
+@pytest.mark.parametrize(("weights", "score"), [((), 0), ((1,) * 11, 5), ((1, 0), 1), ((2, 1), 4), ((2, 1), -1)])
+def test_weights_that_cannot_be_are_refused(weights: tuple[int, ...], score: int) -> None:
+    with pytest.raises(ConfigError, match="weights"):
+        ranked_p_value(10, weights, score, 1.0, 0.0)
 
 
 @pytest.mark.parametrize("guesses", [1, 3, 10, 256, 4000])
@@ -159,9 +199,11 @@ def test_one_run_epsilon_ends_where_the_p_value_says(
     counts: tuple[int, int, int], delta: float, confidence: float
 ) -> None:
     epsilon = one_run_epsilon(*counts, delta, confidence)
-    assert one_run_p_value(*counts, epsilon + 1e-6, delta) >= (1 - confidence) * (1 - 1e-4)
+    canaries, guesses, correct = counts
+    alike = canaries, (1,) * guesses, correct
+    assert ranked_p_value(*alike, epsilon + 1e-6, delta) >= (1 - confidence) * (1 - 1e-4)
     if epsilon > 0:
-        assert one_run_p_value(*counts, epsilon, delta) < 1 - confidence
+        assert ranked_p_value(*alike, epsilon, delta) < 1 - confidence
 
 
 @given(counts=guessed(), confidence=CONFIDENCES)
@@ -206,7 +248,6 @@ def test_one_run_bounds_grow_with_what_was_right(counts: tuple[int, int, int], c
 @pytest.mark.parametrize("counts", [(10, 0, 0), (10, 11, 5), (10, 5, 6), (10, 5, -1)])
 def test_counts_that_cannot_be_are_refused(counts: tuple[int, int, int]) -> None:
     for bound in (
-        lambda: one_run_p_value(*counts, 1.0, 0.0),
         lambda: one_run_epsilon(*counts, 0.0, 0.95),
         lambda: one_run_mu(*counts, 0.95),
     ):
@@ -253,13 +294,11 @@ def test_no_mu_is_no_epsilon(mu: float) -> None:
 )
 @pytest.mark.parametrize("delta", [1e-5, 1e-3])
 def test_one_run_agrees_with_jax_privacy(canaries: int, guesses: int, correct: int, delta: float) -> None:
+    """On mu; on epsilon it has the published theorem, which shows a little less."""
     auditing = pytest.importorskip("jax_privacy.auditing", reason="the independent implementation is not installed")
     counts = canaries, guesses, correct
-    for epsilon in (0.0, 0.5, 2.0):
-        theirs = auditing._one_run_p_value(*counts, epsilon, delta)
-        assert one_run_p_value(*counts, epsilon, delta) == pytest.approx(float(theirs), rel=1e-9, abs=1e-300)
     theirs = auditing._epsilon_one_run(0.0, *counts, 0.05, delta)
-    assert one_run_epsilon(*counts, delta, 0.95) == pytest.approx(theirs, abs=2e-6)
+    assert theirs - 0.01 <= one_run_epsilon(*counts, delta, 0.95) <= theirs + 0.3
     theirs = auditing._epsilon_one_run_fdp(0.0, *counts, 0.05, delta)
     assert gaussian_epsilon(one_run_mu(*counts, 0.95), delta) == pytest.approx(theirs, rel=1e-4, abs=1e-4)
 
@@ -270,7 +309,7 @@ def test_bounds_are_plain_numbers() -> None:
         rate_at_most(np.int64(1), np.int64(5), 0.95),  # type: ignore[arg-type]
         epsilon_from_errors(1, 50, 1, 50, 1e-5, 0.95),
         mu_from_errors(1, 50, 1, 50, 0.95),
-        one_run_p_value(9, 9, 9, 1.0, 1e-5),
+        ranked_p_value(9, (1,) * 9, 9, 1.0, 1e-5),
         one_run_epsilon(9, 9, 9, 1e-5, 0.95),
         one_run_mu(9, 9, 9, 0.95),
         gaussian_epsilon(1.0, 1e-5),

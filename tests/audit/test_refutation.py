@@ -16,6 +16,7 @@ from scipy.stats import binom
 
 from dptune.audit import refutation as module
 from dptune.audit.epsilon_bounds import coins_refute, gaussian_epsilon, one_run_epsilon
+from dptune.audit.one_run import right_guesses
 from dptune.audit.refutation import Refutation, refutation, run_certificate
 from dptune.audit.verdict import DELTAS, Certificate
 from dptune.core.errors import DataError
@@ -50,9 +51,9 @@ def coins(right: int, canaries: int = 256) -> tuple[NDArray[np.float64], NDArray
 
 
 def test_the_default_studys_coins_can_refute_and_need_244_of_256() -> None:
-    """A bound on epsilon at its delta cannot at this confidence, however many canaries there are."""
+    """A bound on epsilon at its delta cannot where half of delta is allowed, however many canaries there are."""
     for canaries in (256, 512, 4096, 100_000):
-        assert one_run_epsilon(canaries, canaries, canaries, DELTA, ALARM) == 0.0
+        assert one_run_epsilon(canaries, canaries, canaries, DELTA, 1 - DELTA / 2) == 0.0
     found = {right: refutation(*coins(right), default(), DELTA, ALARM) for right in (243, 244, 256)}
     assert [one.refuted for one in found.values()] == [False, True, True]
     assert [one.needed for one in found.values()] == [244] * 3
@@ -65,7 +66,7 @@ def test_the_default_studys_coins_can_refute_and_need_244_of_256() -> None:
 
 
 def test_too_few_coins_cannot_refute_and_say_so() -> None:
-    few = refutation(*coins(40, 40), default(), DELTA, ALARM)
+    few = refutation(*coins(36, 36), default(), DELTA, ALARM)
     assert (few.needed, few.refuted, few.epsilon_refutable) == (None, False, 0.0)
     assert few.power == "NO POWER on epsilon: too few coins, it cannot refute the certified 2"
 
@@ -89,7 +90,7 @@ def test_nothing_finite_is_nothing_to_refute() -> None:
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Equal counts have equal bounds: thousands of runs need each only once."""
-    for name in ("_needed", "one_run_mu", "gaussian_epsilon"):
+    for name in ("_plans", "_needed", "one_run_mu", "gaussian_epsilon"):
         monkeypatch.setattr(module, name, functools.cache(getattr(module, name)))
 
 
@@ -159,6 +160,31 @@ def test_a_header_prices_the_whole_curve() -> None:
         for epsilon, delta in known.pairs:
             assert epsilon == header(delta, inherited=inherited).price(DEFAULT).certified
     assert known.epsilon > default().epsilon
+
+
+def test_the_numbers_of_guesses_follow_the_certificate_and_share_the_chance() -> None:
+    """All coins have a quarter of it; the rest goes where Gaussian scores of the least mu would accuse."""
+    chance = 1 - ALARM
+    for canaries in (256, 1000, 2048):
+        plans = module._plans(default(), canaries, chance)
+        assert plans[0] == (canaries, pytest.approx(chance / 4))
+        assert sum(part for _, part in plans) == pytest.approx(chance)
+        assert len({guesses for guesses, _ in plans}) == len(plans)
+    assert [guesses for guesses, _ in module._plans(default(), 256, chance)] == [256, 128]
+    best, part = module._plans(default(), 1000, chance)[-1]
+    least = module._mu_that_gets(module._needed(default(), 1000, best, part) / best, best / 1000)
+    for other in (1000, 500, 100):
+        needed = module._needed(default(), 1000, other, part)
+        assert needed is not None
+        assert least <= module._mu_that_gets(needed / other, other / 1000)
+
+
+def test_the_share_that_gaussian_scores_get_right_is_the_simulated_one() -> None:
+    generator, mu, share, canaries = np.random.default_rng(8), 1.5, 0.25, 200_000
+    included = generator.random(canaries) < 0.5
+    scores = mu * included + generator.standard_normal(canaries)
+    right = right_guesses(scores, included)[: int(share * canaries)].mean()
+    assert module._mu_that_gets(float(right), share) == pytest.approx(mu, abs=0.02)
 
 
 def test_sure_guesses_accuse_where_all_guesses_do_not() -> None:
