@@ -32,6 +32,8 @@ from dptune.privacy.run_folder import RunFolder
 
 #: Comparisons with the ledger that may accuse a run: of its coins, of their entries into batches, and of its noise.
 CHECKS = 3
+#: Least probability of an error that the bounds are computed for: they work with 1 minus parts of it.
+_LEAST_CHANCE = 1e-9
 _WRONG = "the mechanism, its accountant or its data handling is wrong"
 
 
@@ -137,6 +139,10 @@ def audit_run(run: str | Path, confidence: float = 0.95, false_alarms: float = 0
     for name, share, usual in (("--confidence", confidence, 0.95), ("--false-alarms", false_alarms, 0.001)):
         if not 0 < share < 1:
             raise ConfigError(name, f"{share} is not between 0 and 1", fix=f"use {usual}, or leave it out")
+    for name, chance, usual in (("--confidence", 1 - confidence, 0.95), ("--false-alarms", false_alarms, 0.001)):
+        if chance < _LEAST_CHANCE:
+            problem = f"leaves a chance of {chance:.2g} for an error, which is too small to compute with"
+            raise ConfigError(name, problem, fix=f"use {usual}, or a chance of {_LEAST_CHANCE:g} or more")
     folder = RunFolder(Path(run))
     is_cell = _is_cell(folder)
     contents = read_ledger(folder.ledger)
@@ -150,19 +156,20 @@ def audit_run(run: str | Path, confidence: float = 0.95, false_alarms: float = 0
     charged = contents.composition
     rate = max(release.sample_rate for release in charged)
     noise = min(release.effective_noise_multiplier for release in charged)
-    gaussian = all(release.noise == "gaussian" and not release.coefficients for release in charged)
+    gaussian = all(release.noise == "gaussian" for release in charged)
     return RunAudit(
         contents=contents,
         coins=one_run(scores, included, header.delta, confidence),
         against=refutation(scores, included, run_certificate(header, contents.composition), header.delta, alarm),
         draw=audited_sample_rate(canaries.scores, included, canaries.moves, rate, confidence, alarm, OsEntropy()),
         noise=audited_noise(
-            canaries.squares if gaussian else (),
+            canaries.squares,
             canaries.moves,
             int((~included).sum()),
             noise,
             confidence,
             alarm,
+            gaussian=gaussian,
         ),
         watched=canaries.watched,
         confidence=confidence,
@@ -204,6 +211,9 @@ def _canaries_of(folder: RunFolder, contents: LedgerContents, *, is_cell: bool) 
         raise DataError(problem, fix="restore the file of this run; do not trust an audit by this one", file=file)
     if header.canaries and contents.scores != sha256(file):
         problem = f"was changed after the run ended: its SHA-256 is not that in the last line of {folder.ledger}"
+        raise DataError(problem, fix="restore the file of this run; do not trust an audit by this one", file=file)
+    if found.watched > contents.releases:
+        problem = f"holds {found.watched} releases, and {folder.ledger} only {contents.releases}"
         raise DataError(problem, fix="restore the file of this run; do not trust an audit by this one", file=file)
     return found
 

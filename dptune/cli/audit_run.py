@@ -15,15 +15,16 @@ def audit_run(
     run: Annotated[Path, typer.Argument(help="Folder of a run of dptune tune, or of a finished cell: data/runs/CELL.")],
     confidence: Annotated[float, typer.Option(help="Confidence of each printed bound.")] = 0.95,
     false_alarms: Annotated[
-        float, typer.Option(help="Probability that a sound run is accused; the checks of coins and of draws share it.")
+        float,
+        typer.Option(help="Probability that a sound run is accused; the three checks share it."),
     ] = 0.001,
     as_json: AsJson = False,
 ) -> None:
     """Audit a finished run by its planted gradients, and print what they show beside what is certified.
 
     The run must have been trained with --audit-canaries, or as a cell with canaries.crafted. Status 0: nothing that
-    the coins show contradicts the ledger. Status 1: the run is accused. Status 2: the run cannot be audited, because it
-    has no such gradients, or because coins, scores or adapter are not those of its ledger.
+    coins, draw or noise show contradicts the ledger. Status 1: the run is accused. Status 2: the run cannot be
+    audited, because it has no such gradients, or because coins, scores or adapter are not those of its ledger.
     """
     from dptune.audit.whole_run import audit_run as audited
     from dptune.core.files import sha256

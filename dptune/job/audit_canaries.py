@@ -28,7 +28,7 @@ from dptune.training.crafted_canaries import CraftedCanaries
 
 #: Setting and, in the messages, option of the number of canaries.
 SETTING = "audit_canaries"
-_BY_RELEASE = ("moves", "squares")
+_FIGURES = ("scores", "ratios", "moves", "squares")
 _SALT = 16  # bytes: so many that nobody who has the ledger finds the coins of a commitment by trying
 
 
@@ -70,15 +70,13 @@ class KeptCanaries(CraftedCanaries):
         return {"canaries": len(self.included), "coins": self.commitment} if self.salt else {}
 
     def write(self) -> None:
-        """Write the file, whole or not at all."""
+        """Write the file, whole or not at all. What is not finite, in a run that diverges, is written as null."""
         private_directory(self.file.parent)
         stored = {
             **({"salt": self.salt} if self.salt else {}),
             "included": self.included.astype(int).tolist(),
-            "scores": self.scores.tolist(),
-            "ratios": self.ratios.tolist(),
             "rated": self.rated,
-            **{name: [None if math.isnan(one) else one for one in getattr(self, name)] for name in _BY_RELEASE},
+            **{name: [one if math.isfinite(one) else None for one in getattr(self, name)] for name in _FIGURES},
         }
         write_json(self.file, stored)
 
@@ -171,6 +169,8 @@ def _of_stored(stored: dict[str, Any], run: Path, file: Path) -> KeptCanaries:
         raise ValueError("coins and scores are not two lists of one length")
     if len(squares) != len(moves):
         raise ValueError("squares are not one for each release")
+    if any(one < 0 for one in squares):
+        raise ValueError("a sum of squares is negative")
     if rated and ratios.shape != scores.shape:
         raise ValueError("ratios are not one for each coin")
     salt = str(stored.get("salt", ""))

@@ -184,7 +184,8 @@ class RunHeader:
         values["plugins"] = tuple(plugins)
         if not isinstance(values["search"], str):
             raise ConfigError("search", f"{values['search']!r} is not an id", fix="use a whole ledger")
-        if type(values["canaries"]) is not int or values["canaries"] < 0 or not isinstance(values["coins"], str):
+        canaries, coins = values["canaries"], values["coins"]
+        if type(canaries) is not int or not isinstance(coins, str) or canaries < 0 or len(coins) != 64 * (canaries > 0):
             raise ConfigError("canaries", "are not a number with a commitment to its coins", fix="use a whole ledger")
         values["inherited"] = tuple((Release.from_dict(item), _count(count)) for item, count in values["inherited"])
         if values["renyi_filter"] is not None:

@@ -124,6 +124,13 @@ def with_ledger(run: Path, change: Any) -> None:
     (run / "ledger.jsonl").write_bytes(b"".join(lines))
 
 
+def with_scores(run: Path, **values: Any) -> None:
+    """Edit what was seen, and let the ledger's last line name the edited file."""
+    edited(coins_file(run), **values)
+    digest = sha256(coins_file(run))
+    with_ledger(run, lambda one: one | ({"scores": digest} if "scores" in one else {}))
+
+
 FORGED: dict[str, tuple[Any, str]] = {
     "other coins": (
         lambda run: edited(coins_file(run), included=[1, 0] * (COUNT // 2)),
@@ -145,6 +152,18 @@ FORGED: dict[str, tuple[Any, str]] = {
     "less noise hidden": (
         lambda run: edited(coins_file(run), squares=[1e6 for _ in read_json(coins_file(run))["squares"]]),
         "was changed after the run ended",
+    ),
+    "a sum of squares below zero": (
+        lambda run: edited(coins_file(run), squares=[-one for one in read_json(coins_file(run))["squares"]]),
+        "a sum of squares is negative",
+    ),
+    "more releases than were charged": (
+        lambda run: with_scores(run, moves=[1.0] * 400, squares=[1.0] * 400),
+        "holds 400 releases, and .*ledger.jsonl only",
+    ),
+    "a ledger whose commitment is none": (
+        lambda run: with_ledger(run, lambda one: one | ({"coins": ""} if "coins" in one else {})),
+        "line 1: .* are not a number with a commitment to its coins",
     ),
     "no coins": (lambda run: coins_file(run).unlink(), "is missing: nobody can audit a run without the coins"),
     "damaged coins": (lambda run: coins_file(run).write_text("{"), "is not complete JSON"),
@@ -236,6 +255,21 @@ def test_other_folders_are_refused_by_what_they_are(made: Any, said: str, finish
 def test_a_share_that_is_none_is_refused(name: str, value: float, finished: Path) -> None:
     with pytest.raises(ConfigError, match=f"--{name.replace('_', '-')}: .* is not between 0 and 1"):
         audit_run(finished, **{name: value})
+
+
+@pytest.mark.parametrize("share", [{"confidence": 1 - 1e-15}, {"false_alarms": 1e-18}])
+def test_a_chance_that_is_too_small_to_compute_with_is_refused_by_its_name(
+    share: dict[str, float], finished: Path
+) -> None:
+    (name,) = share
+    with pytest.raises(ConfigError, match=f"--{name.replace('_', '-')}: leaves a chance of .* too small"):
+        audit_run(finished, **share)
+
+
+def test_no_test_of_noise_that_is_not_gaussian_and_the_true_reason() -> None:
+    found = audited_noise([1.0], [1.0], 5, 1.0, 0.95, 0.999, gaussian=False)
+    assert not found.accused
+    assert found.power == "NO POWER on the noise: this test is for Gaussian noise, and the run added other"
 
 
 def squares_of(noise: float, absent: int, releases: int, rng: np.random.Generator) -> list[float]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -151,6 +153,30 @@ def test_coins_are_on_the_disk_before_the_ledgers_first_line(tmp_path: Path, mon
     first = read_json(file_of(out))
     tuned(out)
     assert read_json(file_of(out))["salt"] != first["salt"]
+
+
+def test_the_file_of_coins_is_there_when_the_first_line_is_booked(tmp_path: Path) -> None:
+    canaries, seen = KeptCanaries.new(8, tmp_path, tmp_path / "coins.json"), []
+
+    @contextmanager
+    def booked() -> Iterator[None]:
+        seen.append(KeptCanaries.read(tmp_path, canaries.file).commitment)
+        yield
+
+    with canaries.kept(booked):
+        seen.append("first line")
+    assert seen == [canaries.commitment, "first line"]
+
+
+def test_scores_of_a_run_that_diverges_are_written_so_that_its_own_error_ends_it(tmp_path: Path) -> None:
+    canaries = KeptCanaries.new(3, tmp_path, tmp_path / "coins.json")
+    canaries.scores[:] = [np.nan, np.inf, 1.0]
+    canaries.moves, canaries.squares = [np.inf], [np.inf]
+    canaries.on_save()
+    found = KeptCanaries.read(tmp_path, canaries.file)
+    assert np.array_equal(found.scores, [np.nan, np.nan, 1.0], equal_nan=True)
+    assert np.isnan([*found.moves, *found.squares]).all()
+    assert found.commitment == canaries.commitment
 
 
 def test_a_finished_run_is_loaded_without_its_coins(finished: Path, tmp_path: Path) -> None:
