@@ -6,6 +6,7 @@ the digest in its last line, the adapter its chain. So a file that was exchanged
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,7 +27,7 @@ from dptune.job.delivery.named_base import read_base
 from dptune.job.delivery.verification import WEIGHTS, check_deliverable
 from dptune.job.path_checks import kind_of
 from dptune.job.result import RunResult
-from dptune.privacy.entropy import OsEntropy
+from dptune.privacy.entropy import FixedSeed
 from dptune.privacy.ledger_file import LedgerContents, read_ledger
 from dptune.privacy.run_folder import RunFolder
 
@@ -157,11 +158,13 @@ def audit_run(run: str | Path, confidence: float = 0.95, false_alarms: float = 0
     rate = max(release.sample_rate for release in charged)
     noise = min(release.effective_noise_multiplier for release in charged)
     gaussian = all(release.noise == "gaussian" for release in charged)
+    # What is simulated follows from the run, so that whoever audits it again gets the same figures.
+    simulated = FixedSeed(int(hashlib.sha256(canaries.scores.tobytes()).hexdigest(), 16))
     return RunAudit(
         contents=contents,
         coins=one_run(scores, included, header.delta, confidence),
         against=refutation(scores, included, run_certificate(header, contents.composition), header.delta, alarm),
-        draw=audited_sample_rate(canaries.scores, included, canaries.moves, rate, confidence, alarm, OsEntropy()),
+        draw=audited_sample_rate(canaries.scores, included, canaries.moves, rate, confidence, alarm, simulated),
         noise=audited_noise(
             canaries.squares,
             canaries.moves,

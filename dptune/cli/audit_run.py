@@ -25,6 +25,8 @@ def audit_run(
     The run must have been trained with --audit-canaries, or as a cell with canaries.crafted. Status 0: nothing that
     coins, draw or noise show contradicts the ledger. Status 1: the run is accused. Status 2: the run cannot be
     audited, because it has no such gradients, or because coins, scores or adapter are not those of its ledger.
+
+    The attacker of epsilon_audited made the gradients and sees every release; one who has the adapter alone sees less.
     """
     from dptune.audit.whole_run import audit_run as audited
     from dptune.core.files import sha256
@@ -33,15 +35,17 @@ def audit_run(
     found = audited(run, confidence, false_alarms)
     show(found.to_dict(), as_json)
     if not as_json:
+        if not found.accusations:
+            typer.echo("Not accused: coins, draw and noise agree with the ledger, as far as they can tell (power).")
         typer.echo(
-            f"At most {found.coins.most:.3g} could have been shown with {found.coins.canaries} coins, by guesses that "
-            "are all right. An audit finds errors; it proves no privacy."
+            f"With {found.coins.canaries} coins epsilon_audited is at most {found.coins.most:.3g}, if all guesses are "
+            "right. An audit finds errors; it proves no privacy."
         )
         if found.committed:
             typer.echo(
-                "The coins are those that the ledger was begun with, and the scores those that it ended with. Anyone "
-                "who can write the whole folder can make its files agree. SHA-256 of the ledger, to compare with the "
-                f"card that was handed on: {sha256(RunFolder(run).ledger)}"
+                "Coins and scores are those that the ledger commits to in its first and last line. Anyone who can "
+                "write the whole folder can make its files agree. SHA-256 of the ledger, to compare with the card "
+                f"that was handed on: {sha256(RunFolder(run).ledger)}"
             )
         else:
             typer.echo(

@@ -122,6 +122,10 @@ def attack_of(tuned: Tuned, prepared: PreparedRun) -> Iterator[str]:
     given = " ".join(f"--set {name}={value}" for name, value in options.items())
     plugins = "".join(f"--plugin {module} " for module in plugin_modules(prepared.settings.mechanism, {}))
     delta = f"--delta {tuned.ledger.header.delta:g}"
+    if prepared.settings.audit_canaries:
+        yield f"Attack this run: dptune audit-run {tuned.folder}"
+    else:
+        yield "To attack a whole run, tune one with --audit-canaries 256, and give its folder to dptune audit-run."
     yield f"Attack one step: dptune {plugins}audit {prepared.settings.mechanism} {given} {delta}"
     steps, rate = -(-schedule.steps // built.bands), schedule.sample_rate * built.bands
     yield (

@@ -117,12 +117,13 @@ def canaries_of(run: Path, file: Path, count: int, committed: str | None) -> Kep
     return found
 
 
-def check_count(count: int, units: int, pair_sizes: Sequence[int]) -> None:
+def check_count(count: int, units: int, pair_sizes: Sequence[int], *, has_head: bool) -> None:
     """Raise ConfigError for a number of canaries that the units or the adapter's coordinates do not allow.
 
     Args:
         units: number of units without canaries.
         pair_sizes: numbers of parameters of the groups that train: each canary has a coordinate of its own in each.
+        has_head: whether the last group is a classifier's head, whose size no rank changes.
     """
     if count == 1:
         raise ConfigError(SETTING, "1 is too few", fix="use hundreds, or 0 for none")
@@ -130,10 +131,11 @@ def check_count(count: int, units: int, pair_sizes: Sequence[int]) -> None:
         problem = f"{count} is more than the {units} units, which would be the smaller part of each batch"
         raise ConfigError(SETTING, problem, fix=f"use {units} or fewer, or add records")
     if count > min(pair_sizes):
-        problem = f"{count} is more than the {min(pair_sizes)} parameters of the smallest group that trains"
-        raise ConfigError(
-            SETTING, f"{problem}, and each canary needs one of its own", fix="use fewer, or a larger rank"
-        )
+        least, fix = min(pair_sizes), f"use {min(pair_sizes)} or fewer"
+        is_head = has_head and least == pair_sizes[-1]
+        group = "the classifier's head" if is_head else "the smallest adapter"
+        problem = f"{count} is more than the {least} parameters of {group}, and each canary needs one of its own"
+        raise ConfigError(SETTING, problem, fix=fix if is_head else f"{fix}, or a larger rank")
 
 
 def price_of(

@@ -245,7 +245,7 @@ def prepare_sides(sides: Sides, base: Base, settings: TuneSettings, unit: str | 
     units, price = units_of_side(sides.train, unit, settings.records_per_unit), ""
     schedule, mechanism = calibrated_schedule(settings, base, len(units))
     if planted := settings.audit_canaries:
-        check_count(planted, len(units), base.pair_sizes)
+        check_count(planted, len(units), base.pair_sizes, has_head=bool(base.head))
         alone, batch, units = (
             mechanism.mechanism,
             schedule.expected_batch_size,

@@ -243,9 +243,11 @@ def test_a_commitment_tells_nothing_of_the_coins() -> None:
 
 
 def test_each_canary_needs_a_coordinate_of_its_own_in_each_group() -> None:
-    check_count(40, 40, [40, 64])
-    with pytest.raises(ConfigError, match=r"audit_canaries: 40 is more than the 39 parameters of the smallest group"):
-        check_count(40, 40, [64, 39])
+    check_count(40, 40, [40, 64], has_head=True)
+    with pytest.raises(ConfigError, match=r"the 39 parameters of the smallest adapter.* 39 or fewer, or a larger rank"):
+        check_count(40, 40, [64, 39], has_head=False)
+    with pytest.raises(ConfigError, match=r"the 39 parameters of the classifier's head.*Fix: use 39 or fewer\."):
+        check_count(40, 40, [64, 39], has_head=True)  # which no rank changes
 
 
 def test_slots_of_a_prepared_run_hold_no_coin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
