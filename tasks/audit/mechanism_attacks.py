@@ -1,0 +1,142 @@
+"""Attacks on a finished cell's mechanism: on its private step and its draw, and by gradients planted in its run."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dptune.audit.draw_test import audit_draw
+from dptune.audit.one_run import one_run
+from dptune.audit.refutation import refutation, run_certificate
+from dptune.audit.sample_rate import audited_sample_rate
+from dptune.audit.step import audit_step
+from dptune.audit.text.membership import auc
+from dptune.audit.verdict import certificate, judged
+from dptune.core.errors import DataError
+from dptune.core.files import jsonable
+from dptune.mechanisms.planning import Schedule, price
+from dptune.mechanisms.registry import build, of_model, takes_noise
+from dptune.privacy.entropy import OsEntropy
+from dptune.privacy.release import Release
+from dptune.privacy.run_folder import RunFolder
+from dptune.training.gradients.parameter_groups import trained_blocks
+from dptune.training.unit_groups import Turn
+from tasks.audit.target import Target
+from tasks.experiment.crafted_canaries import read_crafted
+from tasks.experiment.preparation import corpus_of, plan_of, units_of
+from tasks.paths import TRAIN
+
+
+def one_run_figures(target: Target, scores: NDArray[np.float64], included: NDArray[np.bool_]) -> dict[str, Any]:
+    """The bound for the report, and what the coins say, and could have said, against the run's certificate."""
+    reported = one_run(scores, included, target.cell.delta, target.settings.confidence)
+    known = run_certificate(target.contents.header, target.contents.composition)
+    against = refutation(scores, included, known, target.cell.delta, target.alarm_confidence)
+    return {**reported.to_dict(), **against.to_dict()}
+
+
+def crafted_attack(target: Target) -> dict[str, Any]:
+    """Bounds from planted gradients: on epsilon, and on the sample rate with which they entered batches."""
+    canaries = read_crafted(target.directory)
+    if canaries is None:
+        return {}
+    found = one_run_figures(target, canaries.guesses_by, canaries.included)
+    members, others = canaries.guesses_by[canaries.included], canaries.guesses_by[~canaries.included]
+    shown = {**found, "auc": auc(members, others), "watched": canaries.watched, "releases": target.contents.releases}
+    rates = {release.sample_rate for release in target.contents.composition}
+    draw = audited_sample_rate(
+        canaries.scores,
+        canaries.included,
+        canaries.moves,
+        max(rates),
+        target.settings.confidence,
+        target.alarm_confidence,
+        OsEntropy(),
+    )
+    return {"crafted": shown, "draw": draw.to_dict()}
+
+
+def sampling_audit(target: Target) -> dict[str, Any]:
+    """Compare new draws from the run's own units and plan with the sample rate in its ledger.
+
+    Allowed under private telemetry: if sampling is right, the p-values have the same law whatever the data is.
+    """
+    cell = target.cell
+    corpus = corpus_of(cell, TRAIN, target.tokenizer)
+    units, expected_batch_size = units_of(cell, corpus)
+    records = len(corpus.tokens.rows)
+    # The ledger holds the rate of a unit's own group, which with b bands is b times the plain sample rate.
+    charged = min(target.contents.composition, key=lambda release: release.sample_rate)
+    bands, run_id = len(charged.coefficients) or 1, target.contents.header.run_id
+    rate = plan_of(cell.training, len(units), expected_batch_size).sample_rate
+    found = audit_draw(
+        units.with_slots(np.ones(cell.crafted, dtype=bool)),
+        np.zeros(records, dtype=bool) if corpus.absent is None else corpus.absent,
+        min(1.0, bands * rate),
+        charged.sample_rate,
+        1 - target.alarm_confidence,
+        OsEntropy(),
+        [Turn.of(run_id, bands, row, charged.dealt_by) for row in range(bands)],
+    )
+    return {"sampling": found.to_dict()}
+
+
+def step_attack(target: Target) -> dict[str, Any]:
+    """Attack one private step of the cell's mechanism, with the noise in the ledger and made-up gradients.
+
+    Raises: DataError if the step that was attacked is none that the ledger was charged for.
+    """
+    composition, settings = target.contents.composition, target.settings
+    if not settings.step_trials or any(release.coefficients for release in composition):
+        return {}
+    charged = min(composition, key=lambda release: release.noise_multiplier)
+    dimension = int(dict(charged.claims).get("dimension", 0))
+    options = of_model(target.cell.mechanism, target.cell.options, len(trained_blocks(target.adapted)), dimension)
+    if takes_noise(target.cell.mechanism, options):
+        options["noise_multiplier"] = charged.noise_multiplier
+    inherits = options.pop("init_from", None)  # a hyper-policy moves the radii, which the attack scales away
+    mechanism = build(target.cell.mechanism, options)
+    found = audit_step(
+        mechanism,
+        trials=settings.step_trials,
+        confidence=settings.confidence,
+        delta=target.cell.delta,
+        entropy=OsEntropy(),
+    )
+    # The ledger names what a hyper-policy leaked; that is no part of this step.
+    attacked = replace(found.release, raw_inputs=charged.raw_inputs) if inherits else found.release
+    check_audited(attacked, charged, RunFolder(target.directory).ledger)
+    # The certified figures are those of the ledger, whatever was attacked; the attacked sample is in every batch.
+    certified = certificate(Counter({replace(charged, sample_rate=1.0): 1}), target.cell.delta)
+    verdict = judged(found, certified, settings.false_alarms, target.checks)
+    figures: dict[str, Any] = {
+        "scene": found.scene,
+        "trials": found.trials,
+        "mu_audited": found.mu_audited,
+        "epsilon_audited": found.epsilon_audited,
+        **price(mechanism, Schedule(1.0, 1, target.cell.delta)).to_dict(),
+        **verdict.to_dict(),
+    }
+    return {"step": figures | jsonable({key: value for key, value in figures.items() if isinstance(value, float)})}
+
+
+def check_audited(audited_release: Release, charged_release: Release, ledger: Path) -> None:
+    """Check that the attacked step is the ledger's, but for the sample rate: else its audit is not about this run.
+
+    Raises: DataError that names what differs.
+    """
+    expected = replace(charged_release, sample_rate=audited_release.sample_rate)
+    pairs = [(item.name, getattr(audited_release, item.name), getattr(expected, item.name)) for item in fields(Release)]
+    different = [f"{name} {_shortly(ours)} in place of {_shortly(its)}" for name, ours, its in pairs if ours != its]
+    if different:
+        problem = f"was charged for another step than the one that was attacked, which has {'; '.join(different)}"
+        raise DataError(problem, fix="audit with the code and options that the run was made with", file=ledger)
+
+
+def _shortly(value: Any) -> str:
+    return f"{value:.6g}" if isinstance(value, float) else str(value)[:80]
