@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import math
 import shutil
+from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ import tiny_tuning as tiny
 from typer.testing import CliRunner, Result
 
 from dptune import tune
+from dptune.audit import whole_run
 from dptune.audit.noise_test import audited_noise
 from dptune.audit.whole_run import audit_run
 from dptune.cli import app
@@ -22,7 +25,7 @@ from dptune.core.errors import ConfigError, DataError, DptuneError
 from dptune.core.files import read_json, sha256, write_json
 from dptune.job.audit_canaries import KeptCanaries
 from dptune.mechanisms.noises.gaussian import Gaussian
-from dptune.privacy.ledger_file import GENESIS, encode, seal
+from dptune.privacy.ledger_file import GENESIS, encode, read_ledger, seal
 from dptune.training.privacy_units import PrivacyUnits
 
 COUNT = 120
@@ -255,6 +258,20 @@ def test_other_folders_are_refused_by_what_they_are(made: Any, said: str, finish
 def test_a_share_that_is_none_is_refused(name: str, value: float, finished: Path) -> None:
     with pytest.raises(ConfigError, match=f"--{name.replace('_', '-')}: .* is not between 0 and 1"):
         audit_run(finished, **{name: value})
+
+
+def test_a_run_of_several_noises_and_rates_is_held_to_what_it_may_do_at_most(
+    finished: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its least noise and its highest rate; and the three checks share the chance of a false alarm."""
+    contents = read_ledger(finished / "ledger.jsonl")
+    (one,) = contents.composition
+    other = replace(one, noise_multiplier=2 * one.noise_multiplier, sample_rate=one.sample_rate / 2)
+    mixed = replace(contents, composition=Counter({one: 1, other: contents.releases - 1}))
+    monkeypatch.setattr(whole_run, "read_ledger", lambda path: mixed)
+    found = audit_run(finished, false_alarms=0.003)
+    assert (found.noise.noise_multiplier, found.draw.sample_rate) == (one.noise_multiplier, one.sample_rate)
+    assert found.against.confidence == pytest.approx(1 - 0.001, abs=1e-9)
 
 
 @pytest.mark.parametrize("share", [{"confidence": 1 - 1e-15}, {"false_alarms": 1e-18}])

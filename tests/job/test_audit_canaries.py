@@ -168,6 +168,18 @@ def test_the_file_of_coins_is_there_when_the_first_line_is_booked(tmp_path: Path
     assert seen == [canaries.commitment, "first line"]
 
 
+def test_a_file_that_is_exchanged_between_its_reading_and_the_runs_start_is_refused(tmp_path: Path) -> None:
+    canaries = KeptCanaries.new(8, tmp_path, tmp_path / "coins.json")
+    canaries.write()
+    canaries.on_open(3)
+    write_json(canaries.file, read_json(canaries.file) | {"included": (~canaries.included).astype(int).tolist()})
+    with pytest.raises(DataError, match="does not hold the coins that this run's releases"):
+        canaries.on_open(3)
+    canaries.file.unlink()
+    with pytest.raises(DataError, match="does not hold the coins that this run's releases"):
+        canaries.on_open(3)
+
+
 def test_scores_of_a_run_that_diverges_are_written_so_that_its_own_error_ends_it(tmp_path: Path) -> None:
     canaries = KeptCanaries.new(3, tmp_path, tmp_path / "coins.json")
     canaries.scores[:] = [np.nan, np.inf, 1.0]
