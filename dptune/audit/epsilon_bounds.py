@@ -240,7 +240,11 @@ def coins_refute(
 
 
 def _largest_rejected(rejected: Callable[[float], bool], most: float) -> float:
-    """The end of the rejected range that starts at 0, rounded down; 0 if nothing is rejected."""
+    """An end of the rejected range, rounded down; 0 if 0 is not rejected.
+
+    A p-value may fall a little where its argument grows. That costs no confidence: what keeps the smaller value keeps
+    the larger, so that whoever rejects the larger rejects both.
+    """
     if not rejected(0.0):
         return 0.0
     low, high = 0.0, 1.0

@@ -79,15 +79,18 @@ def audited_noise(
         absent: number of canaries that their coins left out.
         gaussian: whether each release is charged as Gaussian noise.
 
-    Returns: no power without an absent canary, for other noise, or where a move is not known.
+    Returns: no power without an absent canary, for other noise, or where a move or a sum of squares is not known.
     """
     measured, steps = np.asarray(squares, dtype=np.float64), np.asarray(moves, dtype=np.float64)
     if not absent:
         return NoiseBound(charged, math.inf, math.inf, 0.0, "no canary was left out")
     if not gaussian:
         return NoiseBound(charged, math.inf, math.inf, 0.0, "this test is for Gaussian noise, and the run added other")
-    if not len(steps) or len(measured) != len(steps) or not (steps > 0).all():
+    if not len(steps) or len(measured) != len(steps) or not (np.isfinite(steps) & (steps > 0)).all():
         reason = "how much a planted gradient moves a release is not known for this mechanism"
+        return NoiseBound(charged, math.inf, math.inf, 0.0, reason)
+    if not np.isfinite(measured).all():  # files of earlier versions hold no squares
+        reason = "the coordinates of canaries that are out were not measured in every release"
         return NoiseBound(charged, math.inf, math.inf, 0.0, reason)
     shares = measured / steps**2
 

@@ -14,7 +14,7 @@ from scipy.special import expit, ndtr
 from scipy.stats import binom
 
 from dptune.audit import one_run as module
-from dptune.audit.epsilon_bounds import gaussian_epsilon
+from dptune.audit.epsilon_bounds import gaussian_epsilon, one_run_mu
 from dptune.audit.one_run import OneRun, one_run
 from dptune.core.errors import DataError
 
@@ -110,6 +110,7 @@ def test_the_attacker_abstains_where_most_canaries_tell_nothing() -> None:
     result = one_run(scores, coins, DELTA, 0.95)
     assert (result.guesses, result.correct) == (40, 40)
     assert result.epsilon_audited > 2
+    assert result.mu_gaussian == one_run_mu(400, 40, 40, 1 - 0.05 / 4)  # of 400 coins, not of 40
 
 
 def test_only_the_order_of_the_scores_counts() -> None:

@@ -18,13 +18,15 @@ from typer.testing import CliRunner, Result
 
 from dptune import tune
 from dptune.audit import whole_run
-from dptune.audit.noise_test import audited_noise
+from dptune.audit.noise_test import NoiseBound, audited_noise
+from dptune.audit.sample_rate import audited_sample_rate
 from dptune.audit.whole_run import audit_run
 from dptune.cli import app
 from dptune.core.errors import ConfigError, DataError, DptuneError
 from dptune.core.files import read_json, sha256, write_json
 from dptune.job.audit_canaries import KeptCanaries
 from dptune.mechanisms.noises.gaussian import Gaussian
+from dptune.privacy.entropy import FixedSeed
 from dptune.privacy.ledger_file import GENESIS, encode, read_ledger, seal
 from dptune.training.privacy_units import PrivacyUnits
 
@@ -110,6 +112,34 @@ def test_a_draw_that_takes_everybody_is_accused(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(PrivacyUnits, "draw", lambda units, rate, entropy, turn=None: draw(units, 1.0, entropy, turn))
     found = audit_run(tuned(tmp_path / "run"))
     assert any("its canaries entered batches at a rate >= 0." in one for one in found.accusations)
+
+
+def test_the_checks_share_the_false_alarms_and_read_the_dearest_release(
+    finished: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Noise is compared with the least that is charged, the draw with the highest rate; each at a third of 0.3."""
+    ledger = read_ledger(finished / "ledger.jsonl")
+    (usual,) = ledger.composition
+    noisier = replace(usual, noise_multiplier=2 * usual.noise_multiplier)
+    mixed = Counter([usual, noisier, replace(usual, sample_rate=usual.sample_rate / 2)])
+    monkeypatch.setattr(whole_run, "read_ledger", lambda path: replace(ledger, composition=mixed))
+    monkeypatch.setattr(whole_run, "OsEntropy", lambda: FixedSeed(3))
+    kept = KeptCanaries.read(finished, coins_file(finished))
+    kept.included = np.arange(COUNT) < 40
+    monkeypatch.setattr(whole_run, "_canaries_of", lambda *_, **__: kept)
+    found = audit_run(finished, 0.95, 0.3)
+    sure, least = found.against.confidence, usual.effective_noise_multiplier
+    assert sure == pytest.approx(0.9)
+    assert found.noise == audited_noise(kept.squares, kept.moves, COUNT - 40, least, 0.95, sure)
+    assert found.draw == audited_sample_rate(
+        kept.scores, kept.included, kept.moves, usual.sample_rate, 0.95, sure, FixedSeed(3)
+    )
+
+
+def test_noise_is_accused_by_the_bound_of_an_alarm_alone() -> None:
+    """Not by the bound that is reported, which is wrong in one audit of twenty."""
+    assert not NoiseBound(1.0, at_most=0.9, alarm=1.1, detectable=0.5).accused
+    assert NoiseBound(1.0, at_most=0.8, alarm=0.9, detectable=0.5).accused
 
 
 def edited(file: Path, **values: Any) -> None:
@@ -327,6 +357,8 @@ def test_less_noise_in_one_release_is_seen() -> None:
         ([], [], 5, "is not known for this mechanism"),
         ([], [1.0], 5, "is not known for this mechanism"),
         ([math.nan], [math.nan], 5, "is not known for this mechanism"),
+        ([1.0], [math.inf], 5, "is not known for this mechanism"),
+        ([math.nan, 5.0], [1.0, 1.0], 5, "were not measured in every release"),
     ],
 )
 def test_a_test_of_noise_without_power_says_so(
@@ -334,4 +366,5 @@ def test_a_test_of_noise_without_power_says_so(
 ) -> None:
     found = audited_noise(squares, moves, absent, 1.0, 0.95, 0.999)
     assert not found.accused
+    assert (found.at_most, found.detectable) == (math.inf, 0.0)
     assert found.power == f"NO POWER on the noise: {said}" or said in found.power

@@ -48,7 +48,7 @@ from dptune.training.evaluation import perplexity
 from dptune.training.privacy_units import PrivacyUnits
 from dptune.training.unit_groups import Turn
 from tasks.audit import attacks as audit_task
-from tasks.audit import registry
+from tasks.audit import mechanism_attacks, registry
 from tasks.audit.attacks import audit_cell, audit_file, audit_key
 from tasks.audit.publish import audit_metrics
 from tasks.audit.registry import Part, exceeded, violations
@@ -312,7 +312,7 @@ def test_alarms_are_rarer_than_reports_and_shared_by_all_cells(audited: Path) ->
 
 
 def _noise_times(factor: float) -> Callable[[str, dict[str, Any]], Any]:
-    real = audit_task.build
+    real = mechanism_attacks.build
 
     def built(name: str, options: dict[str, Any]) -> Any:
         return real(name, options | {"noise_multiplier": factor * options["noise_multiplier"]})
@@ -325,7 +325,7 @@ def test_a_step_with_other_noise_than_the_ledgers_is_no_audit(
     finished: Path, factor: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With twice the noise nothing is ever shown, and the silence would say nothing about the run."""
-    monkeypatch.setattr(audit_task, "build", _noise_times(factor))
+    monkeypatch.setattr(mechanism_attacks, "build", _noise_times(factor))
     with pytest.raises(
         DataError, match=r"ledger.jsonl: was charged for another step .* noise_multiplier .* in place of"
     ):
@@ -402,8 +402,8 @@ def test_a_draw_that_ignores_the_groups_of_correlated_noise_is_found_out(
 def test_a_plan_with_another_rate_than_the_ledgers_is_found_out(
     finished: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = audit_task.plan_of
-    monkeypatch.setattr(audit_task, "plan_of", lambda training, units, size: real(training, units, 2 * size))
+    real = mechanism_attacks.plan_of
+    monkeypatch.setattr(mechanism_attacks, "plan_of", lambda training, units, size: real(training, units, 2 * size))
     found = audit_cell(finished, settings(generations=1, records=0), "cpu")
     assert "not Poisson samples" in found["violations"][0]
 

@@ -10,7 +10,7 @@ from tiny_pipeline import static
 
 from dptune.core.files import write_text
 from dptune.privacy.ledger_file import read_ledger
-from tasks.audit import attacks as module
+from tasks.audit import mechanism_attacks as module
 from tasks.audit.attacks import audit_cell
 from tasks.experiment.finetune import run_cell
 from tasks.settings.audit import Audit
