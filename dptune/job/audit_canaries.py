@@ -28,6 +28,7 @@ from dptune.training.crafted_canaries import CraftedCanaries
 
 #: Setting and, in the messages, option of the number of canaries.
 SETTING = "audit_canaries"
+_LEAST = 10  # fewer fair coins fall alike in more than one run of 512
 _FIGURES = ("scores", "ratios", "moves", "squares")
 _SALT = 16  # bytes: so many that nobody who has the ledger finds the coins of a commitment by trying
 
@@ -125,8 +126,9 @@ def check_count(count: int, units: int, pair_sizes: Sequence[int], *, has_head: 
         pair_sizes: numbers of parameters of the groups that train: each canary has a coordinate of its own in each.
         has_head: whether the last group is a classifier's head, whose size no rank changes.
     """
-    if count == 1:
-        raise ConfigError(SETTING, "1 is too few", fix="use hundreds, or 0 for none")
+    if count < _LEAST:
+        problem = f"{count} is too few: their coins may all fall alike, and then nothing can be audited"
+        raise ConfigError(SETTING, problem, fix="use hundreds, or 0 for none")
     if count > units:
         problem = f"{count} is more than the {units} units, which would be the smaller part of each batch"
         raise ConfigError(SETTING, problem, fix=f"use {units} or fewer, or add records")

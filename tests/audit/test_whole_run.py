@@ -75,8 +75,10 @@ def test_a_sound_run_is_not_accused(finished: Path) -> None:
     assert found["accusations"] == []
     assert found["noise_detectable"] > 0.8
     assert found["sample_rate"] == pytest.approx(48 / 240)
+    assert json.loads(command(finished, "--json", "--false-alarms", "1e-6").stdout) == found  # nobody can draw again
     said = command(finished).stdout
-    assert "At most 3." in said
+    assert "Not accused" in said
+    assert "epsilon_audited is at most 3." in said
     assert "proves no privacy" in said
     assert sha256(finished / "ledger.jsonl") in said
 
@@ -123,7 +125,7 @@ def test_the_checks_share_the_false_alarms_and_read_the_dearest_release(
     noisier = replace(usual, noise_multiplier=2 * usual.noise_multiplier)
     mixed = Counter([usual, noisier, replace(usual, sample_rate=usual.sample_rate / 2)])
     monkeypatch.setattr(whole_run, "read_ledger", lambda path: replace(ledger, composition=mixed))
-    monkeypatch.setattr(whole_run, "OsEntropy", lambda: FixedSeed(3))
+    monkeypatch.setattr(whole_run, "FixedSeed", lambda seed: FixedSeed(3))
     kept = KeptCanaries.read(finished, coins_file(finished))
     kept.included = np.arange(COUNT) < 40
     monkeypatch.setattr(whole_run, "_canaries_of", lambda *_, **__: kept)
