@@ -85,10 +85,10 @@ def test_noise_that_a_tuned_runs_command_names_is_rounded_up() -> None:
     prepared: Any = SimpleNamespace(
         mechanism=SimpleNamespace(mechanism=built),
         schedule=SimpleNamespace(steps=9, sample_rate=0.1),
-        settings=SimpleNamespace(options={}, mechanism="static"),
+        settings=SimpleNamespace(options={}, mechanism="static", audit_canaries=0),
     )
     tuned: Any = SimpleNamespace(ledger=SimpleNamespace(header=SimpleNamespace(delta=1e-5)))
-    assert "dptune audit static --set noise_multiplier=1.23457 --delta 1e-05" in next(attack_of(tuned, prepared))
+    assert "dptune audit static --set noise_multiplier=1.23457 --delta 1e-05" in " ".join(attack_of(tuned, prepared))
 
 
 def test_what_an_answer_has_spent_is_rounded_up(

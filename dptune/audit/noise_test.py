@@ -29,6 +29,11 @@ class NoiseBound:
         alarm: upper bound at the confidence of an alarm; below ``noise_multiplier`` it accuses the noise.
         detectable: the multiple of the charged noise below which 19 of 20 audits accuse, if records add nothing.
         reason: reason why the audit has no power, in words; empty if it has.
+
+    Example:
+        >>> from dptune.audit.noise_test import NoiseBound
+        >>> NoiseBound(noise_multiplier=1.0, at_most=0.46, alarm=0.51, detectable=0.92).accused
+        True
     """
 
     noise_multiplier: float
@@ -80,6 +85,14 @@ def audited_noise(
         gaussian: whether each release is charged as Gaussian noise.
 
     Returns: no power without an absent canary, for other noise, or where a move or a sum of squares is not known.
+
+    Example:
+        >>> from dptune.audit.noise_test import audited_noise
+        >>> sound, half = [100.0] * 20, [25.0] * 20  # sums over 100 coordinates of noise 1 and of noise 0.5
+        >>> audited_noise(sound, [1.0] * 20, absent=100, charged=1.0, confidence=0.95, alarm=0.999).accused
+        False
+        >>> audited_noise(half, [1.0] * 20, absent=100, charged=1.0, confidence=0.95, alarm=0.999).accused
+        True
     """
     measured, steps = np.asarray(squares, dtype=np.float64), np.asarray(moves, dtype=np.float64)
     if not absent:

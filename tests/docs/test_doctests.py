@@ -61,6 +61,8 @@ WITHOUT = {
     "dptune.job.suggest.Suggestion",
     "dptune.job.suggest.suggest",
     "dptune.job.delivery.verification.check_deliverable",
+    "dptune.audit.whole_run.RunAudit",
+    "dptune.audit.whole_run.audit_run",
 }
 
 

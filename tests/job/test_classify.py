@@ -376,7 +376,7 @@ def test_a_classifiers_radius_and_rate_are_not_those_of_texts() -> None:
     settings = TuneSettings(epsilon=8.0, task="classify", labels=("0", "1"))
     small, large = (schedule_of(settings, 10_000, parameters, 64) for parameters in (10**6, 10**8))
     assert (small.options["max_grad_norm"], small.learning_rate, small.head_rate) == (10, 0.005, 0.005)
-    assert (large.options["max_grad_norm"], large.learning_rate) == (1, 0.001)
+    assert (large.options["max_grad_norm"], large.learning_rate) == (3, 0.001)
     assert large.head_rate > large.learning_rate
     assert {"max_grad_norm", "learning_rate", "head_rate_ratio"} <= set(large.reasons)
     asked = schedule_of(replace(settings, head_rate_ratio=2.0), 10_000, 10**8, 64)

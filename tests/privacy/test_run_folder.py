@@ -39,6 +39,14 @@ OTHERS: dict[str, Any] = {
     "schedule": "another",
     "plugins": ("mine 1.0",),
     "search": "another",
+    "canaries": 5,
+    "coins": "c" * 64,
+}
+#: Fields that go with another.
+_WITH: dict[str, dict[str, Any]] = {
+    "leaks": {"epsilon": None},
+    "canaries": {"coins": "c" * 64},
+    "coins": {"canaries": 5},
 }
 
 
@@ -81,8 +89,8 @@ def test_every_setting_of_a_run_is_compared(tmp_path: Path) -> None:
     run = folder(tmp_path)
     before = run.ledger.read_bytes()
     for name, value in OTHERS.items():
-        values = {name: value} | ({"epsilon": None} if name == "leaks" else {})
-        with pytest.raises(LedgerError, match=rf"other settings \((epsilon, )?{name}\).*set-aside"):
+        values = {name: value} | _WITH.get(name, {})
+        with pytest.raises(LedgerError, match=rf"other settings \((\w+, )?{name}(, \w+)?\).*set-aside"):
             Ledger.open(run.ledger, replace(HEADER, **values), PLAN)
     assert run.ledger.read_bytes() == before
     Ledger.open(run.ledger, HEADER, PLAN).close()  # and no lock was left behind

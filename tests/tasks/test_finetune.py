@@ -43,7 +43,8 @@ from tasks.stage import run_stage
 
 KEYS = {
     "code",
-    "label", "model", "mechanism", "budget_epsilon", "seed", "unit", "units", "delta", "accounting", "telemetry",
+    "label", "model", "model_about", "mechanism", "budget_epsilon", "seed", "unit", "units", "delta", "accounting",
+    "telemetry",
     "guarantee", "data", "public_data", "synthetic", "noise_multiplier", "sample_rate", "releases", "planned_releases",
     "epsilon_published", "epsilon_noise_only", "epsilon_certified", "leaks", "before", "after", "history", "pairs",
     "knobs", "seconds", "crafted", "adapter_sha256", "agent", "learning",
