@@ -21,7 +21,7 @@ PADDING, COUNTED, CONTEXT = 0, 1, 2
 _PLAIN_HEADS = ("gpt2", "llama", "mistral")
 #: Logits that exist at a time: what a core's cache holds, or enough to fill an accelerator; but no fewer positions than
 #: a matrix product needs to be efficient.
-_LOGITS_ON_CPU, _LOGITS, _FEWEST = 1 << 20, 1 << 26, 96
+_LOGITS_ON_CPU, _LOGITS, _FEWEST = 1 << 20, 1 << 26, 512
 _OF_TOKENS = frozenset(MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING_NAMES.values())
 _CLASSIFIERS = _OF_TOKENS | frozenset(MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES.values())
 
