@@ -30,7 +30,7 @@ from benchmarks.steps import (
 CPU = torch.device("cpu")
 #: As in params.yaml: `pretrain` and `training`.
 DEFAULT = Shape("default", batch=64, tokens=160, physical=32)
-#: Of real models' sizes, one round of each.
+#: Shapes with the sizes of real models. A step takes seconds, so each contender has two rounds.
 LARGER = (
     Shape("all-MiniLM-L6-v2", batch=128, tokens=36, physical=16),
     Shape("SmolLM2-135M", batch=16, tokens=128, physical=16),

@@ -108,8 +108,8 @@ def refutation(
     """Compare coins with a run's certificate, by a few numbers of surest guesses.
 
     Guarantee: if the run keeps the certificate, for one canary in or out, it is refuted with probability ``1 -
-    confidence`` at most, over coins and run. They share that probability, and
-    depend on the certificate and on the number of canaries alone.
+    confidence`` at most, over coins and run. The numbers of guesses share that probability, and depend on the
+    certificate and on the number of canaries alone.
 
     Args:
         scores: (canaries,) scores, larger if the canary looks included. Private.
@@ -165,7 +165,8 @@ def _mu_that_gets(right: float, share: float) -> float:
     """The mu at which this share of coins, those with the outermost Gaussian scores, is guessed right so often."""
 
     def gets(mu: float) -> float:
-        # Of scores around 0, with means mu / 2 and -mu / 2, the share lies outside of plus and minus the edge.
+        # Scores of canaries that are in have the mean mu / 2, of the others -mu / 2. This share of all scores is
+        # above the edge or below its negative.
         edge = brentq(lambda at: ndtr(mu / 2 - at) + ndtr(-mu / 2 - at) - share, 0.0, mu / 2 + 9)
         return float(ndtr(mu / 2 - edge) / share)
 

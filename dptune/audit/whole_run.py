@@ -158,8 +158,9 @@ def audit_run(run: str | Path, confidence: float = 0.95, false_alarms: float = 0
     rate = max(release.sample_rate for release in charged)
     noise = min(release.effective_noise_multiplier for release in charged)
     gaussian = all(release.noise == "gaussian" for release in charged)
-    # What is simulated follows from the run, so that whoever audits it again gets the same figures.
-    simulated = FixedSeed(int(hashlib.sha256(canaries.scores.tobytes()).hexdigest(), 16))
+    # The draw's test simulates entries. Their seed is the run's random number, which depends on no coin and no score:
+    # a second audit of the same run has the same figures.
+    simulated = FixedSeed(int(hashlib.sha256(header.run_id.encode()).hexdigest(), 16))
     return RunAudit(
         contents=contents,
         coins=one_run(scores, included, header.delta, confidence),
@@ -182,7 +183,7 @@ def audit_run(run: str | Path, confidence: float = 0.95, false_alarms: float = 0
 
 
 def _is_cell(folder: RunFolder) -> bool:
-    """Whether a folder is that of a pipeline's cell, and not of a run of ``tune``. Raises: ConfigError for another."""
+    """Whether a folder is a cell's; False for a run of ``tune``. Raises: ConfigError for any other folder."""
     path, fix = folder.path, "give the folder of a run of dptune tune, or of a finished cell (data/runs/<cell>)"
     if not path.is_dir():
         raise ConfigError("run", f"{path} {'is a file' if path.exists() else 'does not exist'}", fix=fix)

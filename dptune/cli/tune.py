@@ -181,7 +181,6 @@ def _tune(
 
 def _plan(prepared: PreparedRun) -> dict[str, Any]:
     """The run's settings, with the reason for each one that the user left open."""
-    from dptune.audit.whole_run import most_shown
     from dptune.job.settings_rows import public_settings
     from dptune.records.reading.fields import WAYS
 
@@ -189,11 +188,11 @@ def _plan(prepared: PreparedRun) -> dict[str, Any]:
     mechanism = prepared.mechanism.mechanism
     knobs = mechanism.knobs()
     records = prepared.counts if settings.telemetry == "research" else {"public": prepared.counts["public"]}
-    shown = (
-        {"canaries_can_show_at_most": most_shown(settings.audit_canaries, chosen.delta)}
-        if settings.audit_canaries
-        else {}
-    )
+    shown: dict[str, float] = {}
+    if settings.audit_canaries:
+        from dptune.audit.whole_run import most_shown  # runs without canaries need no audit
+
+        shown["canaries_can_show_at_most"] = most_shown(settings.audit_canaries, chosen.delta)
     return {
         "model": prepared.base.name,
         **{f"records_{side}": count for side, count in records.items() if count},

@@ -10,7 +10,8 @@ import math
 import secrets
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from dptune.privacy.certificate import commitment_of
 from dptune.privacy.ledger import Booked
 from dptune.privacy.set_aside import fresh_start
 from dptune.training.crafted_canaries import CraftedCanaries
+from dptune.training.spec import RunSpec
 
 #: Setting and, in the messages, option of the number of canaries.
 SETTING = "audit_canaries"
@@ -69,6 +71,11 @@ class KeptCanaries(CraftedCanaries):
     def in_header(self) -> dict[str, Any]:
         """The fields of the run's header."""
         return {"canaries": len(self.included), "coins": self.commitment} if self.salt else {}
+
+    def planted_in(self, spec: RunSpec) -> RunSpec:
+        """The run with slots for the canaries, and with the commitment to their coins in its header."""
+        units, header = spec.units.with_slots(self.included), replace(spec.header, **self.in_header)
+        return replace(spec, units=units, header=header, auditor=self, booked=partial(self.kept, spec.booked))
 
     def write(self) -> None:
         """Write the file, whole or not at all. What is not finite, in a run that diverges, is written as null."""

@@ -234,8 +234,7 @@ def _train(
     base = prepared.base
     spec = replace(spec_of(prepared, base.load(), header), booked=booking)
     if canaries:
-        units, kept = spec.units.with_slots(canaries.included), partial(canaries.kept, booking)
-        spec = replace(spec, units=units, auditor=canaries, booked=kept)
+        spec = canaries.planted_in(spec)
     named = base.named  # of the weights that were loaded, not of what lies there when the run has ended
     model = spec.model
     rehearse_run(spec)  # before the records are read by it, for its errors say what is wrong with the model

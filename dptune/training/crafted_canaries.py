@@ -70,7 +70,7 @@ class CraftedCanaries:
 
     @property
     def guesses_by(self) -> NDArray[np.float64]:
-        """(canaries,) the best scores to guess coins by: ``ratios`` if they add up all releases, else ``scores``."""
+        """(canaries,) scores to guess coins by: ``ratios`` if they cover every watched release, ``scores`` if not."""
         return self.ratios if self.rated and self.rated == self.watched else self.scores
 
     def start(

@@ -171,7 +171,7 @@ def _coin_attacks(target: Target) -> dict[str, Any]:
         )
     elif settings.shadows:
         scores["shadows"] = shadow_scores(target, canaries, passages, scores["calibrated"], public)
-    # Which score the bound uses is fixed by settings and sizes, before any coin is looked at: the bound needs that.
+    # The bound holds for a score that was chosen without the coins: settings and sizes choose it here.
     best = "shadows" if "shadows" in scores else "alignment" if aligned else "calibrated"
     # A client has many records: one of them in or out is no statement about a client.
     bound = (

@@ -7,7 +7,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 
 from dptune.core.errors import DivergedError, DptuneError
 from dptune.core.files import sha256
@@ -98,10 +97,7 @@ def _start_cell(
     ranks.check(prepared.spec.mechanism)
     canaries = crafted_canaries(cell)
     if canaries:
-        spec = prepared.spec
-        units, header = spec.units.with_slots(canaries.included), replace(spec.header, **canaries.in_header)
-        kept = partial(canaries.kept, spec.booked)
-        prepared = replace(prepared, spec=replace(spec, units=units, header=header, auditor=canaries, booked=kept))
+        prepared = replace(prepared, spec=canaries.planted_in(prepared.spec))
     own: list[Exception] = []
 
     def note(error: Exception) -> None:

@@ -129,10 +129,11 @@ def result_of(
 
 def about_model(prepared: PreparedCell) -> str:
     """What a cell's base model is: name, number of parameters, and what its weights are a rounding of."""
-    cell, model = prepared.cell, prepared.spec.model
-    size = sum(weight.numel() for weight in model.get_base_model().parameters() if not weight.requires_grad)
-    name, rounded = name_of(cell.model.source), cell.model.weights.rounding
-    return ", ".join(filter(None, (f"{name}: {size / 1e6:.3g} million parameters", rounded)))
+    cell, base = prepared.cell, prepared.spec.model.get_base_model()
+    # transformers counts weights in 4 bits by what they stand for, and the adapters among them.
+    size = base.num_parameters() - base.num_parameters(only_trainable=True)
+    said = f"{name_of(cell.model.source)}: {size / 1e6:.3g} million parameters"
+    return ", ".join(filter(None, (said, cell.model.weights.rounding, "4 bits" if cell.model.load_in_4bit else None)))
 
 
 def run_name(model: str, mechanism: str, epsilon: float | None, seed: int) -> str:

@@ -158,7 +158,7 @@ def test_what_the_owner_was_shown_stays_in_the_runs_folder(tmp_path: Path) -> No
     assert f"it stays in {out / 'result.json'}" in done.stdout
     assert (out / "result.json").stat().st_mode & 0o777 == 0o600
     for path in (out / "adapter").iterdir():
-        # With a point and a decimal: three bare digits are in many a checksum.
+        # A perplexity is sought with one decimal, because three digits alone also stand in checksums.
         for private in (f"{kept[0]:.1f}", f"{kept[1]:.1f}", "secret name"):
             assert private.encode() not in path.read_bytes(), path
 
