@@ -125,7 +125,7 @@ def test_an_attack_without_an_error_shows_about_the_logarithm_of_its_trials(tria
 def test_one_run_is_near_the_published_epsilon(
     canaries: int, guesses: int, correct: int, delta: float, published: float, differs: float
 ) -> None:
-    """2305.08846, section 5. Its theorem is not quite true; what is, costs more where m delta is large, else less."""
+    """The bound is lower than the epsilons of 2305.08846, section 5, where m delta is large, and else higher."""
     found = one_run_epsilon(canaries, guesses, correct, delta, 0.95)
     assert found - published == pytest.approx(differs, abs=0.02)
 

@@ -314,7 +314,7 @@ def test_a_run_that_starts_again_in_one_process_starts_its_decoder_anew() -> Non
 
 
 def test_noise_is_measured_where_canaries_are_out(tmp_path: Path) -> None:
-    """At a noise multiplier of 0.01, where every canary that is in moves its own coordinate by 1 in each release."""
+    """The scores at a noise multiplier of 0.01: each canary that is in moves its coordinate by 1 in each release."""
     canaries = coins()
     run(build("static", {"pairs": pairs(), "noise_multiplier": 0.01}), canaries, tmp_path, sample_rate=1.0, steps=2)
     absent = int((~canaries.included).sum())
@@ -323,7 +323,7 @@ def test_noise_is_measured_where_canaries_are_out(tmp_path: Path) -> None:
 
 
 def test_likelihood_ratios_add_up_to_what_the_densities_say() -> None:
-    """One release, one pair: log of the density of a mixture of in and out over that of out, by scipy."""
+    """For one release and one pair, scipy has the log of the density ratio: a canary that is in to one that is out."""
     canaries, rate, move = coins(2), 0.3, 1.7
     canaries.sample_rate = rate
     for found in (np.array([0.4, -1.1]), np.array([2.5, 0.0])):

@@ -143,7 +143,7 @@ def test_the_published_theorem_is_beaten_where_delta_follows_the_coins() -> None
     chance[1] += chance[0] / 3
     chance[0] = 0.0
     assert sum(math.comb(coins, right) * chance[right] for right in range(coins + 1)) == pytest.approx(1.0)
-    # Of the other two guesses 0, 1 or 2 are right, in 1, 2 or 1 ways; this coin's flip moves the number by one.
+    # The other two guesses have 0, 1 or 2 right, in 1, 2 or 1 ways. A flip of this coin moves that number by one.
     both = ((chance[1:], chance[:-1]), (chance[:-1], chance[1:]))
     excess = [np.dot([1, 2, 1], np.maximum(here - math.exp(epsilon) * there, 0)) for here, there in both]
     assert 0.0593 < sum(excess) < 0.0594 < delta

@@ -64,7 +64,7 @@ def other(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_sound_run_is_not_accused(finished: Path) -> None:
-    """At a false-alarm rate of one in a million, with coins and noise of the operating system."""
+    """The run is sound: a false alarm has a chance of one in a million over the system's coins and noise."""
     done = command(finished, "--json", "--false-alarms", "1e-6")
     assert done.exit_code == 0, done.output
     found = json.loads(done.stdout)
@@ -149,7 +149,7 @@ def edited(file: Path, **values: Any) -> None:
 
 
 def with_ledger(run: Path, change: Any) -> None:
-    """Rewrite the ledger with a whole chain, as whoever forges it would; in the adapter's folder too."""
+    """Rewrite the ledger and its copy beside the adapter with a whole chain, as a forger would."""
     chain, lines = GENESIS, []
     for line in (run / "ledger.jsonl").read_text().splitlines():
         record = json.loads(line)
