@@ -348,7 +348,7 @@ def weak_signal(settings: TuneSettings, schedule: TuneSchedule, calibrated: Cali
     signal = signal_of(schedule, mechanism.effective_noise_multiplier(mechanism.knobs()))
     if signal >= _LEARNED[1][0]:
         return None
-    units = round(schedule.expected_batch_size / schedule.sample_rate)
+    units = round(schedule.expected_batch_size / schedule.sample_rate) - settings.audit_canaries
     helps = [f"some {math.ceil(units * _LEARNED[-1][0] / signal):,} units in place of {units:,}", "a larger epsilon"]
     learned = ", ".join(f"{right} % of the labels right at {at}" for at, right in _LEARNED)
     measured = f"On SST-2, a head on MiniLM had {learned}, and a constant answer 51 %"
