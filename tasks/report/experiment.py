@@ -16,7 +16,7 @@ from dptune.privacy.run_folder import RunFolder
 from dptune.privacy.set_aside import Spending, spending_of
 from tasks.audit.publish import audit_metrics
 from tasks.audit.registry import parts
-from tasks.charts.audits import Audit, ledger_versus_audit, rocs
+from tasks.charts.audits import Audit, Curve, rocs, run_profiles, step_profiles
 from tasks.charts.canvas import Figure, save
 from tasks.charts.controllers import controller, moves_knobs
 from tasks.charts.curves import curves, spent
@@ -30,7 +30,7 @@ from tasks.mlflow import tracking
 from tasks.mlflow.page import run_ids, show
 from tasks.paths import AUDITS, DATA, EXPERIMENT, REPORT, RUNS
 from tasks.report.answer import answer_lines, best_cell, caveats, further_lines, headline, rankings
-from tasks.report.claims import claims, limit_of
+from tasks.report.claims import claims, limit_of, privacy_curve
 from tasks.report.page import write, write_index
 from tasks.report.results_table import table
 from tasks.report.scores_table import score_table, scores_of
@@ -59,7 +59,10 @@ def report(name: str | None = None, folder: Path = DATA) -> None:
     ledgers = [RunFolder(RUNS / cell).ledger for cell in cells]
     limits = {result["label"]: limit_of(ledger) for result, ledger in zip(results, ledgers, strict=True)}
     others, name = unlisted_spendings(RUNS, cells), name or load_settings().experiment.name
-    write_report(results, directory, name, read_audits(listed, AUDITS), limits, others)
+    audits = read_audits(listed, AUDITS)
+    audited = {audit["label"] for audit in audits}
+    curves = {label: privacy_curve(ledger) for label, ledger in zip(limits, ledgers, strict=True) if label in audited}
+    write_report(results, directory, name, audits, limits, others, curves)
     runs = {
         result["label"]: RunFolder(ledger.parent).mlflow_run for result, ledger in zip(results, ledgers, strict=True)
     }
@@ -82,17 +85,19 @@ def write_report(
     audits: Sequence[Audit] = (),
     limits: Mapping[str, float | None] | None = None,
     others: Sequence[Spending] = (),
+    curves: Mapping[str, Curve] | None = None,
 ) -> None:
     """Write report.html, its PNGs, answer.md, cells.json, metrics.json, plots/*; ``limits`` as ``claims`` takes them.
 
     Args:
         others: spendings of runs that are not in ``results``; those on the same records are added to the totals.
+        curves: certified curves of audited cells, as ``run_profiles`` takes them.
     """
     directory.mkdir(parents=True, exist_ok=True)
     shown = looks(str(result["mechanism"]) for result in results)
     place = {result["label"]: list(shown).index(str(result["mechanism"])) for result in results}
     audits = sorted(audits, key=lambda audit: place[audit["label"]])
-    figures = _figures(results, audits, shown)
+    figures = _figures(results, audits, shown, curves or {})
     moved = _controllers(results, shown)
     for folder, drawn in ((FIGURES, figures), (CONTROLLERS, moved)):
         shutil.rmtree(directory / folder, ignore_errors=True)
@@ -111,7 +116,9 @@ def write_report(
     _write_page(results, directory, name, audits, limits or {}, others, figures, moved, shown)
 
 
-def _figures(results: list[Result], audits: Sequence[Audit], shown: dict[str, Look]) -> list[Figure]:
+def _figures(
+    results: list[Result], audits: Sequence[Audit], shown: dict[str, Look], proved: Mapping[str, Curve]
+) -> list[Figure]:
     """Every figure that has something to show."""
     synthetic = any(result["synthetic"] for result in results)
     found = [
@@ -121,7 +128,8 @@ def _figures(results: list[Result], audits: Sequence[Audit], shown: dict[str, Lo
         curves(results, shown),
     ]
     if audits:
-        found.append(ledger_versus_audit(audits, synthetic=synthetic))
+        found.append(run_profiles(audits, proved, synthetic=synthetic))
+        found.append(step_profiles(audits, synthetic=synthetic))
         found.append(rocs(audits, {result["label"]: result for result in results}, shown, synthetic=synthetic))
     return [figure for figure in found if figure]
 
