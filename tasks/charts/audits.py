@@ -46,7 +46,7 @@ def run_profiles(audits: Sequence[Audit], curves: Mapping[str, Curve], *, synthe
     panels = []
     for audit in drawn:
         attacks = [
-            _Attack(what, float(audit[part]["epsilon_audited"]), audit[part].get("most"))
+            _Corner(what, float(audit[part]["epsilon_audited"]), audit[part].get("most"))
             for part, what in bounds().items()
             if part in audit
         ]
@@ -66,7 +66,7 @@ def step_profiles(audits: Sequence[Audit], *, synthetic: bool) -> Figure | None:
     for audit in attacked[:_MOST_CELLS]:
         step = audit["step"]
         # Its audit stores no largest value; the table says from which mu on it would have refuted the ledger.
-        attack = _Attack("the white-box attack", float(step["epsilon_audited"]), None)
+        attack = _Corner("the white-box attack", float(step["epsilon_audited"]), None)
         prices, delta = (float(step[PUBLISHED]), float(step[CERTIFIED])), float(audit["delta"])
         certified, shown = (_gaussian(float(step[name])) for name in ("mu_certified", "mu_audited"))
         panels.append(Panel(_profile(*prices, delta, [attack], certified, shown), audit["label"], _HEIGHT))
@@ -75,7 +75,7 @@ def step_profiles(audits: Sequence[Audit], *, synthetic: bool) -> Figure | None:
 
 
 @dataclass(frozen=True)
-class _Attack:
+class _Corner:
     """What one attack shows of epsilon, and the most that it could have shown; None if it has no such limit."""
 
     what: str
@@ -101,7 +101,7 @@ def _profile(
     published: float,
     certified: float,
     delta: float,
-    attacks: Sequence[_Attack],
+    attacks: Sequence[_Corner],
     curve: Curve,
     shown: Curve = (),
 ) -> Any:

@@ -31,16 +31,22 @@ GLOSSES = {
     "epsilon_published": "as the mechanism's paper counts",
 }
 NOT_MEASURED = "not measured"
-_AUDITED = "not on this card, which is written before any attack: a study has it in audit.json of the run"
+_AUDITED = "not in this section, which is written before any attack: a study has it in audit.json of the run"
 _AUDITED_BY_COINS = (
-    "not on this card, which is written before any attack: `dptune audit-run` shows it, with the run's folder"
+    "not in this section, which is written before any attack: `dptune audit-run` shows it, with the run's folder"
 )
 _FIGURES = "Figures of private records, which the owner was shown: they are left out here, and no epsilon covers them."
 _LABELS = "The names of the labels, which are public."
 _TOLD = "on held-out private records, which is told beside the weights: the guarantee is about the weights alone."
 #: Lines of the section "Privacy", each with those that earlier versions wrote in its place.
 EARLIER = {
-    f"| epsilon_audited | {_AUDITED} |": (f"| epsilon_audited | {NOT_MEASURED} |",),
+    f"| epsilon_audited | {_AUDITED} |": (
+        f"| epsilon_audited | {NOT_MEASURED} |",
+        f"| epsilon_audited | {_AUDITED.replace('in this section', 'on this card')} |",
+    ),
+    f"| epsilon_audited | {_AUDITED_BY_COINS} |": (
+        f"| epsilon_audited | {_AUDITED_BY_COINS.replace('in this section', 'on this card')} |",
+    ),
     f"- {_FIGURES}": (f"- Perplexity {_TOLD}", f"- Accuracy {_TOLD}"),
     f"- {_LABELS}": ("- The names of the labels, whether they were given or read from the records.",),
 }
