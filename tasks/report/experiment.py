@@ -29,12 +29,13 @@ from tasks.metrics import ranked_by, title_of
 from tasks.mlflow import tracking
 from tasks.mlflow.page import run_ids, show
 from tasks.paths import AUDITS, DATA, EXPERIMENT, REPORT, RUNS
-from tasks.report.answer import answer_lines, best_cell, caveats, further_lines, headline, rankings
+from tasks.report.answer import answer_lines, best_cell, caveats, further_lines, headline, headlines, rankings
 from tasks.report.claims import claims, limit_of, privacy_curve
 from tasks.report.page import write, write_index
 from tasks.report.results_table import table
 from tasks.report.scores_table import score_table, scores_of
 from tasks.report.steps_needed import STEPS_FILE, publish_steps, steps_needed, steps_over_seeds, with_steps
+from tasks.report.verdict import attacked, proved
 from tasks.settings.params import load_settings
 from tasks.stage import run_stage
 from tasks.workspace import keep_pages
@@ -62,7 +63,8 @@ def report(name: str | None = None, folder: Path = DATA) -> None:
     audits = read_audits(listed, AUDITS)
     audited = {audit["label"] for audit in audits}
     curves = {label: privacy_curve(ledger) for label, ledger in zip(limits, ledgers, strict=True) if label in audited}
-    write_report(results, directory, name, audits, limits, others, curves)
+    named = dict(zip(limits, cells, strict=True))
+    write_report(results, directory, name, audits, limits, others, curves, named)
     runs = {
         result["label"]: RunFolder(ledger.parent).mlflow_run for result, ledger in zip(results, ledgers, strict=True)
     }
@@ -86,12 +88,14 @@ def write_report(
     limits: Mapping[str, float | None] | None = None,
     others: Sequence[Spending] = (),
     curves: Mapping[str, Curve] | None = None,
+    cells: Mapping[str, str] | None = None,
 ) -> None:
     """Write report.html, its PNGs, answer.md, cells.json, metrics.json, plots/*; ``limits`` as ``claims`` takes them.
 
     Args:
         others: spendings of runs that are not in ``results``; those on the same records are added to the totals.
         curves: certified curves of audited cells, as ``run_profiles`` takes them.
+        cells: names of the run folders by label, for the line that verifies one.
     """
     directory.mkdir(parents=True, exist_ok=True)
     shown = looks(str(result["mechanism"]) for result in results)
@@ -113,7 +117,7 @@ def write_report(
     _write_csv(directory / "plots" / "curves.csv", _curve_rows(results))
     lines = [*answer_lines(results), *further_lines(results), *(f"- {line}" for line in caveats(results))]
     write_text(directory / ANSWER, "\n\n".join(lines) + "\n")
-    _write_page(results, directory, name, audits, limits or {}, others, figures, moved, shown)
+    _write_page(results, directory, name, audits, limits or {}, others, figures, moved, shown, cells or {})
 
 
 def _figures(
@@ -144,8 +148,11 @@ def _write_page(
     figures: Sequence[Figure],
     moved: Sequence[Figure],
     shown: dict[str, Look],
+    cells: Mapping[str, str],
 ) -> None:
     metric = perplexity_metric(results)
+    opened = headlines(rankings(results))
+    cell = cells.get(opened[0].choice.first["label"]) if opened else None
     groups = over_seeds(results, metric)
     models = dict.fromkeys(str(result["model"]) for result in results)
     write(
@@ -155,6 +162,9 @@ def _write_page(
         shown,
         name=name,
         opening=answer_lines(results),
+        proved=proved(results),
+        attacked=attacked(audits),
+        check=f"dptune verify {RUNS}/{cell}" if cell else "",
         further=further_lines(results),
         caveats=caveats(results),
         results=sorted(results, key=lambda result: float(result["after"][metric])),

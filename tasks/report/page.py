@@ -110,7 +110,7 @@ class _Missing(StrictUndefined):
 
 def named(text: str, looks: Mapping[str, Look]) -> Markup:
     """Text with names of mechanisms in backticks as HTML: each with its marker."""
-    parts = re.split(r"`([^`]*)`", text.replace(" %", "\u00a0%").replace("ε = ", "ε\u00a0=\u00a0"))
+    parts = re.split(r"`([^`]*)`", re.sub("([εμδ]) ([=≤≥]) ", "\\1\u00a0\\2\u00a0", text.replace(" %", "\u00a0%")))
     made = [
         Markup("<code>{}{}</code>").format(marker(looks[part]) if part in looks else "", part)
         if place % 2

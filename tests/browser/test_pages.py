@@ -85,6 +85,16 @@ def test_the_first_screen_holds_the_answer_the_chart_and_the_table(browser: Any,
         assert one.page.locator("details[open]").count() == 0
 
 
+def test_the_line_that_verifies_a_run_is_copied_or_marked(browser: Any, pages: Path) -> None:
+    with visit(browser, pages / "report/report.html", 1300) as one:
+        button = one.page.locator("[data-copy]")
+        assert button.get_attribute("data-copy") == button.locator("xpath=preceding-sibling::code").inner_text()
+        button.click()
+        marked = "getSelection().toString().startsWith('dptune verify ')"
+        one.wait_until(f"document.querySelector('[data-copy]').textContent === 'copied' || {marked}")
+        assert one.said == []
+
+
 def test_a_row_is_no_higher_than_its_mechanism_and_warnings_need(browser: Any, pages: Path) -> None:
     """The text of a leak once made a row 480 pixels high."""
     with visit(browser, pages / "report/report.html", 1300) as one:
