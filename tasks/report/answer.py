@@ -30,7 +30,7 @@ from tasks.charts.seed_groups import (
 )
 from tasks.experiment.cell_list import PLAIN
 from tasks.metrics import shown_in, title_of
-from tasks.report.numbers import digits4
+from tasks.report.numbers import digits4, whole_percent
 
 _LEVEL = 0.05
 _MOST_NAMES = 4
@@ -196,8 +196,7 @@ def _kept(ranking: Ranking) -> str:
         return f"; {'they are' if tied else 'it is'} worse than the untuned model"
     if not shares:
         return ""
-    # Rounded down: who keeps all has lost nothing.
-    low, high = (math.floor(100 * max(0.0, share) + 1e-9) for share in (min(shares), max(shares)))
+    low, high = (whole_percent(max(0.0, share)) for share in (min(shares), max(shares)))
     return f"; {'they keep' if tied else 'it keeps'} {low if low == high else f'{low} to {high}'} % of the gain"
 
 

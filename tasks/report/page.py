@@ -22,7 +22,8 @@ from dptune.core.files import write_text
 from tasks.charts.canvas import DARK, Figure, for_page, names_in, program
 from tasks.charts.looks import Look
 from tasks.paths import DATA, REPORT, REPORTS
-from tasks.report.numbers import could_refute, digits4, exact, spread_text
+from tasks.report.numbers import could_refute, digits4, exact, spread_text, whole_percent
+from tasks.report.ruler import ruler
 
 INDEX = "index.html"
 _TEMPLATES = Path(__file__).with_name("templates")
@@ -92,12 +93,13 @@ def environment(looks: Mapping[str, Look]) -> Environment:
         "shown": at_least,
         "could_refute": could_refute,
         "exact": exact,
+        "percent": whole_percent,
         "digits4": digits4,
         "spread": spread_text,
         "names": lambda text: named(text, looks),
         "plain": lambda text: text.replace("`", ""),
     }
-    made.globals |= {"mark": lambda name: marker(looks[name]) if name in looks else ""}
+    made.globals |= {"ruler": ruler, "mark": lambda name: marker(looks[name]) if name in looks else ""}
     return made
 
 
