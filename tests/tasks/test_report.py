@@ -356,6 +356,7 @@ def test_what_an_attack_could_have_refuted_stands_beside_what_it_shows(
     write_report([one], tmp_path, "tiny", [made])
     verdict, _, shown = page(tmp_path).words.partition("See each attack.")
     assert ("could have refuted" in verdict) is (refutable is not None)
+    shown = shown.replace("shown: ε ≥ 0.12", "")  # under the pointer on a ruler
     assert len(re.findall(re.escape(said) + r"(?! \()", shown)) == 3
     assert "4.05" not in shown, "the most that could be shown has another confidence"
     assert shown.count("shown (could refute)") == 4
