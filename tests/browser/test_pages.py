@@ -150,7 +150,7 @@ def test_the_table_of_a_telephone_names_every_figure(browser: Any, pages: Path) 
             or one.page.locator(".answers thead").bounding_box()["width"] <= 1
         )
         shown = one.page.eval_on_selector(".answers td", "cell => getComputedStyle(cell, '::before').content")
-        assert "ε published" in shown
+        assert "claimed, noise only, proved, shown (could refute)" in shown
 
 
 def test_the_index_leads_to_every_page(browser: Any, pages: Path) -> None:
