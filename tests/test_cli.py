@@ -34,6 +34,7 @@ COMMANDS = [
     "search",
     "audit",
     "verify",
+    "export",
     "mechanisms",
     "set-aside",
     "generate",

@@ -15,6 +15,7 @@ from dptune import __version__
 from dptune.cli.audit_run import audit_run
 from dptune.cli.console import Group, reports_errors
 from dptune.cli.ensembles import generate, serve
+from dptune.cli.export import export
 from dptune.cli.ledgers import set_aside, spent, verify
 from dptune.cli.mechanisms import mechanisms
 from dptune.cli.pricing import account, calibrate, search
@@ -67,6 +68,7 @@ for _command in (
     audit,
     audit_run,
     verify,
+    export,
     spent,
     mechanisms,
     set_aside,

@@ -18,6 +18,10 @@ def audit_run(
         float,
         typer.Option(help="Probability that a sound run is accused; the three checks share it."),
     ] = 0.001,
+    card: Annotated[
+        bool,
+        typer.Option("--card", help="Also write what was shown onto the adapter's card, in a section named Audit."),
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Audit a finished run by its planted gradients, and print what they show beside what is certified.
@@ -28,8 +32,11 @@ def audit_run(
 
     The attacker of epsilon_audited made the gradients and sees every release; one who has the adapter alone sees less.
     """
+    from datetime import UTC, datetime
+
     from dptune.audit.whole_run import audit_run as audited
     from dptune.core.files import sha256
+    from dptune.job.delivery.audit_section import write_audit
     from dptune.privacy.run_folder import RunFolder
 
     found = audited(run, confidence, false_alarms)
@@ -52,6 +59,9 @@ def audit_run(
                 "An earlier version made this run: its ledger holds no commitment to the coins, so nobody notices if "
                 "they were exchanged."
             )
+    if card:
+        written = write_audit(run, found.to_dict(), sha256(RunFolder(run).ledger), datetime.now(UTC).date())
+        typer.echo(f'Wrote the section "Audit" of {written}. SHA-256 of this card now: {sha256(written)}', err=as_json)
     for accusation in found.accusations:
         notice("Accused", f"{accusation}.")
     if found.accusations:

@@ -39,6 +39,7 @@ def verify(
     certified. Status 2: the ledger or folder is refused.
     """
     from dptune.cli.figures import of_certificate, of_ledger, of_winner
+    from dptune.job.delivery.audit_section import audits
     from dptune.job.delivery.verification import CARD, check_deliverable, consistent_certificate, deliverable_within
     from dptune.privacy.certificate import FILE, read_certificate
     from dptune.privacy.ledger_file import read_ledger
@@ -49,6 +50,8 @@ def verify(
     if folder is None and ledger.is_dir() and not file.exists() and (ledger / FILE).is_file():
         file = ledger / FILE
     compared = {"weights_compared": folder is not None} if as_json else {}  # in text it is said in sentences
+    if as_json and folder is not None and audits(folder / CARD):
+        compared["audit_compared"] = False
     if folder is None and file.name == FILE:
         found = consistent_certificate(file)
         if ledger.is_dir() and found.winner is not None:  # else any weights could lie beside it
@@ -97,10 +100,12 @@ def _end(certified: float, leaks: Sequence[str], *, no_guarantee: bool) -> None:
 
 def _say(contents: LedgerContents, card: Path | None, *, searched: bool) -> None:
     """Print what was compared, and what the figures are about."""
+    from dptune.job.delivery.audit_section import audit_note
     from dptune.job.delivery.card import covered, has_guarantee
     from dptune.job.delivery.named_base import NO_DIGEST, read_base
     from dptune.job.delivery.verification import beside, compared, linked
     from dptune.prediction.protocols import PROTOCOLS
+    from dptune.privacy.run_folder import RunFolder
 
     if card is not None:
         files = ", ".join(compared(card.parent))
@@ -108,6 +113,8 @@ def _say(contents: LedgerContents, card: Path | None, *, searched: bool) -> None
             f'Compared: the section "Privacy" of {card} with the ledger and the SHA-256 of {files}; and the tag of the '
             "card with the certified epsilon. All agree. Other sections were not compared."
         )
+        if note := audit_note(card.parent, sha256(RunFolder(card.parent).ledger)):
+            typer.echo(note)
         if others := beside(card.parent):
             typer.echo(f"Not compared, and read by nothing: {', '.join(others)}.")
         if links := linked(card.parent):

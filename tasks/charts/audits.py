@@ -1,93 +1,174 @@
-"""What attacks found: published, certified and audited epsilon of every cell, and trade-offs of membership attacks."""
+"""What attacks found: certified, published and audited privacy of every cell, and trade-offs of membership attacks."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import altair as alt
 import numpy as np
 
 from dptune.core.digits import at_least, at_most
+from dptune.privacy.accountants import gdp_delta
 from tasks.audit.registry import bounds, parts
 from tasks.charts.canvas import BAD, BAR, SHADE, Figure, Panel, faded, marks, titled, values
 from tasks.charts.curves import dashed
-from tasks.charts.looks import GREY, INK, Look
+from tasks.charts.looks import BLUE, GREY, INK, Look
 from tasks.charts.seed_groups import CERTIFIED, PUBLISHED, Result, budget_of
 
 Audit = dict[str, Any]
-_LARGEST_SHOWN = 1.25  # infinity is drawn at this multiple of the largest finite epsilon
-_MOST_CURVES = 20
+#: Pairs of epsilon and delta, epsilon falling.
+Curve = Sequence[tuple[float, float]]
+_MOST_CURVES, _MOST_CELLS = 20, 24
 _MOST_POINTS = 80  # of a curve: dense where the axis is wide
-_ROW = 24  # pixels
+_LEAST_DELTA, _POINTS = 1e-10, 60
+_DOTS = 12  # a curve of more points is a line
+_ROOM, _LEAST_END = 1.12, 0.5  # the widest mark leaves some room; no axis is shorter
+_HEIGHT = 190  # pixels
+_PROVED = "The true curve lies under the blue line, which is proved, and above the red corner, which attacks show."
+_RUN = "Broken red line: as far as they could have shown."
+_STEP = "Broken red curve: the Gaussian whose μ it shows."
 
 
-def ledger_versus_audit(audits: Sequence[Audit], *, synthetic: bool) -> Figure:
-    """Published, certified and audited epsilon of every cell; a cross right of the certified bar is a bug."""
-    rows = audits
-    numbers = [float(audit[key]) for audit in rows for key in (PUBLISHED, CERTIFIED)]
-    numbers += [float(audit[part]["epsilon_audited"]) for audit in rows for part in bounds() if part in audit]
-    end = _LARGEST_SHOWN * max([1.0, *filter(math.isfinite, numbers)])
-    labels = [audit["label"] for audit in rows]
-    x = alt.X("value:Q", scale=alt.Scale(domain=[0, end], nice=False), axis=alt.Axis(title="epsilon", tickCount=6))
-    y = alt.Y("cell:N", scale=alt.Scale(domain=labels), axis=alt.Axis(title=None, labelLimit=230))
-    tooltip = ["cell:N", "what:N", alt.Tooltip("shown:N", title="ε")]
-    bars = [_bar(audit, end) for audit in rows]
-    chart = alt.layer(
-        _layer([bar for bar in bars if bar["shown"] != "∞"], x, y)
-        .mark_bar(color=BAR[0], height=14)
-        .encode(tooltip=tooltip),
-        _layer([bar for bar in bars if bar["shown"] == "∞"], x, y)
-        .mark_bar(color=SHADE[0], height=14)
-        .encode(tooltip=tooltip),
-        _layer([bar for bar in bars if bar["shown"] == "∞"], x, y).mark_text(
-            text="∞", align="right", dx=-6, color=GREY[0]
-        ),
-        _layer([_claim(audit, end) for audit in rows], x, y)
-        .mark_tick(color=INK[0], thickness=2.5, height=18)
-        .encode(tooltip=tooltip),
-        _layer(_shown(rows), x, y)
-        .mark_point(size=70, strokeWidth=2.2, color=BAD[0], filled=False)
-        .encode(
-            shape=alt.Shape(
-                "what:N", legend=None, scale=alt.Scale(range=["cross", "triangle-down", "triangle-up", "square"])
-            ),
-            tooltip=tooltip,
-        ),
-    )
-    title = titled(f"Ledger versus audit, confidence {audits[0]['confidence']:g}", synthetic=synthetic)
-    note = "Bar: certified (proved), grey for none. Line: published (claimed). Red: shown by an attack."
-    return Figure("audit", title, (Panel(chart, "", _ROW * len(rows)),), note=note)
+def run_profiles(audits: Sequence[Audit], curves: Mapping[str, Curve], *, synthetic: bool) -> Figure:
+    """A panel for each audited cell: its whole run's delta against epsilon, proved above and attacked below.
+
+    A run has one true curve. It lies under the certified curve, and above the red corner: an attack that shows epsilon
+    at delta shows that the true curve is above delta up to this epsilon. A red corner over the blue ground is a bug.
+
+    Args:
+        curves: certified curve of a cell by its label, as ``tasks.report.claims.privacy_curve``; without one, only the
+            certified epsilon at the audit's delta is drawn.
+    """
+    drawn = audits[:_MOST_CELLS]
+    panels = []
+    for audit in drawn:
+        attacks = [
+            _Corner(what, float(audit[part]["epsilon_audited"]), audit[part].get("most"))
+            for part, what in bounds().items()
+            if part in audit
+        ]
+        prices = float(audit[PUBLISHED]), float(audit[CERTIFIED])
+        panel = _profile(*prices, float(audit["delta"]), attacks, curves.get(audit["label"], ()))
+        panels.append(Panel(panel, audit["label"], _HEIGHT))
+    title = f"The whole run: proved, and shown by attacks at confidence {audits[0]['confidence']:g}"
+    return Figure("audit", titled(title, synthetic=synthetic), tuple(panels), note=_note(audits, _RUN))
 
 
-def _layer(rows: list[dict[str, Any]], x: alt.X, y: alt.Y) -> alt.Chart:
-    return alt.Chart(values(rows)).encode(x=x, y=y)
+def step_profiles(audits: Sequence[Audit], *, synthetic: bool) -> Figure | None:
+    """The same for one step of each mechanism; None if no step was audited."""
+    attacked = [audit for audit in audits if "step" in audit]
+    if not attacked:
+        return None
+    panels = []
+    for audit in attacked[:_MOST_CELLS]:
+        step = audit["step"]
+        # Its audit stores no largest value; the table says from which mu on it would have refuted the ledger.
+        attack = _Corner("the white-box attack", float(step["epsilon_audited"]), None)
+        prices, delta = (float(step[PUBLISHED]), float(step[CERTIFIED])), float(audit["delta"])
+        certified, shown = (_gaussian(float(step[name])) for name in ("mu_certified", "mu_audited"))
+        panels.append(Panel(_profile(*prices, delta, [attack], certified, shown), audit["label"], _HEIGHT))
+    title = f"One step, its unit drawn for certain: proved, and shown at confidence {audits[0]['confidence']:g}"
+    return Figure("audit_step", titled(title, synthetic=synthetic), tuple(panels), note=_note(attacked, _STEP))
 
 
-def _bar(audit: Audit, end: float) -> dict[str, Any]:
-    return _mark(audit["label"], "certified (proved)", float(audit[CERTIFIED]), end, at_most)
+@dataclass(frozen=True)
+class _Corner:
+    """What one attack shows of epsilon, and the most that it could have shown; None if it has no such limit."""
+
+    what: str
+    shown: float
+    most: float | None
 
 
-def _claim(audit: Audit, end: float) -> dict[str, Any]:
-    return _mark(audit["label"], "published (claimed)", float(audit[PUBLISHED]), end, at_most)
+def _note(audits: Sequence[Audit], of_attack: str) -> str:
+    left_out = len(audits) - _MOST_CELLS
+    said = f"{_PROVED} {of_attack} Black tick: ε claimed. Grey ground: no guarantee."
+    return f"{said} {left_out} more cells are in the table only." if left_out > 0 else said
 
 
-def _shown(audits: Sequence[Audit]) -> list[dict[str, Any]]:
-    found = [(audit, part, what) for audit in audits for part, what in bounds().items() if part in audit]
-    return [
-        _mark(one["label"], f"shown by {what}", float(one[part]["epsilon_audited"]), math.inf, at_least)
-        for one, part, what in found
+def _gaussian(mu: float) -> Curve:
+    """Epsilon and delta of one Gaussian release with this mu, where both can be drawn; empty if mu is 0 or infinite."""
+    if not 0 < mu < math.inf:
+        return ()
+    pairs = ((float(epsilon), gdp_delta(mu, float(epsilon))) for epsilon in np.linspace(0, 8 * mu + mu * mu, _POINTS))
+    return tuple(pair for pair in pairs if pair[1] >= _LEAST_DELTA)
+
+
+def _profile(
+    published: float,
+    certified: float,
+    delta: float,
+    attacks: Sequence[_Corner],
+    curve: Curve,
+    shown: Curve = (),
+) -> Any:
+    """One panel: what is certified, claimed and shown, with the curve of the Gaussian that an attack shows."""
+    reached = [attack.shown for attack in attacks] + [attack.most for attack in attacks if attack.most is not None]
+    numbers = [published, certified, *reached, *(epsilon for epsilon, _ in curve)]
+    end = _ROOM * max([_LEAST_END, *filter(math.isfinite, numbers)])
+    scale = alt.Scale(type="log", domain=[_LEAST_DELTA, 1], nice=False, clamp=True)
+    label = "datum.value == 1 ? '1' : format(datum.value, '~e')"
+    axis = alt.Axis(title="δ", labelExpr=label, values=[1e-10, 1e-8, 1e-6, 1e-4, 1e-2, 1])
+    y = alt.Y("delta:Q", scale=scale, axis=axis)
+    x = alt.X("epsilon:Q", scale=alt.Scale(domain=[0, end], nice=False), axis=alt.Axis(title="ε", tickCount=5))
+    tooltip = [alt.Tooltip("what:N", title=" "), alt.Tooltip("shown:N", title="ε"), alt.Tooltip("at:N", title="δ")]
+
+    def layer(rows: Sequence[dict[str, Any]]) -> alt.Chart:
+        return alt.Chart(values([{"floor": _LEAST_DELTA} | row for row in rows])).encode(x=x, y=y)
+
+    points = [_row("certified (proved)", epsilon, at, at_most) for epsilon, at in curve]
+    corners = [_row(f"shown by {one.what}", one.shown, delta, at_least) for one in attacks]
+    limits = [
+        _row(f"most that {one.what} could have shown", one.most, delta, at_least) | {"from": one.shown}
+        for one in attacks
+        if one.most is not None
     ]
+    layers: list[Any] = []
+    if math.isinf(certified):
+        ground = alt.Chart(values([{"epsilon": 0.0, "end": end, "floor": _LEAST_DELTA, "delta": 1.0}]))
+        layers.append(ground.mark_rect(color=SHADE[0]).encode(x=x, x2="end:Q", y=y, y2="floor:Q"))
+        text = alt.Chart(values([{"epsilon": end, "delta": 1.0, "text": "no guarantee"}]))
+        layers.append(
+            text.mark_text(align="right", dx=-6, dy=12, color=GREY[0], fontSize=11).encode(x=x, y=y, text="text:N")
+        )
+    if points:
+        layers.append(layer(points).mark_area(color=BAR[0], opacity=0.45, clip=True).encode(y2="floor:Q"))
+    if shown:
+        line = layer([{"epsilon": epsilon, "delta": at} for epsilon, at in shown])
+        layers.append(line.mark_line(color=BAD[0], strokeDash=[4, 3], strokeWidth=1.6, clip=True))
+    layers.append(
+        layer([row | {"zero": 0.0} for row in corners])
+        .mark_rect(color=BAD[0], opacity=0.3)
+        .encode(x2="zero:Q", y2="floor:Q", tooltip=tooltip)
+    )
+    if points:
+        line = layer(points)
+        layers.append(line.mark_line(color=BLUE[0], strokeWidth=2, clip=True))
+        size = 22 if len(points) <= _DOTS else 4
+        layers.append(line.mark_circle(color=BLUE[0], size=size, clip=True).encode(tooltip=tooltip))
+    if limits:
+        reach = layer(limits)
+        layers.append(reach.mark_rule(color=BAD[0], strokeDash=[3, 3], strokeWidth=1.6).encode(x2="from:Q"))
+        layers.append(reach.mark_tick(color=BAD[0], thickness=2, height=12).encode(tooltip=tooltip))
+    claim = [_row("published (claimed)", published, delta, at_most)] if math.isfinite(published) else []
+    if claim:
+        layers.append(layer(claim).mark_tick(color=INK[0], thickness=2.5, height=18).encode(tooltip=tooltip))
+    if math.isfinite(certified):
+        proof = layer([_row("certified (proved)", certified, delta, at_most)])
+        layers.append(proof.mark_point(color=BLUE[0], filled=True, size=70, opacity=1).encode(tooltip=tooltip))
+    layers.append(
+        layer(corners)
+        .mark_point(size=60, strokeWidth=2.2, color=BAD[0], filled=False, shape="triangle-right")
+        .encode(tooltip=tooltip)
+    )
+    return alt.layer(*layers)
 
 
-def _mark(cell: str, what: str, epsilon: float, end: float, text: Callable[[float], str]) -> dict[str, Any]:
-    return {
-        "cell": cell,
-        "what": what,
-        "value": min(epsilon, end),
-        "shown": text(epsilon),
-    }
+def _row(what: str, epsilon: float, delta: float, text: Callable[[float], str]) -> dict[str, Any]:
+    return {"what": what, "epsilon": epsilon, "delta": delta, "shown": text(epsilon), "at": f"{delta:g}"}
 
 
 def rocs(

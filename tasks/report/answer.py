@@ -30,7 +30,7 @@ from tasks.charts.seed_groups import (
 )
 from tasks.experiment.cell_list import PLAIN
 from tasks.metrics import shown_in, title_of
-from tasks.report.numbers import digits4
+from tasks.report.numbers import digits4, whole_percent
 
 _LEVEL = 0.05
 _MOST_NAMES = 4
@@ -61,6 +61,13 @@ class Ranking:
     def best(self) -> SeedGroup:
         """The candidate of the lowest mean."""
         return self.candidates[0]
+
+    @property
+    def choice(self) -> SeedGroup:
+        """The candidate to take: a winner that is told apart from all others; else plain DP-SGD, which is the simplest,
+        if it is among the first; else the lowest mean.
+        """
+        return self.plain if self.plain is not None and self.plain in self.tied else self.best
 
     @property
     def plain(self) -> SeedGroup | None:
@@ -131,20 +138,25 @@ def sentence(ranking: Ranking, where: str = "", *, several_models: bool = False)
         several_models: whether the model must be named.
     """
     place = "".join([f" on {where}" if where else "", f" with model `{ranking.model}`" if several_models else ""])
-    return f"At certified ε = {at_most(ranking.epsilon)}{place}, {_verdict(ranking)}{_rivals(ranking)}{_kept(ranking)}."
+    said = f"{_verdict(ranking)}{_rivals(ranking)}{_kept(ranking)}{_take(ranking)}"
+    return f"At certified ε = {at_most(ranking.epsilon)}{place}, {said}."
 
 
 def _verdict(ranking: Ranking) -> str:
     best, name = ranking.best, title_of(ranking.metric)
-    if ranking.seeds < 2 or len(ranking.candidates) == 1:
-        alone = "reaches" if len(ranking.candidates) == 1 else "has the lowest"
-        return f"{_named(best)} {alone} {name}{' of' if alone == 'reaches' else ':'} {digits4(best.mean)}"
+    if len(ranking.candidates) == 1:
+        return f"{_named(best)} reaches {name} of {digits4(best.mean)}"
     if len(ranking.tied) == 1:
         return f"{_named(best)} is best: {name} {digits4(best.mean)}"
     low, high = digits4(best.mean), digits4(max(group.mean for group in ranking.tied))
     between = low if low == high else f"{low} to {high}"
-    one = "; plain DP-SGD is one of them" if ranking.plain in ranking.tied else ""
-    return f"{listed([group.mechanism for group in ranking.tied])} cannot be told apart: {name} {between}{one}"
+    seeds = " with one seed" if ranking.seeds < 2 else ""
+    return f"{listed([group.mechanism for group in ranking.tied])} cannot be told apart{seeds}: {name} {between}"
+
+
+def _take(ranking: Ranking) -> str:
+    tied = len(ranking.tied) > 1 and ranking.plain in ranking.tied
+    return f"; take {_named(ranking.choice)}, the simplest" if tied else ""
 
 
 def _named(group: SeedGroup) -> str:
@@ -160,7 +172,7 @@ def listed(labels: Sequence[str]) -> str:
 
 def _rivals(ranking: Ranking) -> str:
     """What it is compared with: plain DP-SGD or, if that is best, the next one; and training without privacy."""
-    plain, ranked = ranking.plain, ranking.seeds < 2 or len(ranking.tied) == 1
+    plain, ranked = ranking.plain, len(ranking.tied) == 1
     rivals = []
     if plain is not None and plain is not ranking.best and (ranked or plain not in ranking.tied):
         rivals.append(f"{digits4(plain.mean)} for plain DP-SGD (`{plain.mechanism}`)")
@@ -175,7 +187,7 @@ def _rivals(ranking: Ranking) -> str:
 
 
 def _kept(ranking: Ranking) -> str:
-    tied = len(ranking.tied) > 1 and ranking.seeds > 1
+    tied = len(ranking.tied) > 1
     shares = [share for group in ranking.tied if (share := ranking.share(group)) is not None]
     if not tied:
         shares = shares[:1]
@@ -184,8 +196,7 @@ def _kept(ranking: Ranking) -> str:
         return f"; {'they are' if tied else 'it is'} worse than the untuned model"
     if not shares:
         return ""
-    # Rounded down: who keeps all has lost nothing.
-    low, high = (math.floor(100 * max(0.0, share) + 1e-9) for share in (min(shares), max(shares)))
+    low, high = (whole_percent(max(0.0, share)) for share in (min(shares), max(shares)))
     return f"; {'they keep' if tied else 'it keeps'} {low if low == high else f'{low} to {high}'} % of the gain"
 
 
@@ -268,7 +279,7 @@ def _gain(opened: Sequence[Ranking]) -> list[str]:
 
 @dataclass(frozen=True)
 class Headline:
-    """Figures of the mechanism with the lowest mean perplexity at one certified epsilon, and what it is measured by.
+    """Figures of the mechanism to take at one certified epsilon, and what it is measured by.
 
     Attributes:
         sentence: the report's answer, which says how sure one may be of it.
@@ -293,14 +304,14 @@ def headline(results: Sequence[Result]) -> Headline:
     }
     if not opened:
         return Headline(sentence, {}, _finite(figures))
-    best, plain = opened[0].best, opened[0].plain
+    best, plain = opened[0].choice, opened[0].plain
     figures |= {"best_perplexity": best.mean, "dp_sgd_perplexity": plain.mean if plain else None}
     figures |= {f"best_{key}": _largest(best, key) for key in EPSILONS}
-    return Headline(sentence, {"lowest_mechanism": best.mechanism, "answer": sentence}, _finite(figures))
+    return Headline(sentence, {"chosen_mechanism": best.mechanism, "answer": sentence}, _finite(figures))
 
 
 def best_cell(results: Sequence[Result], audited: Mapping[str, float]) -> dict[str, Any]:
-    """Mechanism, perplexity and the four epsilons of the best candidate: what DVC compares experiments by.
+    """Mechanism, perplexity and the four epsilons of the candidate to take: what DVC compares experiments by.
 
     Args:
         audited: what attacks showed, by the labels of cells.
@@ -311,7 +322,7 @@ def best_cell(results: Sequence[Result], audited: Mapping[str, float]) -> dict[s
     if not opened:
         lowest = over_seeds(results, perplexity_metric(results))[0]
         return {"mechanism": lowest.mechanism} | _finite({"perplexity": lowest.mean})
-    best = opened[0].best
+    best = opened[0].choice
     shown = [audited[label] for one in best.results if (label := str(one["label"])) in audited]
     figures = {"perplexity": best.mean} | {key: _largest(best, key) for key in EPSILONS}
     more = [one.name for one in shown_in("comparison") if all(one.name in cell["after"] for cell in best.results)]

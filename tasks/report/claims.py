@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,10 @@ from dptune.privacy.accounting.mixture_figures import has_limit, limit_epsilon
 from dptune.privacy.ledger_file import read_ledger
 from tasks.audit.registry import bounds
 from tasks.charts.seed_groups import SeedGroup
+
+#: Deltas of the certified curve: from the least that a chart shows to one at which most runs have epsilon 0.
+_DELTAS = (1e-10, 1e-8, 1e-6, 1e-4, 1e-2, 0.1, 0.4, 0.9)
+_NOTHING = 1e-9  # an accountant's rounding of epsilon 0
 
 
 @dataclass(frozen=True)
@@ -65,6 +70,21 @@ def limit_of(ledger: Path) -> float | None:
     """Epsilon of a ledger's releases in the limit of high dimension; None if their noise has no such limit."""
     contents = read_ledger(ledger)
     return limit_epsilon(contents.composition, contents.header.delta) if has_limit(contents.composition) else None
+
+
+def privacy_curve(ledger: Path) -> list[tuple[float, float]]:
+    """Certified epsilon of a ledger's releases at several deltas, as pairs; empty where nothing is certified.
+
+    Each epsilon is the accountant's own, so the run's true curve lies below every point. Epsilons fall; the last pair
+    is of the smallest of these deltas at which epsilon is 0.
+    """
+    contents = read_ledger(ledger)
+    if not math.isfinite(contents.epsilons.certified):
+        return []
+    deltas = sorted({*_DELTAS, contents.header.delta})
+    pairs = [(replace(contents.header, delta=delta).price(contents.composition).certified, delta) for delta in deltas]
+    zero = min((delta for epsilon, delta in pairs if epsilon <= _NOTHING), default=1.0)
+    return [pair for pair in pairs if math.isfinite(pair[0]) and pair[1] <= zero]
 
 
 def _order(claim: Claim) -> tuple[float, float]:

@@ -16,7 +16,7 @@ from dptune.privacy.run_folder import RunFolder
 from dptune.privacy.set_aside import Spending, spending_of
 from tasks.audit.publish import audit_metrics
 from tasks.audit.registry import parts
-from tasks.charts.audits import Audit, ledger_versus_audit, rocs
+from tasks.charts.audits import Audit, Curve, rocs, run_profiles, step_profiles
 from tasks.charts.canvas import Figure, save
 from tasks.charts.controllers import controller, moves_knobs
 from tasks.charts.curves import curves, spent
@@ -29,12 +29,13 @@ from tasks.metrics import ranked_by, title_of
 from tasks.mlflow import tracking
 from tasks.mlflow.page import run_ids, show
 from tasks.paths import AUDITS, DATA, EXPERIMENT, REPORT, RUNS
-from tasks.report.answer import answer_lines, best_cell, caveats, further_lines, headline, rankings
-from tasks.report.claims import claims, limit_of
+from tasks.report.answer import answer_lines, best_cell, caveats, further_lines, headline, headlines, rankings
+from tasks.report.claims import claims, limit_of, privacy_curve
 from tasks.report.page import write, write_index
 from tasks.report.results_table import table
 from tasks.report.scores_table import score_table, scores_of
 from tasks.report.steps_needed import STEPS_FILE, publish_steps, steps_needed, steps_over_seeds, with_steps
+from tasks.report.verdict import attacked, proved
 from tasks.settings.params import load_settings
 from tasks.stage import run_stage
 from tasks.workspace import keep_pages
@@ -59,7 +60,11 @@ def report(name: str | None = None, folder: Path = DATA) -> None:
     ledgers = [RunFolder(RUNS / cell).ledger for cell in cells]
     limits = {result["label"]: limit_of(ledger) for result, ledger in zip(results, ledgers, strict=True)}
     others, name = unlisted_spendings(RUNS, cells), name or load_settings().experiment.name
-    write_report(results, directory, name, read_audits(listed, AUDITS), limits, others)
+    audits = read_audits(listed, AUDITS)
+    audited = {audit["label"] for audit in audits}
+    curves = {label: privacy_curve(ledger) for label, ledger in zip(limits, ledgers, strict=True) if label in audited}
+    named = dict(zip(limits, cells, strict=True))
+    write_report(results, directory, name, audits, limits, others, curves, named)
     runs = {
         result["label"]: RunFolder(ledger.parent).mlflow_run for result, ledger in zip(results, ledgers, strict=True)
     }
@@ -82,17 +87,21 @@ def write_report(
     audits: Sequence[Audit] = (),
     limits: Mapping[str, float | None] | None = None,
     others: Sequence[Spending] = (),
+    curves: Mapping[str, Curve] | None = None,
+    cells: Mapping[str, str] | None = None,
 ) -> None:
     """Write report.html, its PNGs, answer.md, cells.json, metrics.json, plots/*; ``limits`` as ``claims`` takes them.
 
     Args:
         others: spendings of runs that are not in ``results``; those on the same records are added to the totals.
+        curves: certified curves of audited cells, as ``run_profiles`` takes them.
+        cells: names of the run folders by label, for the line that verifies one.
     """
     directory.mkdir(parents=True, exist_ok=True)
     shown = looks(str(result["mechanism"]) for result in results)
     place = {result["label"]: list(shown).index(str(result["mechanism"])) for result in results}
     audits = sorted(audits, key=lambda audit: place[audit["label"]])
-    figures = _figures(results, audits, shown)
+    figures = _figures(results, audits, shown, curves or {})
     moved = _controllers(results, shown)
     for folder, drawn in ((FIGURES, figures), (CONTROLLERS, moved)):
         shutil.rmtree(directory / folder, ignore_errors=True)
@@ -108,10 +117,12 @@ def write_report(
     _write_csv(directory / "plots" / "curves.csv", _curve_rows(results))
     lines = [*answer_lines(results), *further_lines(results), *(f"- {line}" for line in caveats(results))]
     write_text(directory / ANSWER, "\n\n".join(lines) + "\n")
-    _write_page(results, directory, name, audits, limits or {}, others, figures, moved, shown)
+    _write_page(results, directory, name, audits, limits or {}, others, figures, moved, shown, cells or {})
 
 
-def _figures(results: list[Result], audits: Sequence[Audit], shown: dict[str, Look]) -> list[Figure]:
+def _figures(
+    results: list[Result], audits: Sequence[Audit], shown: dict[str, Look], proved: Mapping[str, Curve]
+) -> list[Figure]:
     """Every figure that has something to show."""
     synthetic = any(result["synthetic"] for result in results)
     found = [
@@ -121,7 +132,8 @@ def _figures(results: list[Result], audits: Sequence[Audit], shown: dict[str, Lo
         curves(results, shown),
     ]
     if audits:
-        found.append(ledger_versus_audit(audits, synthetic=synthetic))
+        found.append(run_profiles(audits, proved, synthetic=synthetic))
+        found.append(step_profiles(audits, synthetic=synthetic))
         found.append(rocs(audits, {result["label"]: result for result in results}, shown, synthetic=synthetic))
     return [figure for figure in found if figure]
 
@@ -136,8 +148,11 @@ def _write_page(
     figures: Sequence[Figure],
     moved: Sequence[Figure],
     shown: dict[str, Look],
+    cells: Mapping[str, str],
 ) -> None:
     metric = perplexity_metric(results)
+    opened = headlines(rankings(results))
+    cell = cells.get(opened[0].choice.first["label"]) if opened else None
     groups = over_seeds(results, metric)
     models = dict.fromkeys(str(result["model"]) for result in results)
     write(
@@ -147,6 +162,9 @@ def _write_page(
         shown,
         name=name,
         opening=answer_lines(results),
+        proved=proved(results),
+        attacked=attacked(audits),
+        check=f"dptune verify {RUNS}/{cell}" if cell else "",
         further=further_lines(results),
         caveats=caveats(results),
         results=sorted(results, key=lambda result: float(result["after"][metric])),

@@ -29,6 +29,11 @@ def spread_text(spread: float, mean: float) -> str:
     return f"{spread:.{decimals}f}" if math.isfinite(spread) else DIVERGED
 
 
+def whole_percent(share: float) -> int:
+    """A share in percent, rounded down: 100 % has lost nothing."""
+    return math.floor(100 * share + 1e-9)
+
+
 def could_refute(epsilon: float | str) -> str:
     """The largest certified epsilon that an attack could have refuted; in words, where it is 0."""
     return at_least(float(epsilon)) if float(epsilon) > 0 else "cannot refute"

@@ -22,7 +22,8 @@ from dptune.core.files import write_text
 from tasks.charts.canvas import DARK, Figure, for_page, names_in, program
 from tasks.charts.looks import Look
 from tasks.paths import DATA, REPORT, REPORTS
-from tasks.report.numbers import could_refute, digits4, exact, spread_text
+from tasks.report.numbers import could_refute, digits4, exact, spread_text, whole_percent
+from tasks.report.ruler import ruler
 
 INDEX = "index.html"
 _TEMPLATES = Path(__file__).with_name("templates")
@@ -92,12 +93,13 @@ def environment(looks: Mapping[str, Look]) -> Environment:
         "shown": at_least,
         "could_refute": could_refute,
         "exact": exact,
+        "percent": whole_percent,
         "digits4": digits4,
         "spread": spread_text,
         "names": lambda text: named(text, looks),
         "plain": lambda text: text.replace("`", ""),
     }
-    made.globals |= {"mark": lambda name: marker(looks[name]) if name in looks else ""}
+    made.globals |= {"ruler": ruler, "mark": lambda name: marker(looks[name]) if name in looks else ""}
     return made
 
 
@@ -110,7 +112,7 @@ class _Missing(StrictUndefined):
 
 def named(text: str, looks: Mapping[str, Look]) -> Markup:
     """Text with names of mechanisms in backticks as HTML: each with its marker."""
-    parts = re.split(r"`([^`]*)`", text.replace(" %", "\u00a0%").replace("ε = ", "ε\u00a0=\u00a0"))
+    parts = re.split(r"`([^`]*)`", re.sub("([εμδ]) ([=≤≥]) ", "\\1\u00a0\\2\u00a0", text.replace(" %", "\u00a0%")))
     made = [
         Markup("<code>{}{}</code>").format(marker(looks[part]) if part in looks else "", part)
         if place % 2

@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tasks.charts.seed_groups import SAME_EPSILON, SeedGroup
+from tasks.charts.seed_groups import CERTIFIED, PUBLISHED, SAME_EPSILON, SeedGroup
 from tasks.experiment.guarantee import GUARANTEE
 from tasks.report.answer import Ranking
 from tasks.report.claims import refutable_epsilon, shown_epsilon
+from tasks.report.ruler import ruler_end
 
 Audit = dict[str, Any]
 
@@ -41,6 +42,13 @@ class ResultRow:
     best: bool
     warnings: tuple[Remark, ...]
 
+    @property
+    def epsilons(self) -> dict[str, float | None]:
+        """The four epsilons by their ticks on the ruler: of several seeds those of the first, and the most shown."""
+        first = self.group.first
+        prices = zip(("claimed", "noise", "proved"), (PUBLISHED, "epsilon_noise_only", CERTIFIED), strict=True)
+        return {**{tick: float(first[name]) for tick, name in prices}, "shown": self.audited}
+
 
 @dataclass(frozen=True)
 class ResultSection:
@@ -48,6 +56,11 @@ class ResultSection:
 
     title: str
     rows: tuple[ResultRow, ...]
+
+    @property
+    def end(self) -> float:
+        """Epsilon at the end of the rulers of these rows, which share a scale."""
+        return ruler_end([row.epsilons for row in self.rows])
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ import shutil
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +23,12 @@ from dptune.audit.noise_test import NoiseBound, audited_noise
 from dptune.audit.sample_rate import audited_sample_rate
 from dptune.audit.whole_run import audit_run
 from dptune.cli import app
+from dptune.core.digits import at_least, at_most
 from dptune.core.errors import ConfigError, DataError, DptuneError
-from dptune.core.files import read_json, sha256, write_json
+from dptune.core.files import NO_TIME, read_json, sha256, write_json
 from dptune.job.audit_canaries import KeptCanaries
+from dptune.job.delivery.audit_section import BEGIN, FINISH, write_audit
+from dptune.job.delivery.card import END, START
 from dptune.mechanisms.noises.gaussian import Gaussian
 from dptune.privacy.entropy import FixedSeed
 from dptune.privacy.ledger_file import GENESIS, encode, read_ledger, seal
@@ -81,6 +85,75 @@ def test_a_sound_run_is_not_accused(finished: Path) -> None:
     assert "epsilon_audited is at most 3." in said
     assert "proves no privacy" in said
     assert sha256(finished / "ledger.jsonl") in said
+
+
+def card_of(run: Path) -> Path:
+    return run / "adapter" / "README.md"
+
+
+def verify(*arguments: object) -> Result:
+    return CliRunner().invoke(app, ["verify", *map(str, arguments)])
+
+
+def test_an_audited_card_says_both_numbers_and_that_nothing_compares_one(copy: Path) -> None:
+    card, before = card_of(copy), card_of(copy).read_text()
+    assert "NOT compared" not in verify(copy).output
+    found = json.loads(command(copy, "--card", "--json", "--false-alarms", "1e-6").stdout)
+    text = card.read_text()
+    assert text.startswith(before.rstrip("\n")), "nothing else of the card changes"
+    section = text[len(before.rstrip("\n")) :]
+    assert (
+        f"| epsilon_audited | {at_least(found['epsilon_audited'], 4)} at least, shown with confidence 0.95" in section
+    )
+    assert f"| epsilon_certified | {at_most(found['epsilon_certified'], 4)} (what is proved) |" in section
+    assert f"| could be shown at most | {at_least(found['could_be_shown_at_most'], 4)}, if all" in section
+    assert f"| canaries | {COUNT} gradients" in section
+    assert "not accused; a sound run is accused with probability 1e-06 at most" in section
+    assert sha256(copy / "ledger.jsonl") in section
+    assert card.stat().st_mtime == NO_TIME
+    command(copy, "--card", "--false-alarms", "1e-6")
+    assert card.read_text() == text, "a second audit takes its place"
+    said = verify(copy)
+    assert said.exit_code == 0
+    assert 'NOT compared: the section "Audit" of' in said.stdout
+    assert "not about this ledger" not in said.stdout
+    assert json.loads(verify(copy, "--json").stdout)["audit_compared"] is False
+    assert verify(copy / "adapter").exit_code == 0
+
+
+@pytest.mark.parametrize("title", ["## Audit", "Audit, checked by dptune verify\n---", "<h2>\uff21udit</h2>"])
+def test_a_forged_audit_looks_compared_nowhere_and_is_not_written_beside(title: str, copy: Path) -> None:
+    card = card_of(copy)
+    card.write_text(card.read_text() + f"\n{title}\n\n| epsilon_audited | 0.01 at least |\n")
+    said = verify(copy)
+    assert said.exit_code == 0
+    assert "NOT compared: the section" in said.stdout
+    assert "It is not about this ledger, or there are several." in said.stdout
+    refused = command(copy, "--card", "--false-alarms", "1e-6")
+    assert refused.exit_code == 2
+    assert "that dptune did not write" in refused.stderr
+    assert card.read_text().count("epsilon_audited") == 2, "one row of the section Privacy, one of the forgery"
+
+
+def test_marks_of_an_audit_around_other_sections_take_nothing_away(copy: Path) -> None:
+    card = card_of(copy)
+    forged = card.read_text().replace(START, f"{BEGIN}\n{START}").replace(END, f"{END}\n{FINISH}")
+    card.write_text(forged)
+    assert command(copy, "--card", "--false-alarms", "1e-6").exit_code == 2
+    assert card.read_text() == forged
+
+
+def test_an_audit_of_an_earlier_run_is_named(copy: Path) -> None:
+    figures = {"epsilon_audited": 0.1, "could_be_shown_at_most": 1.0, "epsilon_certified": 8.0, "delta": 1e-5}
+    figures |= {"confidence": 0.95, "canaries": 10, "false_alarms": 0.001}
+    write_audit(copy, figures | {"accusations": ["its noise is small"]}, "0" * 64, date(2020, 1, 2))
+    text = card_of(copy).read_text()
+    assert "| verdict | ACCUSED: its noise is small; a sound run" in text
+    assert "| date | 2020-01-02 |" in text
+    assert "It is not about this ledger" in verify(copy).stdout
+    shutil.rmtree(copy / "adapter")
+    with pytest.raises(ConfigError, match="cells of a study have no card"):
+        write_audit(copy, figures | {"accusations": []}, "0" * 64, date(2020, 1, 2))
 
 
 def test_halved_noise_is_accused_though_coins_cannot_show_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

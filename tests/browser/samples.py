@@ -113,7 +113,9 @@ def audit(one: dict[str, Any]) -> dict[str, Any]:
 def write_pages(data: Path) -> None:
     """A report, a page on prediction, one on policies, and the index, in folders of ``data``."""
     results = grid()
-    write_report(results, data / "report", "made up", [audit(one) for one in results if one["seed"] == 0])
+    audits = [audit(one) for one in results if one["seed"] == 0]
+    names = {one["label"]: f"{one['label']}-0a1b2c3d" for one in results}
+    write_report(results, data / "report", "made up", audits, cells=names)
     (data / "prediction").mkdir()
     prediction.write_page(_prediction(), data / "prediction")
     (data / "policy").mkdir()

@@ -85,6 +85,16 @@ def test_the_first_screen_holds_the_answer_the_chart_and_the_table(browser: Any,
         assert one.page.locator("details[open]").count() == 0
 
 
+def test_the_line_that_verifies_a_run_is_copied_or_marked(browser: Any, pages: Path) -> None:
+    with visit(browser, pages / "report/report.html", 1300) as one:
+        button = one.page.locator("[data-copy]")
+        assert button.get_attribute("data-copy") == button.locator("xpath=preceding-sibling::code").inner_text()
+        button.click()
+        marked = "getSelection().toString().startsWith('dptune verify ')"
+        one.wait_until(f"document.querySelector('[data-copy]').textContent === 'copied' || {marked}")
+        assert one.said == []
+
+
 def test_a_row_is_no_higher_than_its_mechanism_and_warnings_need(browser: Any, pages: Path) -> None:
     """The text of a leak once made a row 480 pixels high."""
     with visit(browser, pages / "report/report.html", 1300) as one:
@@ -140,7 +150,7 @@ def test_the_table_of_a_telephone_names_every_figure(browser: Any, pages: Path) 
             or one.page.locator(".answers thead").bounding_box()["width"] <= 1
         )
         shown = one.page.eval_on_selector(".answers td", "cell => getComputedStyle(cell, '::before').content")
-        assert "ε published" in shown
+        assert "claimed, noise only, proved, shown (could refute)" in shown
 
 
 def test_the_index_leads_to_every_page(browser: Any, pages: Path) -> None:

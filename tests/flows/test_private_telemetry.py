@@ -208,7 +208,7 @@ def test_only_releases_and_public_data_are_metrics(published: Published) -> None
 
 def test_the_parent_shows_the_headline_and_its_page_says_what_is_covered(published: Published) -> None:
     parent = tracking.client().get_run(tracking.parent_run("tiny", {}, timed=False))
-    assert parent.data.tags["lowest_mechanism"] in ("static", "quantile")
+    assert parent.data.tags["chosen_mechanism"] in ("static", "quantile")
     assert "public-set perplexity" in parent.data.tags[tracking.NOTE]
     note = tracking.client().get_experiment(parent.info.experiment_id).tags[tracking.NOTE]
     assert note.startswith(parent.data.tags[tracking.NOTE])

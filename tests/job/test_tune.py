@@ -473,7 +473,7 @@ def test_adaptive_mechanisms_tune_within_the_budget(mechanism: str, options: dic
     )
     assert result.epsilons.certified <= 8
     card = (tmp_path / "adapter" / "README.md").read_text()
-    assert "| epsilon_audited | not on this card, which is written before any attack: a study has it in" in card
+    assert "| epsilon_audited | not in this section, which is written before any attack: a study has it in" in card
 
 
 def test_adapters_start_alike_whatever_the_records_are(tmp_path: Path) -> None:

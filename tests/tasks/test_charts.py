@@ -12,10 +12,11 @@ import vl_convert
 from PIL import Image
 from test_report import moved, private, result
 
-from tasks.charts.canvas import Figure, Panel, for_page, program, save, values
+from tasks.charts.audits import run_profiles, step_profiles
+from tasks.charts.canvas import BAD, SHADE, Figure, Panel, for_page, program, save, values
 from tasks.charts.controllers import controller
 from tasks.charts.curves import curves, spent
-from tasks.charts.looks import looks
+from tasks.charts.looks import BLUE, INK, looks
 from tasks.charts.prediction import METRIC, prediction, protocol_looks
 from tasks.charts.seed_groups import EPSILONS
 from tasks.charts.utility import utility
@@ -202,3 +203,64 @@ def test_what_a_page_draws_is_as_wide_as_its_place() -> None:
     (spec,) = for_page(figure)
     assert spec["width"] == "container"
     assert spec["autosize"]["type"] == "fit-x"
+
+
+def marks_of(panel: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:
+    """The rows that each layer of a panel draws, by its kind of mark and its colour."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    for layer in panel["layer"]:
+        mark = layer["mark"]
+        rows = panel["datasets"].get(layer["data"].get("name", ""), [])
+        found.setdefault(f"{mark['type']} {mark['color']}", []).extend(rows)
+    return found
+
+
+CURVE = [(4.0, 1e-10), (2.0, 1e-5), (0.0, 0.1)]
+
+
+def test_a_run_is_drawn_with_what_is_proved_shown_and_could_have_been_shown() -> None:
+    from tests.browser.samples import audit
+
+    made = audit(result("static", 2.0)) | {"epsilon_published": 1.5}
+    figure = run_profiles([made], {made["label"]: CURVE}, synthetic=True)
+    (panel,) = for_page(figure)
+    found = marks_of(panel)
+    assert [(row["epsilon"], row["delta"]) for row in found[f"line {BLUE[0]}"]] == CURVE
+    (corner,) = found[f"rect {BAD[0]}"]
+    assert (corner["epsilon"], corner["delta"], corner["zero"]) == (0.12, 1e-5, 0.0)
+    (reach,) = found[f"rule {BAD[0]}"]
+    assert (reach["from"], reach["epsilon"]) == (0.12, 4.05)
+    assert [row["epsilon"] for row in found[f"tick {INK[0]}"]] == [1.5]
+    assert [row["shown"] for row in found[f"point {BLUE[0]}"]] == ["2"]
+    assert panel["layer"][0]["encoding"]["x"]["scale"]["domain"][1] > 4.05, "all of it has room"
+    assert "SYNTHETIC" in figure.title
+    assert figure.panels[0].title == made["label"]
+
+
+def test_a_run_without_a_guarantee_has_grey_ground_and_no_proof() -> None:
+    from tests.browser.samples import audit
+
+    made = audit(result("nonprivate", "inf"))
+    (panel,) = for_page(run_profiles([made], {}, synthetic=False))
+    found = marks_of(panel)
+    assert found[f"rect {SHADE[0]}"]
+    assert not any(name.endswith(BLUE[0]) for name in found)
+    assert f"tick {INK[0]}" not in found, "it claims nothing finite"
+    assert "no guarantee" in json.dumps(panel)
+
+
+def test_a_step_is_drawn_with_both_gaussians_and_cells_left_out_are_counted() -> None:
+    from tests.browser.samples import audit
+
+    made = [audit(result("static", 2.0, label=f"cell{number}")) for number in range(26)]
+    made[0]["step"] = made[0]["step"] | {"mu_certified": 1.0, "mu_audited": 0.0}
+    figure = step_profiles(made, synthetic=False)
+    assert figure is not None
+    assert len(figure.panels) == 24
+    assert figure.note.endswith("2 more cells are in the table only.")
+    first, second = (marks_of(panel) for panel in for_page(figure)[:2])
+    at_zero = next(row["delta"] for row in first[f"line {BLUE[0]}"] if row["epsilon"] == 0)
+    assert at_zero == pytest.approx(0.3829, abs=1e-4), "total variation of mu 1: 2 Phi(1/2) - 1"
+    assert f"line {BAD[0]}" not in first, "an attack that shows nothing has no curve"
+    assert second[f"line {BAD[0]}"]
+    assert step_profiles([{"label": "x"}], synthetic=False) is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +11,13 @@ from test_report import page, result
 
 from dptune.mechanisms.planning import Schedule, planned
 from dptune.mechanisms.registry import build
+from dptune.privacy.accountants import gdp_delta
 from dptune.privacy.accounting.mixture_figures import limit_epsilon
 from dptune.privacy.ledger import Ledger
+from dptune.privacy.release import Release
 from dptune.privacy.run_header import RunHeader
 from tasks.charts.seed_groups import over_seeds
-from tasks.report.claims import claims, limit_of
+from tasks.report.claims import claims, limit_of, privacy_curve
 from tasks.report.experiment import write_report
 
 pytestmark = pytest.mark.usefixtures("quick_pictures")
@@ -88,3 +91,23 @@ def test_the_page_has_the_table(tmp_path: Path) -> None:
     assert "9.13" in table
     assert table.index("small static") < table.index("small plrvo") < table.index("small leaky")
     assert "small nonprivate" not in table
+
+
+def test_the_certified_curve_of_a_ledger_falls_and_holds_its_epsilon(tmp_path: Path) -> None:
+    """A Gaussian release of mu 1 has epsilon 0 from delta 0.3829 on."""
+    release = Release(sample_rate=1.0, noise_multiplier=1.0)
+    header = RunHeader("static", "gdp_clt", "certified", epsilon=9.0, delta=1e-5, unit="record", units=800)
+    with Ledger.create(tmp_path / "ledger.jsonl", header, Counter({release: 1})) as ledger:
+        ledger.charge(release)
+    curve = privacy_curve(tmp_path / "ledger.jsonl")
+    certified = header.price(Counter({release: 1})).certified
+    assert (certified, 1e-5) in curve
+    assert [epsilon for epsilon, _ in curve] == sorted((epsilon for epsilon, _ in curve), reverse=True)
+    assert curve[-1] == (pytest.approx(0.0, abs=1e-9), 0.4)
+    for epsilon, delta in curve:
+        assert gdp_delta(1.0, epsilon) <= delta * (1 + 1e-9)
+    raw = Release(sample_rate=1.0, noise_multiplier=0.0, noise="none")
+    header = RunHeader("nonprivate", "gdp_clt", "published", epsilon=None, delta=1e-5, unit="record", units=800)
+    with Ledger.create(tmp_path / "open.jsonl", header, Counter({raw: 1})) as ledger:
+        ledger.charge(raw)
+    assert privacy_curve(tmp_path / "open.jsonl") == []

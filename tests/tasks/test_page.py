@@ -41,7 +41,7 @@ def test_the_index_names_every_page_with_its_answer_the_report_first(tmp_path: P
     assert "dptune report: yours" in made.words
     assert "other 50 %" in made.words, "which study it is of"
     assert "dptune report: mine" in made.words
-    assert "has the lowest held-out perplexity" in made.words
+    assert "cannot be told apart with one seed" in made.words
     assert "A <b> & B." in made.words
     assert "no page of ours" not in made.words
     for link in made.links:

@@ -20,8 +20,10 @@ from tasks.charts.canvas import blank, save
 from tasks.charts.seed_groups import over_seeds
 from tasks.experiment.cell_list import read_results
 from tasks.experiment.guarantee import GUARANTEE
+from tasks.paths import RUNS
 from tasks.report import experiment as module
 from tasks.report.experiment import write_report
+from tasks.report.verdict import attacked, proved
 
 PICTURES = ("utility.png", "perplexity.png", "epsilon.png", "curves.png")
 
@@ -145,7 +147,7 @@ def test_the_first_screen_answers_and_says_what_is_guaranteed_and_that_data_is_m
     answer = "At certified ε = 2 on the synthetic cohort, plain DP-SGD (static) reaches held-out perplexity of 6.000"
     assert answer in first.replace("\u00a0", " ")
     assert GUARANTEE["research"] in first
-    assert first.index("reaches held-out") < first.index(GUARANTEE["research"]) < first.index("ε noise only")
+    assert first.index("reaches held-out") < first.index(GUARANTEE["research"]) < first.index("noise only")
 
 
 def test_the_table_has_every_cell_best_first(written: Path) -> None:
@@ -251,6 +253,35 @@ def test_audits_and_rates_have_the_order_of_legends(tmp_path: Path) -> None:
     assert "`static` 0.02, `rldp` 0.01, `nonprivate` 0.04" in (tmp_path / "answer.md").read_text(encoding="utf-8")
 
 
+@pytest.mark.usefixtures("quick_pictures")
+def test_the_verdict_says_what_to_use_what_is_proved_and_what_attacks_saw(tmp_path: Path) -> None:
+    from tests.browser.samples import audit
+
+    leaky = {"budget_epsilon": 2.0, "epsilon_published": 2.0, "leaks": ["raw norms"]}
+    results = [
+        result("static", 1.9991),
+        result("quantile", 2.0),
+        result("static", 7.99, seed=1, label="eight"),
+        result("rldp_published", "inf", **leaky),
+    ]
+    audits = [audit(one) for one in results]
+    audits[3]["one_run"] = audits[3]["one_run"] | {"epsilon_audited": 3.25, "epsilon_refutable": 0.0}
+    audits[2]["one_run"] = audits[2]["one_run"] | {"epsilon_refutable": 0.0}
+    write_report(results, tmp_path, "tiny", audits, cells={"small.static.seed0": "small.static.seed0-0a1b"})
+    words = " ".join(page(tmp_path).words.replace("\u00a0", " ").split())
+    strip = words[words.index("Use ") : words.index("See each attack.")]
+    assert "cannot be told apart with one seed" in strip
+    assert "3 runs, each ε ≤ 2 or 7.99 at δ = 1e-05 about one record. No guarantee: rldp_published." in strip
+    assert f"dptune verify {RUNS}/small.static.seed0-0a1b copy" in strip
+    assert "4 audits, and no proof is refuted. Attacks on the whole run could have refuted 2 of 3 proofs." in strip
+    assert "They show ε ≥ 0.12 where a proof holds and ε ≥ 3.25 where nothing is proved." in strip
+    assert "On one step they show μ ≥ 1.2 of 1.29 proved." in strip
+    audits[0]["violations"] = ["small.static.seed0: something is wrong"]
+    assert attacked(audits) == "1 violation: an attack shows more than is proved."
+    assert attacked([]) == "Nothing was attacked."
+    assert proved(results[3:]) == "Nothing is proved. No guarantee: `rldp_published`."
+
+
 def test_what_a_controller_did_is_a_picture(tmp_path: Path) -> None:
     write_report([*RESULTS, moved()], tmp_path, "tiny")
     picture = (tmp_path / "controllers" / "small.rldp.seed0.png").read_bytes()
@@ -323,7 +354,9 @@ def test_what_an_attack_could_have_refuted_stands_beside_what_it_shows(
     attack = {name: value for name, value in made["one_run"].items() if name != "epsilon_refutable"}
     made["one_run"] = attack | ({} if refutable is None else {"epsilon_refutable": refutable})
     write_report([one], tmp_path, "tiny", [made])
-    shown = page(tmp_path).words
+    verdict, _, shown = page(tmp_path).words.partition("See each attack.")
+    assert ("could have refuted" in verdict) is (refutable is not None)
+    shown = shown.replace("shown: ε ≥ 0.12", "")  # under the pointer on a ruler
     assert len(re.findall(re.escape(said) + r"(?! \()", shown)) == 3
     assert "4.05" not in shown, "the most that could be shown has another confidence"
     assert shown.count("shown (could refute)") == 4

@@ -31,16 +31,22 @@ GLOSSES = {
     "epsilon_published": "as the mechanism's paper counts",
 }
 NOT_MEASURED = "not measured"
-_AUDITED = "not on this card, which is written before any attack: a study has it in audit.json of the run"
+_AUDITED = "not in this section, which is written before any attack: a study has it in audit.json of the run"
 _AUDITED_BY_COINS = (
-    "not on this card, which is written before any attack: `dptune audit-run` shows it, with the run's folder"
+    "not in this section, which is written before any attack: `dptune audit-run` shows it, with the run's folder"
 )
 _FIGURES = "Figures of private records, which the owner was shown: they are left out here, and no epsilon covers them."
 _LABELS = "The names of the labels, which are public."
 _TOLD = "on held-out private records, which is told beside the weights: the guarantee is about the weights alone."
 #: Lines of the section "Privacy", each with those that earlier versions wrote in its place.
 EARLIER = {
-    f"| epsilon_audited | {_AUDITED} |": (f"| epsilon_audited | {NOT_MEASURED} |",),
+    f"| epsilon_audited | {_AUDITED} |": (
+        f"| epsilon_audited | {NOT_MEASURED} |",
+        f"| epsilon_audited | {_AUDITED.replace('in this section', 'on this card')} |",
+    ),
+    f"| epsilon_audited | {_AUDITED_BY_COINS} |": (
+        f"| epsilon_audited | {_AUDITED_BY_COINS.replace('in this section', 'on this card')} |",
+    ),
     f"- {_FIGURES}": (f"- Perplexity {_TOLD}", f"- Accuracy {_TOLD}"),
     f"- {_LABELS}": ("- The names of the labels, whether they were given or read from the records.",),
 }
@@ -147,41 +153,15 @@ def privacy_section(
         base: the base model; None where an earlier version delivered the folder, and named no digest of it.
     """
     header = contents.header
-    rates = sorted({release.sample_rate for release in contents.composition})
-    bands = _bands(contents)
     rows = {
         **guarantee_rows(contents, certificate),
-        NOISE: noise_text(contents),
-        "sampling": f"Poisson: at each of {contents.releases} steps each unit"
-        + (f" of one of {bands} groups in turn" if bands else "")
-        + f" by a secret coin of {_range([f'{rate:.6g}' for rate in rates])}",
+        **release_rows(contents),
         "data": header.data,
         "telemetry": header.telemetry,
         "run": "finished" if contents.complete else "not finished",
         **({} if base is None else {"base model": base.row}),
         **{name: f"SHA-256 {digest}" for name, digest in digests.items()},
     }
-    not_covered = [
-        "The weights of the base model, and what it was trained on.",
-        _FIGURES if header.telemetry == "research" else "The number of training units, and how long the run took.",
-        "Other adapters from the same records: their epsilons add up.",
-        "Choosing settings by looking at the private records.",
-    ]
-    if certificate is not None:
-        held_out = ", and that of the held-out units that score" if certificate.score.on == "held_out" else ""
-        not_covered[1:2] = [
-            f"The number of training units{held_out}: public by assumption.",
-            "How many candidates there were and what became of them, which is secret; how long the search took.",
-        ]
-        not_covered[-1] = "Choosing outside this search, or its space by looking at the records."
-        not_covered.append("A record that crashes a run: the guarantee assumes that none can.")
-    if classifies:
-        not_covered.insert(2, _LABELS)
-    if not has_guarantee(certified_epsilon(contents, certificate)):
-        leaks = contents.epsilons.leaks if certificate is None else certificate.all_leaks
-        not_covered.insert(0, f"{EVERYTHING}{why_not(leaks)}.")
-    plugins = header.plugins if certificate is None else certificate.plugins
-    not_covered += [f"Mistakes in {plugin}, which dptune cannot check." for plugin in plugins]
     return "\n".join(
         [
             START,
@@ -191,10 +171,47 @@ def privacy_section(
             "",
             "Not covered:",
             "",
-            *(f"- {cell(one)}" for one in not_covered),
+            *(f"- {cell(one)}" for one in not_covered(contents, certificate, classifies=classifies)),
             END,
         ]
     )
+
+
+def release_rows(contents: LedgerContents) -> dict[str, str]:
+    """The noise of a ledger's releases, rounded up, and how units got into them, by name."""
+    rates, bands = sorted({release.sample_rate for release in contents.composition}), _bands(contents)
+    return {
+        NOISE: noise_text(contents),
+        "sampling": f"Poisson: at each of {contents.releases} steps each unit"
+        + (f" of one of {bands} groups in turn" if bands else "")
+        + f" by a secret coin of {_range([f'{rate:.6g}' for rate in rates])}",
+    }
+
+
+def not_covered(contents: LedgerContents, certificate: SearchCertificate | None, *, classifies: bool) -> list[str]:
+    """Sentences on what the guarantee does not cover; the first says why, where no epsilon is certified."""
+    header = contents.header
+    found = [
+        "The weights of the base model, and what it was trained on.",
+        _FIGURES if header.telemetry == "research" else "The number of training units, and how long the run took.",
+        "Other adapters from the same records: their epsilons add up.",
+        "Choosing settings by looking at the private records.",
+    ]
+    if certificate is not None:
+        held_out = ", and that of the held-out units that score" if certificate.score.on == "held_out" else ""
+        found[1:2] = [
+            f"The number of training units{held_out}: public by assumption.",
+            "How many candidates there were and what became of them, which is secret; how long the search took.",
+        ]
+        found[-1] = "Choosing outside this search, or its space by looking at the records."
+        found.append("A record that crashes a run: the guarantee assumes that none can.")
+    if classifies:
+        found.insert(2, _LABELS)
+    if not has_guarantee(certified_epsilon(contents, certificate)):
+        leaks = contents.epsilons.leaks if certificate is None else certificate.all_leaks
+        found.insert(0, f"{EVERYTHING}{why_not(leaks)}.")
+    plugins = header.plugins if certificate is None else certificate.plugins
+    return [*found, *(f"Mistakes in {plugin}, which dptune cannot check." for plugin in plugins)]
 
 
 def certified_epsilon(contents: LedgerContents, certificate: SearchCertificate | None) -> float:

@@ -371,12 +371,19 @@ def _written_section(card: Path) -> str:
         raise CardError(f"{card}: has no single section that dptune wrote. Fix: take the card that the run delivered.")
     start, end = text.index(START), text.index(END) + len(END)
     # A reader takes any section of the name for what the command compared.
-    for found in _HEADING.finditer(text[:start] + "\n\n" + text[end:]):
-        plain = unicodedata.normalize("NFKC", unescape(_MARKUP.sub("", next(filter(None, found.groups()), ""))))
-        if "".join(filter(str.isalpha, plain)).casefold() == "privacy":
-            problem = f"has another heading named Privacy ({found[0].strip()!r}) than the section that is compared"
-            raise CardError(f"{card}: {problem}. Fix: rename it, or take the card that the run delivered.")
+    if others := [one for one, name in headings(text[:start] + "\n\n" + text[end:]) if name == "privacy"]:
+        problem = f"has another heading named Privacy ({others[0]!r}) than the section that is compared"
+        raise CardError(f"{card}: {problem}. Fix: rename it, or take the card that the run delivered.")
     return text[start:end]
+
+
+def headings(text: str) -> list[tuple[str, str]]:
+    """Each heading of a Markdown text, and its letters as a reader takes them: without case, signs or markup."""
+    found = []
+    for one in _HEADING.finditer(text):
+        plain = unicodedata.normalize("NFKC", unescape(_MARKUP.sub("", next(filter(None, one.groups()), ""))))
+        found.append((one[0].strip(), "".join(filter(str.isalpha, plain)).casefold()))
+    return found
 
 
 def _text_of(card: Path) -> str:

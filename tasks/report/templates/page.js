@@ -36,6 +36,13 @@ function press(button) {
   views.forEach(show);
 }
 
+async function copy(button) {
+  try {
+    await navigator.clipboard.writeText(button.dataset.copy);
+    button.textContent = "copied";
+  } catch { getSelection().selectAllChildren(button.previousElementSibling); /* the reader copies what is marked */ }
+}
+
 function unfold() {
   const target = location.hash && document.getElementById(decodeURIComponent(location.hash.slice(1)));
   const folded = target && target.closest("details");
@@ -44,6 +51,7 @@ function unfold() {
 
 document.addEventListener("toggle", (event) => event.target.open && drawInside(event.target), true);
 document.addEventListener("click", (event) => { const button = event.target.closest("[data-mechanism]"); if (button) press(button); });
+document.addEventListener("click", (event) => { const button = event.target.closest("[data-copy]"); if (button) copy(button); });
 night.addEventListener("change", () => [...views.keys()].forEach(draw));
 addEventListener("hashchange", unfold);
 addEventListener("beforeprint", () => document.querySelectorAll("details").forEach((one) => { one.open = true; }));
