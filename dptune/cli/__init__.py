@@ -17,7 +17,7 @@ from dptune.cli.console import Group, reports_errors
 from dptune.cli.ensembles import generate, serve
 from dptune.cli.ledgers import set_aside, spent, verify
 from dptune.cli.mechanisms import mechanisms
-from dptune.cli.pricing import account, calibrate, search
+from dptune.cli.pricing import account, calibrate, samplers, search
 from dptune.cli.sampling import sample
 from dptune.cli.scoring import score
 from dptune.cli.step_audit import audit
@@ -69,6 +69,7 @@ for _command in (
     verify,
     spent,
     mechanisms,
+    samplers,
     set_aside,
     generate,
     serve,
