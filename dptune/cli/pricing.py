@@ -80,8 +80,9 @@ def account(
         return
     check_mechanism(mechanism)
     schedule = _schedule(delta, sample_rate, steps, records, batch, epochs, sampler, max_batch)
-    built = fitted(build(mechanism, read_options(options)), schedule)
+    built = build(mechanism, read_options(options))
     _check_bands(built, sampler)
+    built = fitted(built, schedule)
     found = figures.of_run(built, schedule, price(built, schedule))
     if law is not None:
         found |= figures.of_search(built, schedule, law, delta, bound or "hull")

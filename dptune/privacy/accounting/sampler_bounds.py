@@ -5,7 +5,11 @@ from __future__ import annotations
 import math
 
 from dptune.core.errors import ConfigError
+from dptune.privacy.accounting.composed_losses import composed_epsilon, replaced_epsilon
+from dptune.privacy.accounting.fixed_batches import delta_without_cuts
 from dptune.privacy.accounting.gaussian_dp import gdp_epsilon
+from dptune.privacy.accounting.random_allocation import allocation_epsilon
+from dptune.privacy.accounting.sampled_gaussian import Kind
 from dptune.privacy.accounting.shuffled_batches import least_shuffled_epsilon
 from dptune.privacy.release import Composition, Release
 
@@ -48,8 +52,19 @@ def sampled_epsilon(composition: Composition, delta: float, *, quick: bool = Fal
         3.14878
     """
     release, count = _only(composition)
-    epochs = math.ceil(count / max(release.sampler.batches, 1))
-    return _unamplified(release, epochs, delta)
+    name, rate, noise = release.sampler.name, release.sample_rate, release.effective_noise_multiplier
+    if name == "truncated_poisson":
+        units, most = release.sampler.units, release.sampler.max_batch
+        left = delta_without_cuts(units, rate, most, count, delta)
+        return min(_unamplified(noise, count, left), composed_epsilon([Kind(rate, noise, count)], left, quick=quick))
+    if name == "fixed_size":
+        bound = replaced_epsilon(Kind(rate, noise / 2, count), delta, quick=quick)
+        return min(_unamplified(noise / 2, count, delta), bound)
+    epochs = math.ceil(count / release.sampler.batches)
+    most = _unamplified(noise, epochs, delta)
+    if name == "balls_in_bins":
+        return min(most, allocation_epsilon(noise, release.sampler.batches, epochs, delta, quick=quick))
+    return most
 
 
 def least_epsilon(composition: Composition, delta: float) -> float | None:
@@ -84,6 +99,6 @@ def _only(composition: Composition) -> tuple[Release, int]:
     raise ConfigError("sampler", problem, fix="price each kind alone, and add up their epsilons and their deltas")
 
 
-def _unamplified(release: Release, times: int, delta: float) -> float:
+def _unamplified(noise: float, times: int, delta: float) -> float:
     """Epsilon of a unit that takes part in ``times`` releases; above ``gdp_epsilon`` by more than it can be off."""
-    return gdp_epsilon(math.sqrt(times) / release.effective_noise_multiplier, delta) * (1 + 1e-9) + 1e-12
+    return gdp_epsilon(math.sqrt(times) / noise, delta) * (1 + 1e-9) + 1e-12
