@@ -1,4 +1,4 @@
-"""Fixed batches: binomial tails against sums, and sampling without replacement against losses multiplied out by hand."""
+"""Fixed batches: binomial tails against sums, and sampling without replacement against losses multiplied out."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ def expected_excess(known: Array, bins: int, noise: float, level: float, sign: i
 
 def exact_delta(noise: float, bins: int, epsilon: float) -> float:
     """Delta of one epoch with two or three bins, both directions: all terms but the last by quadrature."""
-    x = np.linspace(-9, 9 + 1 / noise, 6001 if bins == 2 else 1501)
+    x = np.linspace(-9, 9 + 1 / noise, 6001 if bins == 2 else 801)
     weight = np.exp(-(x**2) / 2) * (x[1] - x[0]) / math.sqrt(2 * math.pi)
     term = np.exp(x / noise - 1 / (2 * noise**2))
     known, weights = (term, weight) if bins == 2 else (term[:, None] + term, weight[:, None] * weight)
@@ -41,10 +41,9 @@ def exact_delta(noise: float, bins: int, epsilon: float) -> float:
     return max(remove, level * float((weights * expected_excess(known, bins, noise, 1 / level, -1)).sum()))
 
 
-@pytest.mark.parametrize("noise", [0.5, 1.0, 3.0])
-@pytest.mark.parametrize(("bins", "exponents"), [(2, (-12, -9, -6, -4, -2, -1)), (3, (-10, -5, -2))])
-def test_it_is_never_below_the_truth_and_near_it(noise: float, bins: int, exponents: tuple[int, ...]) -> None:
-    for exponent in exponents:
+@pytest.mark.parametrize(("bins", "noise"), [(2, 0.5), (2, 1.0), (2, 3.0), (3, 0.8)])
+def test_it_is_never_below_the_truth_and_near_it(bins: int, noise: float) -> None:
+    for exponent in (-12, -9, -6, -4, -2, -1) if bins == 2 else (-10, -4, -1):
         delta = 10.0**exponent
         if exact_delta(noise, bins, 0.0) <= 1.05 * delta:
             continue
@@ -64,27 +63,29 @@ def test_with_one_bin_it_is_gaussian_dp(noise: float, epochs: int, delta: float)
     [(1.0, 10, 1, 1e-5), (0.7, 65, 1, 1e-3), (0.6, 37, 2, 1e-4), (2.0, 100, 5, 1e-2), (0.4, 500, 1, 1e-6)],
 )
 def test_simulated_epochs_diverge_as_much_as_is_said(noise: float, bins: int, epochs: int, delta: float) -> None:
-    """E_P (1 - e^(epsilon - loss))_+ from 200,000 runs, the unit's bins drawn with means so large that many count.
+    """E_P (1 - e^(epsilon - loss))_+ from 200,000 runs, half of them with means so large that many count.
 
-    A sound bound fails with a chance of 1e-6; one that is two percent too high fails as well.
+    A sound bound fails with a chance of 1e-6; one that is three percent too high fails as well.
     """
     rng, runs = np.random.default_rng(11), 200_000
     epsilon = allocation_epsilon(noise, bins, epochs, delta)
     shift = max(0.0, 0.5 + noise**2 * (epsilon / epochs + math.log(bins)) - 1) if epsilon > 0.5 else 0.0
-    losses, log_weights = np.zeros(runs), np.zeros(runs)
+    losses, log_odds = np.zeros(runs), np.zeros(runs)
+    drawn = shift * (np.arange(runs) % 2)
     for _ in range(epochs):
         x = noise * rng.standard_normal((runs, bins))
-        log_weights -= shift * (2 * x[:, 0] + shift) / (2 * noise**2)
-        x[:, 0] += 1 + shift
+        x[:, 0] += drawn
+        log_odds += shift * (2 * x[:, 0] - shift) / (2 * noise**2)
+        x[:, 0] += 1
         losses += np.log(np.exp((2 * x - 1) / (2 * noise**2)).mean(1))
 
     def divergence(at: float) -> tuple[float, float]:
-        shown = np.exp(log_weights) * np.maximum(-np.expm1(at - losses), 0)
+        shown = 2 / (1 + np.exp(log_odds)) * np.maximum(-np.expm1(at - losses), 0)
         return float(shown.mean()), 5 * float(shown.std()) / math.sqrt(runs)
 
     mean, error = divergence(epsilon)
     assert mean - error <= delta
-    assert error < 0.1 * delta
+    assert error < 0.3 * delta
     mean, error = divergence(0.97 * epsilon - 2e-3)
     assert mean + error >= delta
 
