@@ -161,9 +161,10 @@ def _one(noise: float, width: float, cut: float) -> _Terms:
     reach, middle = _reach(cut), 1 / (2 * noise**2)
     low = math.floor((-reach / noise - middle) / width)
     high = math.ceil(((reach + 1 / noise) / noise - middle) / width)
-    ends = (width * np.arange(low, high + 1) + middle) * noise
+    places = np.arange(low, high + 1, dtype=np.float64) * width
+    ends = (places + middle) * noise
     mine, means = _cell_probabilities(ends), _cell_probabilities(ends - 1 / noise)
-    values = np.exp(width * np.arange(low, high + 1))
+    values = np.exp(places)
     inner = mine[1:-1]
     upper = np.clip((means[1:-1] / values[:-1] - inner) / math.expm1(width), 0.0, inner)
     mass = np.zeros(len(values))

@@ -54,8 +54,7 @@ def sampled_epsilon(composition: Composition, delta: float, *, quick: bool = Fal
     release, count = _only(composition)
     name, rate, noise = release.sampler.name, release.sample_rate, release.effective_noise_multiplier
     if name == "truncated_poisson":
-        units, most = release.sampler.units, release.sampler.max_batch
-        left = delta_without_cuts(units, rate, most, count, delta)
+        left = delta_without_cuts(release.sampler.units, rate, release.sampler.max_batch, count, delta)
         return min(_unamplified(noise, count, left), composed_epsilon([Kind(rate, noise, count)], left, quick=quick))
     if name == "fixed_size":
         bound = replaced_epsilon(Kind(rate, noise / 2, count), delta, quick=quick)
