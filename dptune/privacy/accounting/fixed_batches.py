@@ -46,7 +46,7 @@ def chance_of_a_cut(units: int, sample_rate: float, max_batch: int, steps: int) 
     Example:
         >>> from dptune.privacy.accounting.fixed_batches import chance_of_a_cut
         >>> f"{chance_of_a_cut(units=10_000, sample_rate=0.01, max_batch=180, steps=1000):.2g}"
-        '1.7e-10'
+        '3e-10'
     """
     if max_batch > units:
         return 0.0

@@ -108,7 +108,7 @@ def allocation_epsilon(noise_multiplier: float, bins: int, epochs: int, delta: f
     Example:
         >>> from dptune.privacy.accounting.random_allocation import allocation_epsilon
         >>> round(allocation_epsilon(1.0, bins=100, epochs=1, delta=1e-5), 2)
-        1.99
+        0.62
     """
     if noise_multiplier < _LEAST_NOISE:
         return math.inf

@@ -60,7 +60,7 @@ SAMPLERS: dict[str, Law] = {
         "tight: loss distribution of random allocation",
     ),
     "shuffle": Law(
-        "In each epoch all units are put in random order and cut into batches of one size.",
+        "In each epoch all units are put in random order and cut into batches of one size; the last may be smaller.",
         "units, batch, epochs",
         "zero-out of one unit",
         "interval: at least by a lower-bound pair (Chua et al. 2024), at most without any amplification in an epoch",
