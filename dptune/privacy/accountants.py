@@ -18,7 +18,8 @@ from functools import lru_cache
 import numpy as np
 
 from dptune.core.errors import ConfigError
-from dptune.privacy.accounting.gaussian_dp import gdp_epsilon
+from dptune.privacy.accounting.gaussian_dp import gdp_delta as gdp_delta  # callers import it from here
+from dptune.privacy.accounting.gaussian_dp import gdp_epsilon as gdp_epsilon
 from dptune.privacy.accounting.mixture_bounds import gaussian_dp_multiplier, is_pure, pure_epsilon, renyi_epsilon
 from dptune.privacy.accounting.parts import WORK, dearest
 from dptune.privacy.accounting.published_accountants import (

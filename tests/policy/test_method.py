@@ -9,8 +9,7 @@ import pytest
 
 from dptune.core.errors import ConfigError
 from dptune.policy.method import RAW_CRITIC, Dppg, calibrated_method, check_accounting, method_of
-from dptune.privacy.accountants import epsilons
-from dptune.privacy.accounting.gaussian_dp import gdp_delta
+from dptune.privacy.accountants import epsilons, gdp_delta
 from dptune.privacy.accounting.parts import disjoint
 from dptune.privacy.release import Release
 
