@@ -35,6 +35,7 @@ COMMANDS = [
     "audit",
     "verify",
     "mechanisms",
+    "samplers",
     "set-aside",
     "generate",
     "serve",

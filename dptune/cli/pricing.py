@@ -175,7 +175,7 @@ def _schedule(
     if sampler == "full":
         batch = records if batch is None else batch
         sample_rate = 1.0 if sample_rate is records is None else sample_rate
-    if records is batch is epochs is None:
+    if records is batch is epochs is None and (sample_rate is None) != (steps is None):
         rate, count = rate_and_steps(sample_rate, steps)
     else:
         rate, count = sampling_of(sample_rate, steps, records, batch, epochs)
