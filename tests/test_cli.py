@@ -36,6 +36,7 @@ COMMANDS = [
     "verify",
     "export",
     "mechanisms",
+    "samplers",
     "set-aside",
     "generate",
     "serve",

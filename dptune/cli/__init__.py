@@ -18,7 +18,7 @@ from dptune.cli.ensembles import generate, serve
 from dptune.cli.export import export
 from dptune.cli.ledgers import set_aside, spent, verify
 from dptune.cli.mechanisms import mechanisms
-from dptune.cli.pricing import account, calibrate, search
+from dptune.cli.pricing import account, calibrate, samplers, search
 from dptune.cli.sampling import sample
 from dptune.cli.scoring import score
 from dptune.cli.step_audit import audit
@@ -71,6 +71,7 @@ for _command in (
     export,
     spent,
     mechanisms,
+    samplers,
     set_aside,
     generate,
     serve,

@@ -22,7 +22,7 @@ _UsageError: Any = typer.BadParameter.__mro__[1]
 _DIGITS = 6
 #: Names of prices and of noise, and of those among them that an attack showed or could have shown.
 _PRICE = re.compile(r"(^|_)(epsilon|delta|mu|certified|noise_multiplier)($|_)")
-_SHOWN = re.compile(r"_(audited|alarm|refutable)$")
+_SHOWN = re.compile(r"_(audited|alarm|refutable|at_least)$")
 
 
 class Group(TyperGroup):

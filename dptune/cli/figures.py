@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 from dptune.core.errors import ConfigError
@@ -11,8 +11,10 @@ from dptune.mechanisms.controllers.rldp_published import RldpPublished
 from dptune.mechanisms.planning import check_candidate, planned
 from dptune.policy import method
 from dptune.prediction.protocols import priced_answers
-from dptune.privacy.accountants import repriced_epsilon
+from dptune.privacy.accountants import leaks_of, repriced_epsilon, smallest_epsilon
 from dptune.privacy.accounting.mixture_figures import mixture_figures
+from dptune.privacy.accounting.sampler_bounds import least_epsilon
+from dptune.privacy.accounting.samplers import POISSON, SAMPLERS
 from dptune.privacy.accounting.strategy import column_norm, relative_error
 from dptune.privacy.selection import price_selection
 
@@ -87,6 +89,27 @@ def of_run(mechanism: Mechanism, schedule: Schedule, prices: Epsilons) -> dict[s
     """A planned run, its epsilons, and diagnostics of its family of mechanisms, which are no guarantees."""
     mixture = mixture_figures(planned(mechanism, schedule), schedule.delta)
     return of_schedule(mechanism, schedule) | of_prices(prices) | _repriced_diagnostic(mechanism, schedule) | mixture
+
+
+def of_sampler(mechanism: Mechanism, schedule: Schedule, name: str | None) -> dict[str, Any]:
+    """The sampler by its name, whom it takes for neighbours, and what it costs at least and if it were Poisson.
+
+    Empty if no sampler was named.
+    """
+    if name is None:
+        return {}
+    found: dict[str, Any] = {"sampler": name, "neighbours": SAMPLERS[name].neighbours}
+    if schedule.sampler.like_poisson:
+        return found
+    releases = planned(mechanism, schedule)
+    least = None if leaks_of(releases) else least_epsilon(releases, schedule.delta)
+    as_poisson = planned(mechanism, replace(schedule, sampler=POISSON))
+    return {
+        **found,
+        **{key: value for key, value in schedule.sampler.to_dict().items() if key != "name"},
+        **({} if least is None else {"epsilon_at_least": least}),
+        "epsilon_if_it_were_poisson": smallest_epsilon(as_poisson, schedule.delta),
+    }
 
 
 def _repriced_diagnostic(mechanism: Mechanism, schedule: Schedule) -> dict[str, Any]:

@@ -35,6 +35,16 @@ Steps = Annotated[int | None, typer.Option(help="Number of steps.", min=1, max=1
 Records = Annotated[int | None, typer.Option(help="Number of units in the training data.", max=10**15)]
 Batch = Annotated[float | None, typer.Option(help="Expected number of units in a batch.")]
 Epochs = Annotated[float | None, typer.Option(help="Number of passes over the data.")]
+SamplerName = Annotated[
+    str | None,
+    typer.Option(
+        "--sampler",
+        help="How units get into batches; `dptune samplers` lists them (default: the mechanism's own).",
+    ),
+]
+MaxBatch = Annotated[
+    int | None, typer.Option(help="Number of units that a batch is cut to, for the sampler truncated_poisson.", min=1)
+]
 Delta = Annotated[float, typer.Option(help="Delta of the guarantee.")]
 Options = Annotated[
     list[str] | None, typer.Option("--set", help="Sets an option of the mechanism, as KEY=VALUE; repeatable.")
@@ -134,7 +144,7 @@ def sampling_of(
     )
 
 
-def refuse_sampling(name: str, *given: float | None) -> None:
+def refuse_sampling(name: str, *given: float | str | None) -> None:
     """Refuse options about batches of records for ``name``, which takes none. Raises: ConfigError if any is given."""
     if any(value is not None for value in given):
         problem = f"{name} takes no batches of records"

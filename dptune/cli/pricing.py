@@ -1,9 +1,10 @@
-"""``dptune account`` and ``dptune calibrate``: what a run costs, and the noise that a budget needs."""
+"""``dptune account``, ``calibrate`` and ``samplers``: what a run costs, and the noise that a budget needs."""
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -16,10 +17,12 @@ from dptune.cli.options import (
     Candidates,
     Delta,
     Epochs,
+    MaxBatch,
     Mechanism,
     Options,
     Records,
     SampleRate,
+    SamplerName,
     SelectionBound,
     Shape,
     Steps,
@@ -32,7 +35,12 @@ from dptune.cli.options import (
     warn_of_delta,
     without_noise,
 )
+from dptune.core.digits import at_least, at_most
 from dptune.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from dptune.mechanisms import mechanism as mechanisms
+    from dptune.mechanisms.planning import Schedule
 
 
 def account(
@@ -40,6 +48,11 @@ def account(
     delta: Delta,
     sample_rate: SampleRate = None,
     steps: Steps = None,
+    records: Records = None,
+    batch: Batch = None,
+    epochs: Epochs = None,
+    sampler: SamplerName = None,
+    max_batch: MaxBatch = None,
     candidates: Candidates = None,
     shape: Shape = None,
     bound: SelectionBound = None,
@@ -48,30 +61,32 @@ def account(
 ) -> None:
     """Print the published, noise-only and certified epsilon of a run; with --candidates, also the cost of a search."""
     from dptune.cli import figures
-    from dptune.mechanisms.planning import Schedule, fitted, price
+    from dptune.mechanisms.planning import fitted, price
     from dptune.mechanisms.registry import build
     from dptune.policy import method
     from dptune.prediction.protocols import PROTOCOLS, protocol_of
 
-    warn_of_delta(delta)
+    warn_of_delta(delta, records)
     law = law_of(candidates, shape, bound)
     if mechanism in PROTOCOLS or mechanism == method.NAME:
         refuse_selection(mechanism, law)
     if mechanism in PROTOCOLS:
-        refuse_sampling(mechanism, sample_rate, steps)
+        refuse_sampling(mechanism, sample_rate, steps, records, batch, epochs, sampler, max_batch)
         show(figures.of_answers(protocol_of(mechanism, read_options(options) | {"delta": delta})), as_json)
         return
     if mechanism == method.NAME:
-        refuse_sampling(mechanism, sample_rate, steps)
+        refuse_sampling(mechanism, sample_rate, steps, records, batch, epochs, sampler, max_batch)
         show(figures.of_policy_gradient(method.method_of(read_options(options)), delta), as_json)
         return
     check_mechanism(mechanism)
-    schedule = Schedule(*rate_and_steps(sample_rate, steps), delta)
-    built = fitted(build(mechanism, read_options(options)), schedule)
+    schedule = _schedule(delta, sample_rate, steps, records, batch, epochs, sampler, max_batch)
+    built = build(mechanism, read_options(options))
+    _check_bands(built, sampler)
+    built = fitted(built, schedule)
     found = figures.of_run(built, schedule, price(built, schedule))
     if law is not None:
         found |= figures.of_search(built, schedule, law, delta, bound or "hull")
-    show(found, as_json)
+    _show_sampled(found | figures.of_sampler(built, schedule, sampler), as_json)
 
 
 def calibrate(
@@ -83,6 +98,8 @@ def calibrate(
     records: Records = None,
     batch: Batch = None,
     epochs: Epochs = None,
+    sampler: SamplerName = None,
+    max_batch: MaxBatch = None,
     candidates: Candidates = None,
     shape: Shape = None,
     bound: SelectionBound = None,
@@ -92,7 +109,7 @@ def calibrate(
 ) -> None:
     """Find the smallest noise multiplier, or the radius for private answers, that keeps a run within the budget."""
     from dptune.cli import figures
-    from dptune.mechanisms.planning import Schedule, calibrated, calibrated_candidate, price
+    from dptune.mechanisms.planning import calibrated, calibrated_candidate, price
     from dptune.mechanisms.registry import build, takes_noise
     from dptune.policy import method
     from dptune.prediction.protocols import PROTOCOLS, protocol_of
@@ -103,16 +120,16 @@ def calibrate(
     if mechanism in PROTOCOLS or mechanism == method.NAME:
         refuse_selection(mechanism, law)
     if mechanism in PROTOCOLS:
-        refuse_sampling(mechanism, sample_rate, steps, records, batch, epochs)
+        refuse_sampling(mechanism, sample_rate, steps, records, batch, epochs, sampler, max_batch)
         show(figures.of_answers(protocol_of(mechanism, chosen | {"epsilon": epsilon, "delta": delta})), as_json)
         return
     if mechanism == method.NAME:
-        refuse_sampling(mechanism, sample_rate, steps, records, batch, epochs)
+        refuse_sampling(mechanism, sample_rate, steps, records, batch, epochs, sampler, max_batch)
         least = method.calibrated_method(without_noise(chosen), epsilon, delta, accounting)
         show(figures.of_policy_gradient(least, delta), as_json)
         return
     check_mechanism(mechanism)
-    schedule = Schedule(*sampling_of(sample_rate, steps, records, batch, epochs), delta)
+    schedule = _schedule(delta, sample_rate, steps, records, batch, epochs, sampler, max_batch)
     if not takes_noise(mechanism, chosen):
         problem = f"{mechanism} adds no noise with a proven bound, or an option fixes it: nothing to calibrate"
         raise ConfigError("mechanism", problem, fix=f"price it with `dptune account {mechanism}`, or choose another")
@@ -121,6 +138,7 @@ def calibrate(
     def with_noise(noise: float) -> Any:
         return build(mechanism, chosen | {"noise_multiplier": noise})
 
+    _check_bands(with_noise(1.0), sampler)
     if law is not None:
         if accounting != "certified":
             raise ConfigError("--accounting", f"{accounting} does not go with a search", fix="leave it out")
@@ -128,7 +146,8 @@ def calibrate(
         searched = figures.of_search(one, schedule, law, delta, bound or "hull")
         ratio = one.knobs().noise_multiplier / single.knobs().noise_multiplier
         shown = figures.of_run(one, schedule, price(one, schedule)) | searched
-        show(shown | {"noise_over_that_of_a_single_run": ratio}, as_json)
+        shown |= {"noise_over_that_of_a_single_run": ratio}
+        _show_sampled(shown | figures.of_sampler(one, schedule, sampler), as_json)
         return
     found = calibrated(with_noise, epsilon, schedule, accounting)
     prices = price(found.mechanism, schedule, found.renyi_filter)
@@ -136,7 +155,78 @@ def calibrate(
     if found.mechanism.noise.correlated is not None:
         one_band = calibrated(lambda noise: build("static", {"noise_multiplier": noise}), epsilon, schedule, accounting)
         shown |= figures.of_bands_at_one_budget(found.mechanism, one_band.mechanism, schedule.steps)
+    _show_sampled(shown | figures.of_sampler(found.mechanism, schedule, sampler), as_json)
+
+
+def _schedule(
+    delta: float,
+    sample_rate: float | None,
+    steps: int | None,
+    records: int | None,
+    batch: float | None,
+    epochs: float | None,
+    sampler: str | None,
+    max_batch: int | None,
+) -> Schedule:
+    """The schedule that the options give. Raises: ConfigError naming the option that is wrong."""
+    from dptune.mechanisms.planning import Schedule
+    from dptune.privacy.accounting.samplers import sampler_of
+
+    if sampler == "full":
+        batch = records if batch is None else batch
+        sample_rate = 1.0 if sample_rate is records is None else sample_rate
+    if records is batch is epochs is None and (sample_rate is None) != (steps is None):
+        rate, count = rate_and_steps(sample_rate, steps)
+    else:
+        rate, count = sampling_of(sample_rate, steps, records, batch, epochs)
+    law = sampler_of(sampler or "poisson", rate, records=records, batch=batch, max_batch=max_batch)
+    if law.batches and epochs is not None:  # where 1 / rate is rounded, an epoch still has that many batches
+        count = math.ceil(epochs * law.batches)
+    return Schedule(rate, count, delta, law)
+
+
+def _check_bands(built: mechanisms.Mechanism, sampler: str | None) -> None:
+    """Refuse bands without cyclic_poisson, and cyclic_poisson without bands. Raises: ConfigError."""
+    from dptune.privacy.accounting.samplers import CYCLIC, check_name
+
+    if sampler is None:
+        return
+    check_name(sampler)
+    banded = built.noise.correlated is not None
+    if banded and sampler != CYCLIC:
+        problem = f"{sampler} does not go with {built.name}, whose proof needs {CYCLIC}: groups that take turns"
+        raise ConfigError("--sampler", problem, fix=f"use {CYCLIC}, or the mechanism static")
+    if sampler == CYCLIC and not banded:
+        problem = f"{CYCLIC} is the sampler of correlated noise, and {built.name} has no bands"
+        raise ConfigError("--sampler", problem, fix="use poisson, or the mechanism banded")
+
+
+def _show_sampled(shown: dict[str, Any], as_json: bool) -> None:
+    """Print figures; with an interval, or neighbours of its own, a sentence first."""
+    if not as_json and (name := shown.get("sampler")):
+        certified, delta = at_most(shown["epsilon_certified"]), shown["delta"]
+        interval = f"at most {certified}"
+        if "epsilon_at_least" in shown:
+            interval = f"at least {at_least(shown['epsilon_at_least'])} and {interval}"
+        typer.echo(f"With the sampler {name}, epsilon is {interval} at delta {delta:g} ({shown['neighbours']}).")
     show(shown, as_json)
+
+
+def samplers(
+    as_json: AsJson = False,
+) -> None:
+    """List the samplers: how units get into batches, and what is proven about the price of each."""
+    from dataclasses import asdict
+
+    from dptune.privacy.accounting.samplers import SAMPLERS
+
+    if as_json:
+        show({name: asdict(one) for name, one in SAMPLERS.items()}, as_json)
+        return
+    for name, one in SAMPLERS.items():
+        typer.echo(f"{typer.style(name, bold=True)}: {one.law}")
+        for title, text in (("needs", one.needs), ("neighbours", one.neighbours), ("bound", one.bound)):
+            typer.echo(f"    {title}: {text}")
 
 
 # ``dptune search``: noise parameters for a budget.

@@ -15,6 +15,7 @@ from dptune.privacy.accountants import Epsilons, epsilons, published_epsilon, qu
 from dptune.privacy.accounting.loss_profile import profile_of
 from dptune.privacy.accounting.parts import dearest, disjoint
 from dptune.privacy.accounting.renyi_filter import RenyiFilter, smallest_noise_multiplier
+from dptune.privacy.accounting.samplers import POISSON, Sampler
 from dptune.privacy.accounting.strategy import visits
 from dptune.privacy.calibration import calibrate
 from dptune.privacy.release import Composition, Release
@@ -28,11 +29,12 @@ _LAST_DIGITS = 2e-6
 
 @dataclass(frozen=True)
 class Schedule:
-    """Sample rate and number of steps of a run, and the delta of its epsilon. Public."""
+    """Sample rate, number of steps and sampler of a run, and the delta of its epsilon. Public."""
 
     sample_rate: float
     steps: int
     delta: float
+    sampler: Sampler = POISSON
 
 
 @dataclass(frozen=True)
@@ -53,7 +55,9 @@ def planned(mechanism: Mechanism, schedule: Schedule) -> Composition:
         raise ConfigError("bands", problem, fix=f"use at most {schedule.steps}")
     return Counter(
         {
-            mechanism.release(mechanism.knobs(), schedule.sample_rate, row=group): rows
+            replace(
+                mechanism.release(mechanism.knobs(), schedule.sample_rate, row=group), sampler=schedule.sampler
+            ): rows
             for group, rows in enumerate(visits(schedule.steps, mechanism.bands))
         }
     )
@@ -189,6 +193,7 @@ def _calibrated(
     if probe.controller.adaptive and not leaks and accounting != "published":
         if probe.controller.inherited:
             raise ConfigError("init_from", "is not priced together with moving noise", fix="set move_noise to false")
+        planned(probe, schedule)  # refuses a sampler that no filter prices
         renyi_filter = RenyiFilter.plan(epsilon, schedule.delta, schedule.sample_rate, schedule.steps)
         noise = smallest_noise_multiplier(
             renyi_filter.order, renyi_filter.budget / schedule.steps, schedule.sample_rate

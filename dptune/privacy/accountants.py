@@ -16,9 +16,10 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
-from scipy.special import erfcx, log_ndtr
 
 from dptune.core.errors import ConfigError
+from dptune.privacy.accounting.gaussian_dp import gdp_delta as gdp_delta  # callers import it from here
+from dptune.privacy.accounting.gaussian_dp import gdp_epsilon as gdp_epsilon
 from dptune.privacy.accounting.mixture_bounds import gaussian_dp_multiplier, is_pure, pure_epsilon, renyi_epsilon
 from dptune.privacy.accounting.parts import WORK, dearest
 from dptune.privacy.accounting.published_accountants import (
@@ -29,6 +30,7 @@ from dptune.privacy.accounting.published_accountants import (
 )
 from dptune.privacy.accounting.renyi_filter import RenyiFilter
 from dptune.privacy.accounting.sampled_gaussian import Kind
+from dptune.privacy.accounting.sampler_bounds import check_like_poisson, is_like_poisson, sampled_epsilon
 from dptune.privacy.answers import answers_epsilon, has_answers, published_answers_epsilon
 from dptune.privacy.release import LIKE_GAUSSIAN, Composition, Release
 
@@ -101,7 +103,8 @@ def epsilons(
     """Price a composition three ways. Releases about disjoint parts of the units cost what the dearest part costs.
 
     Guarantee: if ``certified`` is finite, the sequence of releases is (certified, delta)-DP under
-    add/remove of one unit, given Poisson sampling with secret coins. Where releases name parts, no unit's part may hang
+    add/remove of one unit, given Poisson sampling with secret coins; of another sampler, under its neighbours
+    (``samplers.SAMPLERS``). Where releases name parts, no unit's part may hang
     on others: it follows from the unit's own key, or the slot of a unit that leaves stays, empty. All arguments are
     public. (Only this function tells parts apart; all others here add up all releases.)
 
@@ -183,6 +186,8 @@ def smallest_epsilon(composition: Composition, delta: float) -> float:
         1.829
     """
     check_delta(delta, pure=_is_pure(composition))
+    if not is_like_poisson(composition):
+        return sampled_epsilon(composition, delta)
     if has_answers(composition):
         return answers_epsilon(composition, delta)
     if all(release.noise == "gaussian" for release in composition):
@@ -195,6 +200,8 @@ def smallest_epsilon(composition: Composition, delta: float) -> float:
 
 def quick_epsilon(composition: Composition, delta: float) -> float:
     """A faster bound near ``smallest_epsilon``: on a coarse grid, or without a grid for Laplace mixtures."""
+    if not is_like_poisson(composition):
+        return sampled_epsilon(composition, delta, quick=True)
     if has_answers(composition):
         return answers_epsilon(composition, delta)
     if all(release.noise == "gaussian" for release in composition):
@@ -324,39 +331,6 @@ def repriced_epsilon(last: Release, releases: int, delta: float) -> float:
     return gdp_clt_epsilon(Counter({last: releases}), delta)
 
 
-def gdp_epsilon(mu: float, delta: float) -> float:
-    """Epsilon of mu-Gaussian DP at delta, by the exact conversion.
-
-    Example:
-        >>> from dptune.privacy.accountants import gdp_epsilon
-        >>> round(gdp_epsilon(mu=1.0, delta=1e-5), 4)
-        4.3772
-    """
-    if math.isinf(mu):
-        return math.inf
-    if mu == 0 or gdp_delta(mu, 0.0) <= delta:
-        return 0.0
-    from scipy.optimize import brentq
-
-    high = 1.0
-    while gdp_delta(mu, high) > delta:
-        high *= 2
-        if math.isinf(high):
-            return math.inf
-    root, _ = brentq(lambda epsilon: gdp_delta(mu, epsilon) - delta, 0.0, high, xtol=1e-15, full_output=True)
-    return float(root)
-
-
-def gdp_delta(mu: float, epsilon: float) -> float:
-    """Delta of mu-Gaussian DP at epsilon, without overflow.
-
-    e^epsilon Phi(-x) with x = epsilon / mu + mu / 2 is exp(-(epsilon / mu - mu / 2)^2 / 2) erfcx(x / sqrt(2)) / 2.
-    """
-    away = epsilon / mu - mu / 2
-    second = erfcx((epsilon / mu + mu / 2) / math.sqrt(2)) / 2 * np.exp(-away * away / 2)
-    return float(np.exp(log_ndtr(-away)) - second)
-
-
 PUBLISHED_ACCOUNTANTS: dict[str, Callable[[Composition, float], float]] = {
     "gdp_clt": gdp_clt_epsilon,
     "pure": lambda composition, delta: pure_epsilon(composition),
@@ -370,7 +344,11 @@ PUBLISHED_ACCOUNTANTS: dict[str, Callable[[Composition, float], float]] = {
 
 
 def as_kinds(composition: Composition) -> tuple[Kind, ...]:
-    """The releases as sampled Gaussians that are at most as private, equal ones counted together."""
+    """The releases as Poisson-sampled Gaussians that are at most as private, equal ones counted together.
+
+    Raises: ConfigError for releases of a sampler that accountants of Poisson sampling do not price.
+    """
+    check_like_poisson(composition)
     totals: dict[tuple[float, float], int] = {}
     for release, count in composition.items():
         pair = (release.sample_rate, gaussian_dp_multiplier(release))

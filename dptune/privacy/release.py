@@ -13,6 +13,7 @@ from typing import Any, Literal, get_args
 
 from dptune.core.errors import ConfigError
 from dptune.privacy.accounting.laplace_mixtures import InverseScale
+from dptune.privacy.accounting.samplers import POISSON, Sampler
 from dptune.privacy.accounting.strategy import check_strategy, column_norm
 
 #: The count of each distinct release. No accountant here depends on their order.
@@ -44,12 +45,15 @@ _CONSISTENT = 1e-9
 
 @dataclass(frozen=True)
 class Release:
-    """A noisy sum over a Poisson sample of the units of privacy, under add/remove of one unit, or a sampled token.
+    """A noisy sum over a sample of the units of privacy, or a sampled token.
+
+    The sample is Poisson, under add/remove of one unit, unless ``sampler`` says otherwise.
 
     A token is drawn from a mixture of models, each of which belongs to one shard of the records.
 
     Attributes:
-        sample_rate: probability q in (0, 1] with which each unit enters the batch, independently.
+        sample_rate: probability q in (0, 1] with which each unit enters the batch; independently if the sampler is
+            poisson.
         noise_multiplier: standard deviation of Gaussian noise in the mechanism's own normalised units,
             the number that its paper gives to an accountant. For a Laplace mixture it is 1 / score bound of its law,
             the multiplier of the Gaussian with the same zCDP; for a token, that of the Gaussian with the same Renyi
@@ -72,6 +76,7 @@ class Release:
             noise multiplier is then that of z, of which the noise is made, the sample rate that of a unit in the rows
             of its own group, and the part that group. A ledger holds such a release at a step of that group alone.
         dealt_by: what decides whose group that is, one of ``Dealing``. A leak if it is the unit's rank.
+        sampler: how units got into the batch, and by that which data sets are neighbours (see ``samplers``).
 
     Example:
         >>> from dptune.privacy.release import Release
@@ -96,6 +101,7 @@ class Release:
     part: int | None = None
     coefficients: tuple[float, ...] = ()
     dealt_by: Dealing = "key"
+    sampler: Sampler = POISSON
 
     def __post_init__(self) -> None:
         if not 0.0 < self.sample_rate <= 1.0:
@@ -118,6 +124,7 @@ class Release:
         self._check_law()
         self._check_renyi()
         self._check_strategy()
+        self._check_sampler()
 
     @classmethod
     def of_token(cls, order: float, epsilon: float, claims: tuple[tuple[str, float], ...] = ()) -> Release:
@@ -167,6 +174,14 @@ class Release:
             problem = f"{self.sensitivity} is below the norm of the strategy, {column_norm(self.coefficients)}"
             raise ConfigError("sensitivity", problem, fix="give the clipper's sensitivity times that norm")
 
+    def _check_sampler(self) -> None:
+        if self.sampler.name == "full" and self.sample_rate != 1.0:
+            raise ConfigError("sample_rate", f"{self.sample_rate} does not go with sampler full", fix="use 1")
+        proven = (self.noise, self.norm, self.adaptive, self.coefficients) == ("gaussian", "l2", False, ())
+        if not self.sampler.like_poisson and not proven:
+            problem = f"{self.sampler.name} is priced for independent Gaussian noise that never moves, clipped in l2"
+            raise ConfigError("sampler", problem, fix="use the mechanism static, or sampler poisson")
+
     def _check_law(self) -> None:
         if self.noise.endswith("laplace_mixture") != (self.law is not None):
             raise ConfigError("law", f"does not go with noise {self.noise!r}", fix="give it to Laplace mixtures only")
@@ -202,6 +217,10 @@ class Release:
             del data["coefficients"]  # so that ledgers of independent noise stay as they were
         if not self.coefficients or self.dealt_by == "rank":
             del data["dealt_by"]  # likewise; and rows by rank as earlier versions wrote them
+        if self.sampler == POISSON:
+            del data["sampler"]  # likewise
+        else:
+            data["sampler"] = self.sampler.to_dict()
         return data
 
     @classmethod
@@ -219,7 +238,8 @@ class Release:
                 "dealt_by", f"{data['dealt_by']!r} is not a known way to assign groups", fix="write key, or nothing"
             )
         dealt_by = "rank" if given and "dealt_by" not in data else "key"  # earlier versions wrote no word about it
-        data = {**data, "coefficients": given, "dealt_by": dealt_by}
+        sampler = data.get("sampler", {})
+        data = {**data, "coefficients": given, "dealt_by": dealt_by, "sampler": sampler}
         if set(data) != known:
             raise ConfigError("release", f"keys {sorted(set(data) ^ known)} missing or unknown", fix="use to_dict's")
         for key in ("sample_rate", "noise_multiplier", "sensitivity"):
@@ -238,7 +258,8 @@ class Release:
         ):
             raise ConfigError("renyi", f"{data['renyi']!r} is not [order, epsilon]", fix="write two numbers")
         law = data["law"]
-        return cls(**values | {"claims": _claims(data["claims"]), "law": None if law is None else _law(law)})
+        read = {"claims": _claims(data["claims"]), "law": None if law is None else _law(law)}
+        return cls(**values | read | {"sampler": Sampler.from_dict(sampler)})
 
 
 def _renyi_multiplier(order: float, epsilon: float) -> float:

@@ -91,6 +91,26 @@ def composed_epsilon(kinds: Sequence[Kind], delta: float, *, quick: bool = False
     return max(remove, min(most, _epsilon(merged, delta, "add", passes, at_least=remove)))
 
 
+def replaced_epsilon(kind: Kind, delta: float, *, quick: bool = False) -> float:
+    """As ``composed_epsilon``, for the symmetric pair of sampling without replacement (see ``fixed_batches``)."""
+    kind = kind._replace(noise_multiplier=min(kind.noise_multiplier, MOST_NOISE))
+    if kind.noise_multiplier < LEAST_NOISE:
+        return math.inf
+    return _epsilon([kind], delta, "replace", 1 if quick else _PASSES, at_least=0.0)
+
+
+def grid_epsilon(grid: GridLosses, width: float, kind: Kind, delta: float) -> float:
+    """An epsilon at ``delta`` for ``kind.releases`` releases that ``grid`` dominates; its noise bounds rounding."""
+
+    def bound(log_tilt: float) -> float:
+        tilt = math.exp(log_tilt)
+        return (kind.releases * _tilted(grid, tilt)[1] - math.log(delta)) / tilt
+
+    found = minimize_scalar(bound, bounds=(math.log(1e-3), math.log(1e6)), method="bounded", options={"xatol": 1e-3})
+    tilt = _tilt_share([kind], delta) * math.exp(found.x)
+    return _Sum((_Tilted(kind, grid, *_tilted(grid, tilt)),), width, tilt).epsilon(delta)[0]
+
+
 def composed_deltas(kinds: Sequence[Kind], at: Array, direction: Direction) -> Array:
     """Bounds of delta at many epsilons in one direction: the composition's privacy profile.
 

@@ -101,7 +101,7 @@ def _rough_cost(part: Composition) -> float:
 def _families(part: Composition) -> _Families:
     families: _Families = {}
     for one, count in sorted(part.items(), key=lambda item: item[0].effective_noise_multiplier):
-        family = (one.noise, one.norm, one.statistics, one.raw_inputs, one.adaptive, one.claims)
+        family = (one.noise, one.norm, one.statistics, one.raw_inputs, one.adaptive, one.claims, one.sampler)
         families.setdefault(family, []).append((one, count))
     return families
 

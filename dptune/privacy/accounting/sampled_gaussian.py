@@ -1,8 +1,10 @@
 """Loss distribution of one Poisson-sampled Gaussian release, on a grid, never better than the true one.
 
 ``remove`` compares the mixture (1 - q) N(0, z^2) + q N(1, z^2) with N(0, z^2), ``add`` the reverse: the two dominating
-pairs of add/remove adjacency (Zhu, Dong and Wang 2022). At an outcome x the loss of ``remove`` is
-log(1 - q + q exp((x - 1/2) / z^2)), which grows with x; that of ``add`` is minus it. Everything here is public.
+pairs of add/remove adjacency (Zhu, Dong and Wang 2022). ``replace`` is sampling without replacement at a fixed batch
+(see ``fixed_batches``): losses above 0 as in ``remove``, below 0 as in ``add``, and the rest of the mass at 0. At an
+outcome x the loss of ``remove`` is log(1 - q + q exp((x - 1/2) / z^2)), which grows with x; that of ``add`` is minus
+it. Everything here is public.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from numpy.typing import NDArray
 from scipy.special import ndtr, ndtri
 
 Array = NDArray[np.float64]
-Direction = Literal["remove", "add"]
+Direction = Literal["remove", "add", "replace"]
 
 #: Range of noise multipliers for which the rounding bounds below are argued and tested.
 LEAST_NOISE, MOST_NOISE = 0.02, 1e6
@@ -60,6 +62,8 @@ def grid_losses(kind: Kind, direction: Direction, width: float, cut: float) -> G
     Doroshenko et al. 2022). A share of at most ``cut`` lies above the grid and counts as infinite; losses below the
     grid count as its lowest loss.
     """
+    if direction == "replace":
+        return _symmetric(grid_losses(kind, "remove", width, cut), grid_losses(kind, "add", width, cut), width)
     q, z, _ = kind
     reach = _reach(cut) * z
     low = math.floor(float(_loss(q, z, -reach)) / width)
@@ -70,6 +74,21 @@ def grid_losses(kind: Kind, direction: Direction, width: float, cut: float) -> G
     if direction == "remove":
         return _split(low, mixture, without, errors, width)
     return _split(-high, without[::-1], mixture[::-1], errors[::-1], width)
+
+
+def _symmetric(remove: GridLosses, add: GridLosses, width: float) -> GridLosses:
+    """Losses above 0 of the first, those below 0 of the second, the rest at 0.
+
+    That rest is a difference and may be rounded down, so a little is added to it. More mass at a loss of 0 makes the
+    composition one with fewer releases, which costs no more.
+    """
+    first, last = min(add.first, 0), max(remove.first + len(remove.mass) - 1, 0)
+    mass = np.zeros(last - first + 1)
+    below, above = add.mass[: max(-add.first, 0)], remove.mass[max(1 - remove.first, 0) :]
+    mass[: len(below)] = below
+    mass[len(mass) - len(above) :] = above
+    mass[-first] = max(0.0, 1.0 - float(mass.sum()) - remove.infinite) + 8 * MASS_ERROR
+    return GridLosses(first, np.arange(first, last + 1, dtype=np.float64) * width, mass, remove.infinite)
 
 
 def end_error(kind: Kind) -> float:
@@ -89,7 +108,7 @@ def log_moment(kind: Kind, tilt: float, direction: Direction, cut: float) -> flo
     q, z, _ = kind
     reach = _reach(cut) * z
     x = np.linspace(-reach, 1 + reach, 2001)
-    terms = (tilt + 1 if direction == "remove" else -tilt) * _loss(q, z, x) - x**2 / (2 * z**2)
+    terms = (-tilt if direction == "add" else tilt + 1) * _loss(q, z, x) - x**2 / (2 * z**2)
     most = float(terms.max())
     return most + math.log(float(np.exp(terms - most).sum()) * (x[1] - x[0]) / (z * math.sqrt(2 * math.pi)))
 

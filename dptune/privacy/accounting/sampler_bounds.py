@@ -1,0 +1,103 @@
+"""Sampler bounds: what releases cost as their batches were really sampled, for samplers other than Poisson."""
+
+from __future__ import annotations
+
+import math
+
+from dptune.core.errors import ConfigError
+from dptune.privacy.accounting.composed_losses import composed_epsilon, replaced_epsilon
+from dptune.privacy.accounting.fixed_batches import delta_without_cuts
+from dptune.privacy.accounting.gaussian_dp import gdp_epsilon
+from dptune.privacy.accounting.random_allocation import allocation_epsilon
+from dptune.privacy.accounting.sampled_gaussian import Kind
+from dptune.privacy.accounting.shuffled_batches import least_shuffled_epsilon
+from dptune.privacy.release import Composition, Release
+
+
+def is_like_poisson(composition: Composition) -> bool:
+    """Whether accountants of Poisson sampling price all these releases."""
+    return all(release.sampler.like_poisson for release in composition)
+
+
+def check_like_poisson(composition: Composition) -> None:
+    """Raise ConfigError for a release that accountants of Poisson sampling do not price."""
+    for release in composition:
+        if not release.sampler.like_poisson:
+            problem = f"{release.sampler.name} is not Poisson sampling, which the proof of this bound needs"
+            raise ConfigError("sampler", problem, fix="use poisson, or price one run without a search")
+
+
+def sampled_epsilon(composition: Composition, delta: float, *, quick: bool = False) -> float:
+    """Upper bound for releases of one sampler other than Poisson, all alike. Each part is priced apart.
+
+    Guarantee: never below the truth, at any delta, for the neighbours that ``samplers.SAMPLERS`` names. For shuffle it
+    is the bound without any amplification within an epoch. Given the batches of all other units, the unit is in one
+    known batch of an epoch; the other sums are the same for both data sets, so the epoch is one Gaussian release. A
+    mixture with the same weights diverges by no more than its worst part, and Gaussian DP composes exactly.
+
+    Args:
+        composition: the count of one distinct release; an epoch that was begun counts as a whole one.
+        delta: a number in (0, 1).
+        quick: a looser bound, several times faster.
+
+    Raises: ConfigError for releases that differ.
+
+    Example:
+        >>> from collections import Counter
+        >>> from dptune.privacy.accounting.sampler_bounds import sampled_epsilon
+        >>> from dptune.privacy.accounting.samplers import Sampler
+        >>> from dptune.privacy.release import Release
+        >>> step = Release(sample_rate=1 / 65, noise_multiplier=1.3521, sampler=Sampler("shuffle", batches=65))
+        >>> round(sampled_epsilon(Counter({step: 65}), delta=7.424e-6), 5)
+        3.14878
+    """
+    release, count = _only(composition)
+    name, rate, noise = release.sampler.name, release.sample_rate, release.effective_noise_multiplier
+    if name == "truncated_poisson":
+        left = delta_without_cuts(release.sampler.units, rate, release.sampler.max_batch, count, delta)
+        return min(_unamplified(noise, count, left), composed_epsilon([Kind(rate, noise, count)], left, quick=quick))
+    if name == "fixed_size":
+        bound = replaced_epsilon(Kind(rate, noise / 2, count), delta, quick=quick)
+        return min(_unamplified(noise / 2, count, delta), bound)
+    epochs = math.ceil(count / release.sampler.batches)
+    most = _unamplified(noise, epochs, delta)
+    if name == "balls_in_bins":
+        return min(most, allocation_epsilon(noise, release.sampler.batches, epochs, delta, quick=quick))
+    return most
+
+
+def least_epsilon(composition: Composition, delta: float) -> float | None:
+    """A lower bound for releases of one sampler; None where dptune knows none.
+
+    Guarantee: no epsilon below it holds at this delta, for data that ``shuffled_batches`` names.
+
+    Example:
+        >>> from collections import Counter
+        >>> from dptune.privacy.accounting.sampler_bounds import least_epsilon
+        >>> from dptune.privacy.accounting.samplers import Sampler
+        >>> from dptune.privacy.release import Release
+        >>> step = Release(sample_rate=1 / 65, noise_multiplier=1.3521, sampler=Sampler("shuffle", batches=65))
+        >>> round(least_epsilon(Counter({step: 65}), delta=7.424e-6), 5)
+        2.35463
+    """
+    release, count = _only(composition)
+    # A statistic beside the gradient may take a share of the sensitivity that the data of the proof do not reach.
+    if release.sampler.name != "shuffle" or release.statistics != ("gradient sum",):
+        return None
+    epochs = count // release.sampler.batches
+    return least_shuffled_epsilon(release.effective_noise_multiplier, release.sampler.batches, epochs, delta)
+
+
+def _only(composition: Composition) -> tuple[Release, int]:
+    """The one distinct release and its count."""
+    releases = [(release, count) for release, count in composition.items() if count]
+    if len(releases) == 1:
+        return releases[0]
+    names = ", ".join(sorted({release.sampler.name for release, _ in releases})) or "none"
+    problem = f"{len(releases)} kinds of release (samplers: {names}) have no joint price with a sampler but poisson"
+    raise ConfigError("sampler", problem, fix="price each kind alone, and add up their epsilons and their deltas")
+
+
+def _unamplified(noise: float, times: int, delta: float) -> float:
+    """Epsilon of a unit that takes part in ``times`` releases; above ``gdp_epsilon`` by more than it can be off."""
+    return gdp_epsilon(math.sqrt(times) / noise, delta) * (1 + 1e-9) + 1e-12

@@ -1,0 +1,215 @@
+"""Samplers: how units get into batches. A sampler's law is part of every release's price.
+
+This file is plain data: the registry, the sampler of a release, and the checks of a plan. Their prices are in
+``sampler_bounds``. "Zero-out" compares a run with one in which a unit's gradient is zero in every batch: the number of
+units and the unit's place stay. Everything here is public.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+from dptune.core.errors import ConfigError
+
+_WHOLE = 1e-9
+
+
+@dataclass(frozen=True)
+class Law:
+    """One sampler of the registry.
+
+    Attributes:
+        law: how a unit gets into batches.
+        needs: what its price takes beside noise and delta.
+        neighbours: the two data sets that the price compares.
+        bound: which bound is proven, and from where.
+    """
+
+    law: str
+    needs: str
+    neighbours: str
+    bound: str
+
+
+SAMPLERS: dict[str, Law] = {
+    "poisson": Law(
+        "Each unit enters each batch by its own coin.",
+        "sample rate, steps",
+        "add or remove one unit",
+        "tight: loss distribution of the sampled Gaussian",
+    ),
+    "truncated_poisson": Law(
+        "As poisson; a batch of more than max_batch units is cut to max_batch of them at random.",
+        "units, expected batch, epochs, max_batch",
+        "add or remove one unit",
+        "that of poisson, with the chance that any batch may be cut taken from delta",
+    ),
+    "cyclic_poisson": Law(
+        "Units are dealt into groups by their own keys; batch r is a Poisson sample of group r mod bands.",
+        "sample rate, steps, a mechanism with bands",
+        "add or remove one unit",
+        "tight about one group: Poisson sampling at bands times the rate, in the steps of that group",
+    ),
+    "balls_in_bins": Law(
+        "In each epoch each unit enters exactly one batch, which it chooses uniformly by itself.",
+        "units, expected batch, epochs; a whole number of batches in an epoch",
+        "add or remove one unit",
+        "tight: loss distribution of random allocation",
+    ),
+    "shuffle": Law(
+        "In each epoch all units are put in random order and cut into batches of one size; the last may be smaller.",
+        "units, batch, epochs",
+        "zero-out of one unit",
+        "interval: at least by a lower-bound pair (Chua et al. 2024), at most without any amplification in an epoch",
+    ),
+    "fixed_size": Law(
+        "Each batch is a uniformly random subset of a fixed number of units, drawn without replacement.",
+        "units, batch, epochs",
+        "replace one unit, or add or remove one at a fixed batch",
+        "loss distribution of sampling without replacement, at twice the sensitivity",
+    ),
+    "full": Law(
+        "Every batch holds all units.",
+        "units, epochs",
+        "add or remove one unit",
+        "exact: Gaussian differential privacy",
+    ),
+}
+#: Samplers of releases that accountants of Poisson sampling price; a full batch is a Poisson sample of rate 1.
+LIKE_POISSON = ("poisson", "full")
+#: Those that a mechanism with bands, and only such a one, gives.
+CYCLIC = "cyclic_poisson"
+
+
+def check_name(name: object) -> None:
+    """Raise ConfigError unless ``name`` is one of ``SAMPLERS``."""
+    if name not in SAMPLERS:
+        raise ConfigError("sampler", f"unknown sampler {name!r}", fix=f"use one of {', '.join(SAMPLERS)}")
+
+
+@dataclass(frozen=True)
+class Sampler:
+    """The sampler of a release, with the numbers that its price takes beside the sample rate.
+
+    A row of correlated noise is a Poisson sample of its group, so its sampler is poisson.
+
+    Attributes:
+        name: a name of ``SAMPLERS``, not cyclic_poisson.
+        batches: number of batches in an epoch, for shuffle and balls_in_bins; otherwise 0.
+        units: number of units, for truncated_poisson; otherwise 0.
+        max_batch: number of units that a batch is cut to, for truncated_poisson; otherwise 0.
+
+    Example:
+        >>> from dptune.privacy.accounting.samplers import Sampler
+        >>> Sampler("shuffle", batches=65).to_dict()
+        {'name': 'shuffle', 'batches': 65}
+        >>> Sampler("shuffle")
+        Traceback (most recent call last):
+        dptune.core.errors.ConfigError: batches: 0 does not go with sampler shuffle. Fix: give 1 or more.
+    """
+
+    name: str = "poisson"
+    batches: int = 0
+    units: int = 0
+    max_batch: int = 0
+
+    def __post_init__(self) -> None:
+        check_name(self.name)
+        if self.name == CYCLIC:
+            raise ConfigError("sampler", f"{CYCLIC} is made by bands, not by a release", fix="use a banded mechanism")
+        needed = {"shuffle": ("batches",), "balls_in_bins": ("batches",), "truncated_poisson": ("units", "max_batch")}
+        for field in ("batches", "units", "max_batch"):
+            value, wanted = getattr(self, field), field in needed.get(self.name, ())
+            if isinstance(value, bool) or not isinstance(value, int) or (value > 0) != wanted or value < 0:
+                fix = "give 1 or more" if wanted else "leave it out"
+                raise ConfigError(field, f"{value!r} does not go with sampler {self.name}", fix=fix)
+
+    @property
+    def like_poisson(self) -> bool:
+        """Whether accountants of Poisson sampling price it."""
+        return self.name in LIKE_POISSON
+
+    def to_dict(self) -> dict[str, Any]:
+        """The sampler in plain JSON types, without zeros."""
+        return {key: value for key, value in asdict(self).items() if value}
+
+    @classmethod
+    def from_dict(cls, data: object) -> Sampler:
+        """Make a sampler of what ``to_dict`` gave. Raises: ConfigError for unknown keys and wrong values."""
+        if not isinstance(data, Mapping) or not set(data) <= {field.name for field in fields(cls)}:
+            raise ConfigError("sampler", f"{data!r} is not a sampler", fix="write name, batches, units, max_batch")
+        return cls(**data)
+
+
+#: The sampler of training, and of releases in ledgers that name none.
+POISSON = Sampler()
+
+
+def sampler_of(
+    name: str,
+    sample_rate: float,
+    *,
+    records: int | None = None,
+    batch: float | None = None,
+    max_batch: int | None = None,
+) -> Sampler:
+    """The sampler of a plan, checked.
+
+    Args:
+        name: a name of ``SAMPLERS``; cyclic_poisson gives a Poisson sampler, for its releases are about groups.
+        sample_rate: expected batch over units.
+        records: number of units, where it is known.
+        batch: expected number of units in a batch, where it is known.
+        max_batch: number of units that a batch is cut to, for truncated_poisson.
+
+    Raises: ConfigError naming what is missing or does not go together, with a fix.
+
+    Example:
+        >>> from dptune.privacy.accounting.samplers import sampler_of
+        >>> sampler_of("shuffle", 1024 / 66013, records=66013, batch=1024).batches
+        65
+    """
+    check_name(name)
+    if max_batch is not None and name != "truncated_poisson":
+        raise ConfigError("max_batch", f"does not go with sampler {name}", fix="leave it out")
+    if name in ("poisson", CYCLIC):
+        return POISSON
+    if name == "full" and sample_rate != 1.0:
+        problem = f"sampler full puts all units into every batch, and {sample_rate:g} of them are given"
+        raise ConfigError("batch", problem, fix="give a batch of as many as the records, or --sample-rate 1")
+    if name == "fixed_size" and batch is not None and batch != int(batch):
+        problem = f"{batch} is not a whole number of units, of which every batch of fixed_size has the same"
+        raise ConfigError("batch", problem, fix=f"use {max(1, round(batch))}")
+    if name == "shuffle":
+        return Sampler(name, batches=math.ceil((1 - _WHOLE) / sample_rate))
+    if name == "balls_in_bins":
+        return Sampler(name, batches=_whole_bins(sample_rate, records))
+    if name == "truncated_poisson":
+        return _truncated(records, batch, max_batch)
+    return Sampler(name)
+
+
+def _whole_bins(sample_rate: float, records: int | None) -> int:
+    bins = max(1, round(1 / sample_rate))
+    if abs(1 / sample_rate - bins) <= _WHOLE * bins:
+        return bins
+    problem = f"balls_in_bins needs a whole number of bins in an epoch, and 1 / sample rate is {1 / sample_rate:g}"
+    if records is None:
+        raise ConfigError("sample_rate", problem, fix=f"use {1 / bins!r}, for {bins} bins")
+    raise ConfigError("batch", problem, fix=f"use {records / bins!r}, for {bins} bins")
+
+
+def _truncated(records: int | None, batch: float | None, max_batch: int | None) -> Sampler:
+    if records is None or batch is None:
+        problem = "is missing: the chance that a batch is cut hangs on it"
+        raise ConfigError("records", problem, fix="give --records, --batch and --epochs")
+    if max_batch is None:
+        usual = math.ceil(batch + 8 * math.sqrt(batch))
+        raise ConfigError("max_batch", "is missing, which truncated_poisson cuts to", fix=f"use {usual}, say")
+    if max_batch < batch:
+        problem = f"{max_batch} is below the expected batch of {batch:g}, so most batches would be cut"
+        raise ConfigError("max_batch", problem, fix=f"use {math.ceil(batch + 8 * math.sqrt(batch))}, say")
+    return Sampler("truncated_poisson", units=records, max_batch=max_batch)

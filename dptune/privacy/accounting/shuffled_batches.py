@@ -1,0 +1,164 @@
+"""Shuffled batches: what a run costs at least, by data that show it.
+
+**Statement.** A run makes E epochs. In each, all n units are put in random order and cut into T batches, and every
+batch's sum of gradients of norm at most 1 gets noise N(0, z^2). At this delta no epsilon below
+``least_shuffled_epsilon`` holds for it under zero-out of one unit. (Source: Chua et al. 2024, How Private are DP-SGD
+Implementations?, who give the pair and the event for one epoch. The composition over epochs is ours.)
+
+**Proof.** Let the gradient of every other unit be -1 along one direction, whatever the weights, and that of the unit be
++1, which zero-out makes 0. Add the batch's public size to each released sum. Of the others nothing is left; the batch J
+that holds the unit has mean 2 (or, zeroed, 1: of its size all but one are -1), every other batch mean 0. So the
+released vector of an epoch is x = 2 e_J + z N(0, I), or e_J + z N(0, I) zeroed. Its largest entry is below c with
+probability Phi((c - 2) / z) Phi(c / z)^(T - 1), or with 1 in place of 2, whatever the law of J: batches need not be of
+one size. By the definition of differential privacy every event gives delta >= P(event) - e^epsilon Q(event); "the
+largest entry is at least c" is one, and its complement another, from the other side. Over epochs, J is drawn anew, so
+the largest entries are independent, and any function of them is a post-processing: here each is rounded to a cell, and
+the cells' losses log(p / q) add up. E_P of (1 - e^(epsilon - sum))_+ is a lower bound of delta, and falls where a loss
+is rounded down. QED
+
+Everything is rounded to the side of too small an epsilon. All of this is public.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+
+import numpy as np
+from scipy.fft import irfft, rfft
+from scipy.optimize import minimize_scalar
+from scipy.special import log_ndtr
+
+from dptune.privacy.accounting.array_sums import Array, _power, _sums_above
+
+#: Cells of the largest entry of an epoch, and cells of the sums of losses.
+_CELLS, _SUMS = 20_000, 1 << 20
+#: Minus log of the tilted chance of a sum outside the window, and relative rounding of the cells' probabilities.
+_OUTSIDE, _ROUNDING = 60.0, 1e-9
+#: Relative rounding of one probability.
+_EXACT = 1e-12
+
+
+@lru_cache(maxsize=1024)
+def least_shuffled_epsilon(noise_multiplier: float, batches: int, epochs: int, delta: float) -> float:
+    """An epsilon that every bound for shuffled batches must reach, at most 1e-6 of itself below the lemma's.
+
+    Args:
+        noise_multiplier: effective noise multiplier, above 0.
+        batches: number T of batches in an epoch.
+        epochs: number E of whole epochs; with 0 the answer is 0.
+        delta: a number in (0, 1).
+
+    Example:
+        >>> from dptune.privacy.accounting.shuffled_batches import least_shuffled_epsilon
+        >>> round(least_shuffled_epsilon(1.3521, batches=65, epochs=1, delta=7.424e-6), 5)
+        2.35463
+    """
+    if not epochs:
+        return 0.0
+    one = _one_epoch(noise_multiplier, batches, delta)
+    return max(one, _several_epochs(noise_multiplier, batches, epochs, delta)) if epochs > 1 else one
+
+
+def _below(at: Array | float, mean: float, noise: float, batches: int) -> Array:
+    """Logarithm of the probability that the largest entry is below ``at``, if the unit's batch has this mean."""
+    at = np.asarray(at, dtype=np.float64)
+    return np.asarray(log_ndtr((at - mean) / noise) + (batches - 1) * log_ndtr(at / noise))
+
+
+def _one_epoch(noise: float, batches: int, delta: float) -> float:
+    """The largest epsilon that one event refutes, by bisection from below."""
+
+    def shown(epsilon: float) -> float:
+        def gap(at: Array | float) -> Array:
+            with_unit, zeroed = _below(at, 2.0, noise, batches), _below(at, 1.0, noise, batches)
+            # Each probability is rounded to the side of less.
+            more = math.exp(epsilon) * (1 + _EXACT)
+            rises = -np.expm1(with_unit) * (1 - _EXACT) + more * np.expm1(zeroed)
+            falls = np.exp(zeroed) * (1 - _EXACT) - more * np.exp(with_unit)
+            return np.maximum(rises, falls)
+
+        # The event's best bound lies where both are likely: from the bulk of the zeroed entries up to far above.
+        at = np.linspace(1 - 40 * noise, 2 + 40 * noise, 4001) + noise * noise * epsilon * np.linspace(0, 1, 4001)
+        place = int(np.argmax(gap(at)))
+        ends = float(at[max(place - 1, 0)]), float(at[min(place + 1, len(at) - 1)])
+        found = minimize_scalar(lambda c: -float(gap(c)), bounds=ends, method="bounded", options={"xatol": 1e-9})
+        return max(-float(found.fun), float(gap(at)[place]))
+
+    low, high = 0.0, 1.0
+    if shown(low) < delta:
+        return 0.0
+    while high < 700 and shown(high) >= delta:
+        low, high = high, 2 * high
+    high = min(high, 700.0)
+    for _ in range(40):
+        middle = (low + high) / 2
+        low, high = (middle, high) if shown(middle) >= delta else (low, middle)
+    return low
+
+
+def _several_epochs(noise: float, batches: int, epochs: int, delta: float) -> float:
+    """The epsilon that the sum of all epochs' losses refutes, with the unit over zeroed, the side that costs more.
+
+    The cells' probabilities are tilted by exp(tilt loss), so that the FFT's round-off is relative to delta.
+    """
+    mine, other = _cells(noise, batches)
+    kept = (mine > 1e-290) & (other > 1e-290)  # what is dropped only takes from delta
+    losses = np.log(mine[kept]) - np.log(other[kept]) - _ROUNDING
+    logs = np.log(mine[kept] * (1 - _ROUNDING))
+
+    def log_moment(tilt: float) -> float:
+        exponents = logs + tilt * losses
+        most = float(exponents.max())
+        return most + math.log(float(np.exp(exponents - most).sum()))
+
+    def chernoff(log_tilt: float) -> float:
+        tilt = math.exp(log_tilt)
+        return (epochs * log_moment(tilt) - math.log(delta)) / tilt
+
+    tilt = 0.8 * math.exp(minimize_scalar(chernoff, bounds=(-7.0, 11.0), method="bounded").x)
+    total = log_moment(tilt)
+    mass = np.exp(logs + tilt * losses - total)
+
+    # A window of sums, each end passed with a tilted chance of at most exp(-_OUTSIDE) (Chernoff's bound).
+    mean = float(mass @ losses)
+    deviation = math.sqrt(float(mass @ (losses - mean) ** 2) * epochs) + 1e-9
+    steps = [factor * math.sqrt(2 * _OUTSIDE) / deviation for factor in (0.003, 0.01, 0.03, 0.1, 0.3, 0.6, 1.0, 1.5)]
+    high = min((epochs * (log_moment(tilt + step) - total) + _OUTSIDE) / step for step in steps)
+    low = max((epochs * (total - log_moment(tilt - step)) - _OUTSIDE) / step for step in steps)
+
+    width = (high - low) / (_SUMS - 2 * epochs - 4)  # a sum is at most ``epochs`` cells below its place
+    cells = np.floor(losses / width).astype(np.int64)
+    first = math.floor(low / width) - epochs - 1
+    spectrum = rfft(np.bincount(cells % _SUMS, mass, _SUMS))
+    sums = np.roll(irfft(_power(spectrum, epochs), _SUMS), -(first % _SUMS))
+    # The round-off of an FFT of numbers that add up to 1 at most, and of its power (see ``composed_losses``).
+    sums = np.maximum(sums - 16 * epochs * math.log2(_SUMS) * float(np.finfo(np.float64).eps), 0.0)
+    places = width * (first + np.arange(_SUMS))
+    away = places - epochs * mean
+    with np.errstate(over="ignore"):
+        weights = sums * np.exp(np.minimum(-tilt * away, 600.0))
+        above = _sums_above(weights) - np.exp(np.minimum(away, 600.0)) * _sums_above(
+            sums * np.exp(np.minimum(-(tilt + 1) * away, 600.0))
+        )
+    # Sums outside the window come round to the other end, and would count there.
+    above -= 4 * math.exp(-_OUTSIDE) * np.exp(np.minimum(-tilt * away, 600.0))
+    with np.errstate(divide="ignore"):
+        shown = np.log(np.maximum(above, 0.0)) + epochs * (total - tilt * mean)
+    fits = shown >= math.log(delta) + epochs * 1e-8 + _ROUNDING
+    reached = np.flatnonzero(fits & (places >= 0) & (np.abs(tilt * away) + np.abs(away) < 500))
+    return float(places[reached[-1]]) if len(reached) else 0.0
+
+
+def _cells(noise: float, batches: int) -> tuple[Array, Array]:
+    """Probabilities of the cells of the largest entry, with the unit and zeroed; narrow where both are likely."""
+    # The largest of T entries without the unit is below this with probability 1e-18 or so, and rarely above the top.
+    ends = np.linspace(1 - 12 * noise, 2 + 12 * noise, _CELLS)
+    found = []
+    for mean in (2.0, 1.0):
+        below = _below(ends, mean, noise, batches)
+        # Differences of tails: of what is above where that is small, of what is below elsewhere.
+        lower, upper = np.diff(np.exp(below)), -np.diff(-np.expm1(below))
+        inner = np.where(below[1:] < -0.7, lower, upper)
+        found.append(np.concatenate([[math.exp(below[0])], inner, [-math.expm1(below[-1])]]))
+    return found[0], found[1]

@@ -1,0 +1,193 @@
+"""Samplers: what a release says of its sampler, what accountants refuse, and the commands that price and list them."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from dptune.cli import app
+from dptune.core.errors import ConfigError
+from dptune.privacy.accountants import epsilons, pld_epsilon, quick_epsilon, rdp_epsilon, smallest_epsilon
+from dptune.privacy.accounting.gaussian_dp import gdp_epsilon
+from dptune.privacy.accounting.loss_profile import profile_of
+from dptune.privacy.accounting.samplers import POISSON, SAMPLERS, Sampler, sampler_of
+from dptune.privacy.ledger import Ledger
+from dptune.privacy.ledger_file import LedgerError
+from dptune.privacy.release import Release
+from tests.privacy.test_ledger import header
+
+SHUFFLE = Release(1 / 65, 1.3521, sampler=Sampler("shuffle", batches=65))
+OTHERS = [
+    Sampler("shuffle", batches=100),
+    Sampler("balls_in_bins", batches=100),
+    Sampler("truncated_poisson", units=10_000, max_batch=180),
+    Sampler("fixed_size"),
+]
+PLAN = "--records 10000 --batch 100 --epochs 3 --delta 1e-5"
+
+
+def run(line: str) -> tuple[int, str]:
+    result = CliRunner().invoke(app, line.split())
+    return result.exit_code, result.output
+
+
+def priced(line: str) -> dict[str, float]:
+    code, output = run(f"{line} --json")
+    assert code == 0, output
+    found: dict[str, float] = json.loads(output)
+    return found
+
+
+def test_old_releases_are_poisson_and_are_written_as_they_were() -> None:
+    old = Release(0.01, 1.0)
+    assert old.sampler == POISSON
+    assert "sampler" not in old.to_dict()
+    assert Release.from_dict(old.to_dict()) == old
+
+
+@pytest.mark.parametrize("sampler", [*OTHERS, Sampler("full")], ids=lambda one: one.name)
+def test_a_release_keeps_its_sampler(sampler: Sampler) -> None:
+    release = Release(1.0 if sampler.name == "full" else 0.01, 1.0, sampler=sampler)
+    assert Release.from_dict(json.loads(json.dumps(release.to_dict()))) == release
+
+
+@pytest.mark.parametrize(
+    ("written", "problem"),
+    [
+        ("shuffle", "is not a sampler"),
+        ({"name": "shuffel"}, "unknown sampler 'shuffel'"),
+        ({"name": "shuffle"}, "batches: 0 does not go with"),
+        ({"name": "shuffle", "batches": 2.5}, "batches: 2.5 does not go with"),
+        ({"name": "poisson", "batches": 2}, "batches: 2 does not go with"),
+        ({"name": "cyclic_poisson"}, "is made by bands"),
+        ({"name": "full"}, "does not go with sampler full"),
+        ({"name": "fixed_size", "more": 1}, "is not a sampler"),
+    ],
+)
+def test_a_ledgers_sampler_is_checked(written: object, problem: str) -> None:
+    with pytest.raises(ConfigError, match=problem):
+        Release.from_dict({**Release(0.01, 1.0).to_dict(), "sampler": written})
+
+
+@pytest.mark.parametrize("sampler", OTHERS, ids=lambda one: one.name)
+def test_no_accountant_of_poisson_sampling_prices_another(sampler: Sampler) -> None:
+    releases = Counter({Release(0.01, 1.0, sampler=sampler): 300})
+    for accountant in (pld_epsilon, rdp_epsilon):
+        with pytest.raises(ConfigError, match=f"sampler: {sampler.name} is not Poisson sampling"):
+            accountant(releases, 1e-5)
+    with pytest.raises(ConfigError, match="without a search"):
+        profile_of(releases)
+    assert smallest_epsilon(releases, 1e-5) <= quick_epsilon(releases, 1e-5) * (1 + 1e-9)
+
+
+def test_samplers_that_are_mixed_have_no_price() -> None:
+    mixed = Counter({SHUFFLE: 65, Release(0.01, 1.0): 10})
+    with pytest.raises(ConfigError, match=r"2 kinds of release \(samplers: poisson, shuffle\) have no joint price"):
+        epsilons(mixed, 1e-5)
+    parts = Counter({Release(1 / 65, 1.3521, part=1, sampler=SHUFFLE.sampler): 65, Release(0.01, 1.0, part=2): 10})
+    assert epsilons(parts, 7.424e-6).certified == pytest.approx(3.14878, rel=1e-5)
+
+
+def test_noise_of_another_family_is_refused() -> None:
+    with pytest.raises(ConfigError, match="shuffle is priced for independent Gaussian noise that never moves"):
+        Release(0.01, 1.0, adaptive=True, sampler=SHUFFLE.sampler)
+
+
+def test_an_epoch_that_was_begun_counts_whole() -> None:
+    whole = [epsilons(Counter({SHUFFLE: count}), 1e-5).certified for count in (65, 66, 130, 131)]
+    expected = [gdp_epsilon(math.sqrt(epochs) / 1.3521, 1e-5) for epochs in (1, 2, 2, 3)]
+    assert whole == pytest.approx(expected, rel=1e-8)
+
+
+def test_shuffled_batches_are_priced_as_an_interval() -> None:
+    found = priced(
+        "account static --sampler shuffle --batch 1024 --records 66013 --epochs 1 --set noise_multiplier=1.3521 "
+        "--delta 7.424e-6"
+    )
+    assert found["epsilon_at_least"] == pytest.approx(2.35463, rel=1e-5)
+    assert found["epsilon_certified"] == pytest.approx(3.14878, rel=1e-5)
+    assert found["epsilon_if_it_were_poisson"] < 0.5
+    code, text = run(f"account static --sampler shuffle {PLAN} --set noise_multiplier=2")
+    assert code == 0
+    assert text.startswith("With the sampler shuffle, epsilon is at least ")
+    assert "(zero-out of one unit)" in text
+
+
+@pytest.mark.parametrize(
+    "sampler", ["shuffle", "balls_in_bins", "fixed_size", "truncated_poisson --max-batch 180", "full --batch 10000"]
+)
+def test_calibrated_noise_keeps_the_certified_budget(sampler: str) -> None:
+    plan = PLAN.replace("--batch 100 ", "") if "full" in sampler else PLAN
+    found = priced(f"calibrate static --epsilon 3 --sampler {sampler} {plan}")
+    noise = found["noise_multiplier"]
+    assert 2.95 < found["epsilon_certified"] <= 3
+    again = priced(f"account static --sampler {sampler} {plan} --set noise_multiplier={noise}")
+    assert again["epsilon_certified"] == pytest.approx(found["epsilon_certified"], rel=1e-9)
+    poisson = priced(f"calibrate static --epsilon 3 {PLAN}")["noise_multiplier"]
+    if "balls" in sampler:
+        assert 0.9 * poisson < noise < poisson
+    else:
+        assert noise >= poisson * (1 - 1e-4)
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("account static --sampler shuffle --records 100 --batch 200 --epochs 1", "batch: 200.0 is not in"),
+        ("account static --sampler shufle " + PLAN, "unknown sampler 'shufle'. Fix: use one of poisson, "),
+        ("account static --sampler balls_in_bins --records 100 --batch 30 --epochs 1", "Fix: use 33.333333333333336,"),
+        ("account static --sampler balls_in_bins --sample-rate 0.3 --steps 9", "for 3 bins"),
+        ("account static --sampler truncated_poisson " + PLAN, "max_batch: is missing"),
+        ("account static --sampler truncated_poisson --max-batch 90 " + PLAN, "is below the expected batch"),
+        ("account static --sampler truncated_poisson --max-batch 110 " + PLAN, "Fix: use 172 or more"),
+        ("account static --sampler truncated_poisson --sample-rate 0.1 --steps 9", "records: is missing"),
+        ("account static --max-batch 90 " + PLAN, "max_batch: does not go with sampler poisson"),
+        ("account static --sampler fixed_size --records 100 --batch 10.5 --epochs 1", "10.5 is not a whole number"),
+        ("account static --sampler full " + PLAN, "puts all units into every batch"),
+        ("account static --sampler cyclic_poisson " + PLAN, "static has no bands"),
+        ("account banded --set bands=8 --sampler shuffle " + PLAN, "does not go with banded, whose proof needs"),
+        ("account laplace --sampler shuffle " + PLAN, "Fix: use the mechanism static"),
+        ("account static --sampler shuffle --candidates 10 " + PLAN, "shuffle is not Poisson sampling"),
+        ("account pmixed --sampler shuffle", "pmixed takes no batches of records"),
+    ],
+)
+def test_what_does_not_go_together_is_one_sentence_with_a_fix(line: str, message: str) -> None:
+    delta = "" if "--delta" in line else " --delta 1e-5"
+    noise = "" if "pmixed" in line else " --set noise_multiplier=1"
+    code, output = run(line + delta + noise)
+    assert code == 2
+    assert message in output.splitlines()[-1]
+    assert "Fix: " in output
+
+
+def test_the_advised_bins_are_taken() -> None:
+    found = priced(
+        "account static --sampler balls_in_bins --records 100 --batch 33.333333333333336 --epochs 2 --delta 1e-3 "
+        "--set noise_multiplier=1"
+    )
+    assert (found["batches"], found["steps"]) == (3, 6)
+
+
+def test_the_list_of_samplers() -> None:
+    code, output = run("samplers")
+    assert code == 0
+    for name, law in SAMPLERS.items():
+        assert f"{name}: {law.law}" in output
+    assert set(json.loads(run("samplers --json")[1])) == set(SAMPLERS)
+    for name in set(SAMPLERS) - {"cyclic_poisson", "poisson"}:
+        plan = {"records": 1000, "batch": 1000.0 if name == "full" else 100.0}
+        rate = plan["batch"] / plan["records"]
+        made = sampler_of(name, rate, records=1000, batch=plan["batch"], max_batch=200 if "trunc" in name else None)
+        assert made.name == name
+
+
+def test_training_draws_no_batches_by_another_sampler(tmp_path: Path) -> None:
+    with Ledger.create(tmp_path / "ledger.jsonl", header(), Counter()) as ledger:
+        with pytest.raises(LedgerError, match="shuffle is a sampler that no training draws its batches by yet"):
+            ledger.charge(SHUFFLE)
+        assert ledger.releases == 0

@@ -1,0 +1,102 @@
+"""Shuffled batches: the interval against brute force, where a run can be simulated whole, and against known points."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.stats import norm
+
+from dptune.privacy.accounting.gaussian_dp import gdp_delta, gdp_epsilon
+from dptune.privacy.accounting.shuffled_batches import _several_epochs, least_shuffled_epsilon
+
+
+@pytest.mark.parametrize(
+    ("noise", "batches", "delta", "least"),
+    [(1.3521, 65, 7.424e-6, 2.35463), (0.5, 10_000, 1e-6, 10.9948), (0.393804, 1314, 1e-5, 13.4702)],
+)
+def test_known_points_of_one_epoch(noise: float, batches: int, delta: float, least: float) -> None:
+    assert least_shuffled_epsilon(noise, batches, 1, delta) == pytest.approx(least, rel=5e-6)
+
+
+def exact_delta(noise: float, epsilon: float) -> float:
+    """Delta of two batches, one epoch, by integration over the plane: P and Q are mixtures of two bumps each."""
+    x = np.linspace(-9 * noise, 2 + 9 * noise, 3001)
+    zero, one, two = (norm.pdf(x, mean, noise) for mean in (0.0, 1.0, 2.0))
+    mine = (two[:, None] * zero + zero[:, None] * two) / 2
+    other = (one[:, None] * zero + zero[:, None] * one) / 2
+    cell = (x[1] - x[0]) ** 2
+    return max(float(np.maximum(a - math.exp(epsilon) * b, 0).sum()) * cell for a, b in ((mine, other), (other, mine)))
+
+
+@pytest.mark.parametrize("noise", [0.6, 1.0, 2.5])
+@pytest.mark.parametrize("delta", [1e-10, 1e-6, 1e-3, 0.1])
+def test_two_batches_lie_in_the_interval(noise: float, delta: float) -> None:
+    """The truth of this data set is above "at least" and below "at most", and the event loses little of it."""
+    least = least_shuffled_epsilon(noise, 2, 1, delta)
+    assert exact_delta(noise, least) >= delta * (1 - 1e-3)
+    assert exact_delta(noise, gdp_epsilon(1 / noise, delta)) <= delta * (1 + 1e-3)
+    if delta < 0.1:
+        assert exact_delta(noise, 1.25 * least + 0.2) < delta
+
+
+@pytest.mark.parametrize(
+    ("noise", "batches", "epochs", "delta"), [(1.0, 5, 3, 0.01), (0.7, 20, 2, 1e-3), (2, 3, 9, 0.1)]
+)
+def test_simulated_epochs_diverge_as_much_as_is_said(noise: float, batches: int, epochs: int, delta: float) -> None:
+    """The divergence of this pair, E_P (1 - e^(epsilon - loss))_+, from 400,000 runs with their whole likelihood ratio.
+
+    At "at least" it is not below delta, and a fifth above not far above it. A sound bound fails with a chance of 1e-6.
+    """
+    rng, runs = np.random.default_rng(5), 400_000
+    x = noise * rng.standard_normal((runs, epochs, batches))
+    x[..., 0] += 2  # by symmetry the unit's batch may be the first
+    with_unit = np.exp((4 * x - 4) / (2 * noise**2)).sum(2)
+    losses = (np.log(with_unit) - np.log(np.exp((2 * x - 1) / (2 * noise**2)).sum(2))).sum(1)
+
+    def divergence(epsilon: float) -> tuple[float, float]:
+        shown = np.maximum(-np.expm1(epsilon - losses), 0)
+        return float(shown.mean()), 5 * float(shown.std()) / math.sqrt(runs)
+
+    least = least_shuffled_epsilon(noise, batches, epochs, delta)
+    mean, error = divergence(least)
+    assert mean + error >= delta
+    mean, error = divergence(1.2 * least + 0.2)
+    assert mean - error <= delta
+
+
+@pytest.mark.parametrize("delta", [1e-12, 1e-9, 1e-5, 1e-2])
+@pytest.mark.parametrize(("noise", "epochs"), [(0.8, 2), (1.3521, 10), (4.0, 200)])
+def test_with_one_batch_it_is_gaussian_dp(noise: float, epochs: int, delta: float) -> None:
+    """Every batch then holds all units, so that there is nothing to amplify."""
+    truth = gdp_epsilon(math.sqrt(epochs) / noise, delta)
+    assert 0.998 * truth - 1e-4 <= least_shuffled_epsilon(noise, 1, epochs, delta) <= truth
+
+
+@pytest.mark.parametrize(("noise", "batches", "delta"), [(1.3521, 65, 7.424e-6), (0.5, 300, 1e-9), (0.9, 9, 1e-3)])
+def test_the_composed_losses_of_one_epoch_agree_with_its_best_event(noise: float, batches: int, delta: float) -> None:
+    one = least_shuffled_epsilon(noise, batches, 1, delta)
+    assert one * 0.9995 <= _several_epochs(noise, batches, 1, delta) <= one * (1 + 1e-7)
+
+
+@settings(deadline=None, max_examples=25)
+@given(st.floats(0.4, 5.0), st.integers(1, 3000), st.integers(1, 3), st.floats(-12, -1))
+def test_it_grows_with_epochs_and_falls_with_noise_and_delta(
+    noise: float, batches: int, epochs: int, exponent: float
+) -> None:
+    delta = 10**exponent
+    least = least_shuffled_epsilon(noise, batches, epochs, delta)
+    assert 0 <= least <= gdp_epsilon(math.sqrt(epochs) / noise, delta) + 1e-9
+    # Grids differ, by 1e-4 of an epsilon above 1 and less than 1e-4 below.
+    room = 2e-4 * max(least, 1.0)
+    assert least_shuffled_epsilon(noise * 1.1, batches, epochs, delta) <= least + room
+    assert least_shuffled_epsilon(noise, batches, epochs, min(2 * delta, 0.5)) <= least + room
+    assert least_shuffled_epsilon(noise, batches, epochs + 1, delta) >= least - room
+
+
+def test_less_than_an_epoch_shows_nothing() -> None:
+    assert least_shuffled_epsilon(1.0, 10, 0, 1e-5) == 0.0
+    assert gdp_delta(1.0, 0.0) > 0.3
