@@ -44,8 +44,8 @@ _HUGE = 1e6
 _UNITS = ((_HUGE, 1.0), (_HUGE, _HUGE), (_HUGE, 0.0), (0.0, 1.0))
 _TOGETHER = 500  # pairs of games side by side in one run
 _ROUND = 25  # pairs of games between two looks, where each is a run of its own
-#: One in so many pairs of games is played alone if a controller watches units; a tenth if no others can be played.
-_ALONE, _ONLY_ALONE = 100, 10
+#: Pairs of games that are played alone where a controller watches units: a hundredth of all, and at least so many.
+_ALONE = 100
 #: Deltas at which a published claim is read; its curve between them is bounded by chords.
 _CLAIMED = (1e-8, 1e-5, 1e-4, 1e-3, 3e-3, 0.01, 0.02, 0.04, 0.07, 0.1, 0.14, 0.18, 0.23, 0.3, 0.4, 0.5, 0.6, 0.8)
 _ACCUSED = "the mechanism or its accountant is wrong"
@@ -147,7 +147,7 @@ def audit_twin(
     A mechanism whose controller watches units first plays some games alone, in which its statistics are attacked too.
     One that reads raw statistics, clips in coordinates of its own or comes from a plug-in is played alone only.
 
-    Games stop as soon as everything that they could refute is refuted.
+    Games stop as soon as the certificate is refuted, or the claim where nothing is certified.
 
     Args:
         mechanism: a mechanism that is not started, with its noise; it is copied, never changed.
@@ -185,7 +185,7 @@ def audit_twin(
             for name, curve in curves.items():
                 if name not in refuted and bets.accuses(curve, false_alarms):
                     refuted[name] = bets.pairs
-            if curves and len(refuted) == len(curves):
+            if "certified" in refuted or (certified is None and "claimed" in refuted):
                 break
     chance, sure = 1 - confidence, Bets()
     sure.add(np.full(bets.pairs, np.inf), np.full(bets.pairs, -np.inf))
@@ -214,15 +214,13 @@ def _rounds(
 ) -> Iterator[tuple[Array, Array]]:
     """Rounds of pairs of games: those played alone, then those side by side."""
     plain = type(mechanism.controller) is Constant and not mechanism.plugins
-    started = copy.deepcopy(mechanism)
-    started.start(RunFacts((2,) * mechanism.pairs, torch.device("cpu"), expected, schedule.sample_rate, 1, None, 0.5))
-    together = not (mechanism.plugins or mechanism.controller.raw_inputs or started.knobs().geometry)
-    alone = 0 if plain else math.ceil(games / (_ALONE if together else _ONLY_ALONE))
+    probe = _Twin(mechanism, schedule, entropy, expected, 1)
+    together = not (mechanism.plugins or mechanism.controller.raw_inputs or probe.started().knobs().geometry)
+    alone = 0 if plain else max(_ALONE, math.ceil(games / (100 if together else 10)))
     for count, size, each in ((alone, 1, _ROUND), (games - alone if together else 0, 2 * _TOGETHER, _TOGETHER)):
-        twin = _Twin(mechanism, schedule, entropy, expected, size) if count else None
-        for done in range(0, count, each):
-            assert twin is not None
-            yield twin.play(min(each, count - done))
+        if count:
+            twin = probe if size == 1 else _Twin(mechanism, schedule, entropy, expected, size)
+            yield from (twin.play(min(each, count - done)) for done in range(0, count, each))
 
 
 def _rows(bets: Bets, certified: Curve | None, chance: float) -> tuple[dict[str, float | None], ...]:
@@ -321,9 +319,9 @@ class _Twin:
 
     def _open(self) -> None:
         """Check the parts on a batch of one unit, and choose the unit that moves a first release most."""
-        started = self._started()
+        started = self.started()
         check_parts(started, started.knobs(), [self._batch(np.zeros(1, dtype=np.int64))], self.zeros, OsEntropy())
-        started = self._started()  # the noise may remember what it drew
+        started = self.started()  # the noise may remember what it drew
         knobs = self._knobs(started)
         released = started.privatise([], self.zeros, knobs, self.divisor, self.entropy)
         empty = started.statistics(knobs)
@@ -338,7 +336,8 @@ class _Twin:
             moves.append(float(np.square(shift / spread).sum()))
         self.unit, self._last = _UNITS[int(np.argmax(moves))], None
 
-    def _started(self) -> Mechanism:
+    def started(self) -> Mechanism:
+        """A copy that is ready for its first step."""
         started = copy.deepcopy(self.mechanism)
         started.start(self.facts)
         return started
@@ -360,7 +359,7 @@ class _Twin:
 
     def _run(self, inside: NDArray[np.bool_]) -> Array:
         """(games,) log-likelihood ratios of one run of all steps, in which these units are in the data."""
-        mechanism, games, bands = self._started(), len(inside), len(self.strategy)
+        mechanism, games, bands = self.started(), len(inside), len(self.strategy)
         units = replace(PrivacyUnits.of(RECORD, np.zeros(0, dtype=np.int64), 1), planted=inside)
         run_id = str(self.entropy.words(1)[0])
         score, visit, ages, past = np.zeros(games), np.zeros(games), np.full(games, bands), []
