@@ -112,7 +112,8 @@ class TwinAudit:
     def power(self) -> str:
         """What the games could have refuted, in words."""
         if math.isinf(self.epsilon_certified):
-            return "nothing finite is certified, so there is nothing to refute"
+            nothing = "nothing finite is certified, so there is nothing to refute"
+            return f"{nothing}; {said}" if (said := self.claim_refuted) else nothing
         could = f"games that are never guessed wrong show an epsilon of {at_least(self.epsilon_refutable)}"
         shown = f"these show a mu of {at_least(self.mu_audited)} of {at_most(self.mu_certified)}"
         if self.epsilon_refutable <= self.epsilon_certified:
@@ -134,6 +135,7 @@ def audit_twin(
     false_alarms: float = 0.001,
     entropy: Entropy | None = None,
     expected_batch_size: float = 1.0,
+    claimed_of: Composition | None = None,
 ) -> TwinAudit:
     """Play whole runs of a twin, and compare what they show with the certified curve and with the paper's claim.
 
@@ -155,6 +157,8 @@ def audit_twin(
         games: pairs of games, with the unit in and with it out; a tenth where all are played alone.
         entropy: source of noise and coins; the operating system's by default.
         expected_batch_size: of the run, by which some controllers scale their statistics.
+        claimed_of: the releases of a run that had no more noise in any step than the twin has: its claim is compared.
+            By default the twin's own, whose noise stays at its start.
 
     Raises: ConfigError for a mechanism that moves its noise soundly, since only its ledger limits it; for noise of a
         family without a known law; for numbers out of range; and as ``audit_step`` for broken plug-ins.
@@ -173,8 +177,9 @@ def audit_twin(
     rounds = _rounds(mechanism, schedule, games, entropy, expected_batch_size)
     releases = planned(mechanism, schedule)
     certified = None if leaks_of(releases) else _certified_curve(releases)
-    claimed = _claimed_curve(mechanism, releases)
+    claimed = _claimed_curve(mechanism, claimed_of or releases)
     prices = epsilons(releases, schedule.delta, published_accountant=mechanism.published_accountant)
+    published = published_epsilon(mechanism.published_accountant, claimed_of or releases, schedule.delta)
     refuted: dict[str, int] = {}
     curves = {name: one for name, one in (("certified", certified), ("claimed", claimed)) if one is not None}
     bets, about = Bets(), f"mechanisms.{mechanism.name}"
@@ -202,7 +207,7 @@ def audit_twin(
         epsilon_audited=bets.epsilon_at(schedule.delta, chance),
         epsilon_certified=prices.certified,
         epsilon_refutable=sure.epsilon_at(schedule.delta, chance),
-        epsilon_published=prices.published,
+        epsilon_published=published,
         curve=_rows(bets, certified, chance),
         accused_after=refuted.get("certified"),
         claim_refuted_after=refuted.get("claimed"),
