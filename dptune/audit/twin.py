@@ -235,10 +235,16 @@ def _check(mechanism: Mechanism, games: int, confidence: float, false_alarms: fl
     for name, share, usual in (("confidence", confidence, 0.95), ("false_alarms", false_alarms, 0.001)):
         if not 0 < share < 1:
             raise ConfigError(name, f"{share} is not in (0, 1)", fix=f"use {usual}, say")
+    if (error := unplayable(mechanism)) is not None:
+        raise error
+
+
+def unplayable(mechanism: Mechanism) -> ConfigError | None:
+    """The reason why no twin of a run can be played; None if one can."""
     if mechanism.controller.adaptive and not mechanism.controller.raw_inputs:
         problem = f"{mechanism.name} moves its noise, and only the ledger of a run limits how far: a twin has none"
-        raise ConfigError("mechanism", problem, fix="set move_noise to false, or audit one step")
-    noise = mechanism.noise
-    if noise.family not in ("gaussian", "none", "laplace_mixture"):
-        problem = f"no likelihood ratio of {mechanism.name}'s noise ({noise.family}) is known"
-        raise ConfigError("mechanism", problem, fix="audit one step of it, which learns its scores from trials")
+        return ConfigError("mechanism", problem, fix="set move_noise to false, or audit one step")
+    if mechanism.noise.family not in ("gaussian", "none", "laplace_mixture"):
+        problem = f"no likelihood ratio of {mechanism.name}'s noise ({mechanism.noise.family}) is known"
+        return ConfigError("mechanism", problem, fix="audit one step of it, which learns its scores from trials")
+    return None

@@ -16,7 +16,7 @@ from dptune.audit.refutation import refutation, run_certificate
 from dptune.audit.sample_rate import audited_sample_rate
 from dptune.audit.step import audit_step
 from dptune.audit.text.membership import auc
-from dptune.audit.twin import audit_twin
+from dptune.audit.twin import audit_twin, unplayable
 from dptune.audit.verdict import certificate, judged
 from dptune.core.errors import DataError
 from dptune.core.files import jsonable
@@ -143,12 +143,12 @@ def _one_step(target: Target) -> dict[str, Any]:
 
 
 def _whole_run(target: Target) -> dict[str, Any]:
-    """Games on the twin of the cell's run; none where the controller moves certified noise, which a twin cannot."""
+    """Games on the twin of the cell's run; nothing where none can be played."""
     composition, header = target.contents.composition, target.contents.header
     # The most noise of any step: where it moved, the twin then leaks no more than the run.
     charged = max(composition, key=lambda release: release.noise_multiplier)
     mechanism, _ = _mechanism(target, charged.noise_multiplier)
-    if mechanism.controller.adaptive and not mechanism.controller.raw_inputs:
+    if unplayable(mechanism) is not None:
         return {}
     bands = len(charged.coefficients) or 1
     schedule = Schedule(charged.sample_rate / bands, sum(composition.values()), target.cell.delta)

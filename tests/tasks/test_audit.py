@@ -426,6 +426,21 @@ def test_the_step_of_a_cell_that_moves_its_noise_at_once_is_audited(pipeline: Pa
     assert len(read_ledger(directory / "ledger.jsonl").composition) == STEPS
     audit = audit_cell(directory, settings(step_trials=500, generations=1, records=0), "cpu")
     assert audit["step"]["trials"] == 500
+    assert "whole_run" not in audit  # a twin has no ledger that limits its noise
+
+
+@pytest.mark.parametrize("name", ["banded", "rldp_published"])
+def test_whole_runs_are_played_with_the_rate_steps_and_noise_of_the_ledger(name: str, pipeline: Path) -> None:
+    options = {"accounting": "published"} if name == "rldp_published" else {"bands": 2}
+    directory = run(like(name, **options))
+    found = audit_cell(directory, settings(step_trials=500, generations=1, records=0), "cpu")
+    games, ledger = found["whole_run"], read_ledger(directory / "ledger.jsonl")
+    assert games["steps"] == ledger.releases
+    assert games["sample_rate"] == pytest.approx(16 / UNITS)
+    assert games["epsilon_certified"] == found["epsilon_certified"]
+    assert games["epsilon_published"] == pytest.approx(found["epsilon_published"])
+    assert 0 < games["mu_audited"] <= float(games["mu_certified"])
+    assert games["accusation"] is None
 
 
 def _no_ledger(directory: Path) -> None:
