@@ -127,8 +127,8 @@ def audit_twin(
     Guarantee: if the releases keep the certificate, the twin is accused with probability ``false_alarms`` at most, over
     its coins and noise; the same holds of the published claim, by itself. Proof: ``Bets``, for independent games. A
     game that is played alone is a run of its own. Games side by side share a run, with a unit and a coordinate of every
-    pair each, and see nothing but that. In units of the noise a unit moves it by the same length at every step, wherever
-    radii and weights went (the batches hold nothing but such units, so that every clipper is saturated), and noise and
+    pair each, and see nothing but that. In units of the noise a unit moves it by the same length at every step,
+    wherever radii and weights went: the batches hold nothing but such units, and each saturates the clipper. Noise and
     coins are drawn afresh for each; both are what a ledger is charged for. So these scores are independent, or the
     ledger is wrong.
 
