@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from typing import Any
 
@@ -9,10 +10,12 @@ import numpy as np
 import pytest
 import torch
 from scipy.special import ndtr
+from typer.testing import CliRunner
 
 from dptune.audit.bets import CUTS, Bets, Curve
 from dptune.audit.twin import TwinAudit, audit_twin
 from dptune.audit.twin_games import rounds_of
+from dptune.cli import app
 from dptune.core.errors import ConfigError
 from dptune.mechanisms.clippers.clipping import Flat
 from dptune.mechanisms.controllers.quantile import Quantile
@@ -181,3 +184,23 @@ def test_what_cannot_be_played_is_refused_by_name(
     built = build(name, {"noise_multiplier": 1.0} | options)
     with pytest.raises(ConfigError, match=said):
         audit_twin(built, SAMPLED, **({"games": 500} | given))
+
+
+PLAYED = ["--whole-run", "--steps", "4", "--sample-rate", "0.3", "--trials", "1000"]
+
+
+def test_the_command_prints_figures_and_curve_and_accuses_by_its_status(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sound run is accused in one of a million audits."""
+    sound = CliRunner().invoke(app, ["audit", "static", *PLAYED, "--json", "--false-alarms", "1e-6"])
+    assert sound.exit_code == 0, sound.output
+    found = json.loads(sound.stdout)
+    assert (found["games"], found["steps"], found["sample_rate"]) == (1000, 4, 0.3)
+    assert [row["epsilon"] for row in found["curve"]] == list(CUTS)
+    monkeypatch.setattr(Gaussian, "add", halved)
+    done = CliRunner().invoke(app, ["audit", "static", *PLAYED])
+    assert done.exit_code == 1
+    assert "delta shown of certified at epsilon 0: unit in 0." in done.stdout
+    assert "Accused: " in done.stderr
+    assert "pairs of games on its twin refute the curve" in done.stderr
+    refused = CliRunner().invoke(app, ["audit", "dppg", *PLAYED])
+    assert "--whole-run: dppg has no batches to draw" in refused.stderr
