@@ -87,7 +87,7 @@ def audit(
     # With bands, the sample's visits lie that many steps apart, and its rate is that of its own group.
     schedule = Schedule(sample_rate / built.bands, steps * built.bands, delta)
     if whole_run:
-        from dptune.cli.whole_run import audit_whole_run
+        from dptune.cli.run_games import audit_whole_run
 
         audit_whole_run(built, schedule, trials, confidence, false_alarms, as_json)
         return
