@@ -141,7 +141,8 @@ class _Twin:
         mechanism, games, bands = self.started(), len(inside), len(self.strategy)
         units = replace(PrivacyUnits.of(RECORD, np.zeros(0, dtype=np.int64), 1), planted=inside)
         run_id = str(self.entropy.words(1)[0])
-        score, visit, ages, past = np.zeros(games), np.zeros(games), np.full(games, bands), []
+        score, visit, ages = np.zeros(games), np.zeros(games), np.full(games, bands)
+        past: list[Array] = []
         for row in range(self.schedule.steps):
             knobs = self._knobs(mechanism)
             turn = Turn.of(run_id, bands, row, mechanism.dealt_by)

@@ -18,7 +18,7 @@ def audit_whole_run(
     mechanism: Mechanism, schedule: Schedule, games: int, confidence: float, false_alarms: float, as_json: bool
 ) -> None:
     """Play whole runs, print the figures and the curve; status 1 and a sentence if the certificate is refuted."""
-    from dptune.audit.twin import audit_twin
+    from dptune.audit.run_twin import audit_twin
     from dptune.cli.figures import of_schedule
 
     found = audit_twin(mechanism, schedule, games=games, confidence=confidence, false_alarms=false_alarms)

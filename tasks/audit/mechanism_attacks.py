@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 from dptune.audit.draw_test import audit_draw
 from dptune.audit.one_run import one_run
 from dptune.audit.refutation import refutation, run_certificate
+from dptune.audit.run_twin import audit_twin, unplayable
 from dptune.audit.sample_rate import audited_sample_rate
 from dptune.audit.step import audit_step
 from dptune.audit.text.membership import auc
-from dptune.audit.twin import audit_twin, unplayable
 from dptune.audit.verdict import certificate, judged
 from dptune.core.errors import DataError
 from dptune.core.files import jsonable

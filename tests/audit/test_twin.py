@@ -13,7 +13,7 @@ from scipy.special import ndtr
 from typer.testing import CliRunner
 
 from dptune.audit.bets import CUTS, Bets, Curve
-from dptune.audit.twin import TwinAudit, audit_twin
+from dptune.audit.run_twin import TwinAudit, audit_twin
 from dptune.audit.twin_games import rounds_of
 from dptune.cli import app
 from dptune.core.errors import ConfigError

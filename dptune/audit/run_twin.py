@@ -150,7 +150,7 @@ def audit_twin(
         family without a known law; for numbers out of range; and as ``audit_step`` for broken plug-ins.
 
     Example:
-        >>> from dptune.audit.twin import audit_twin
+        >>> from dptune.audit.run_twin import audit_twin
         >>> from dptune.mechanisms.planning import Schedule
         >>> from dptune.mechanisms.registry import build
         >>> static = build("static", {"noise_multiplier": 1.0})
