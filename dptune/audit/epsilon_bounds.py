@@ -154,7 +154,7 @@ def ranked_epsilon(canaries: int, weights: tuple[int, ...], score: int, delta: f
         2.169
     """
     _check_confidence(confidence)
-    return _largest_rejected(
+    return largest_rejected(
         lambda epsilon: ranked_p_value(canaries, weights, score, epsilon, delta) < 1 - confidence, _MOST_EPSILON
     )
 
@@ -185,7 +185,7 @@ def one_run_mu(canaries: int, guesses: int, correct: int, confidence: float) -> 
     """
     _check_guesses(canaries, guesses, correct)
     _check_confidence(confidence)
-    return _largest_rejected(
+    return largest_rejected(
         lambda mu: coins_refute(
             lambda chance: float(ndtr(ndtri(chance) - mu)), canaries, guesses, correct, 1 - confidence
         ),
@@ -239,7 +239,7 @@ def coins_refute(
     return right + wrong > guesses / canaries
 
 
-def _largest_rejected(rejected: Callable[[float], bool], most: float) -> float:
+def largest_rejected(rejected: Callable[[float], bool], most: float) -> float:
     """An end of the rejected range, rounded down; 0 if 0 is not rejected.
 
     A p-value may fall a little where its argument grows. That costs no confidence: what keeps the smaller value keeps

@@ -39,6 +39,10 @@ def audit(
         typer.Option(help="Probability that the sample enters a batch (with correlated noise: a batch of its group)."),
     ] = 1.0,
     delta: Delta = 1e-5,
+    whole_run: Annotated[
+        bool,
+        typer.Option("--whole-run", help="Play whole runs of --steps on made-up parameters, --trials in each world."),
+    ] = False,
     options: Options = None,
     as_json: AsJson = False,
 ) -> None:
@@ -60,6 +64,8 @@ def audit(
     show_progress()
     chosen = read_options(options)
     if mechanism == NAME:
+        if whole_run:
+            raise ConfigError("--whole-run", f"{mechanism} has no batches to draw", fix="use --steps, an update each")
         _audit_policy_gradient(chosen, trials, confidence, false_alarms, steps, sample_rate, delta, as_json)
         return
     from dptune.audit.correlated_noise import audit_rows
@@ -78,6 +84,13 @@ def audit(
     if (correlated := built.noise.correlated) is not None and len(correlated.bands_to_try(0.01, 64)) > 1:
         problem = "is open, so there is no noise of several rows to attack"
         raise ConfigError("bands", problem, fix="use --set bands=8, or the number of your run")
+    # With bands, the sample's visits lie that many steps apart, and its rate is that of its own group.
+    schedule = Schedule(sample_rate / built.bands, steps * built.bands, delta)
+    if whole_run:
+        from dptune.cli.run_games import audit_whole_run
+
+        audit_whole_run(built, schedule, trials, confidence, false_alarms, as_json)
+        return
     common: dict[str, Any] = {
         "trials": trials,
         "confidence": confidence,
@@ -86,8 +99,6 @@ def audit(
         "sample_rate": sample_rate,
     }
     found = audit_rows(built, visits=steps, **common) if built.bands > 1 else audit_step(built, steps=steps, **common)
-    # With bands, the sample's visits lie that many steps apart, and its rate is that of its own group.
-    schedule = Schedule(sample_rate / built.bands, steps * built.bands, delta)
     with naming_plugins(about, modules):
         result = {
             "mechanism": mechanism,

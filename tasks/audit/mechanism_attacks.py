@@ -1,4 +1,4 @@
-"""Attacks on a finished cell's mechanism: on its private step and its draw, and by gradients planted in its run."""
+"""Attacks on a finished cell's mechanism: its step, whole runs of it, its draw, and gradients planted in its run."""
 
 from __future__ import annotations
 
@@ -13,13 +13,15 @@ from numpy.typing import NDArray
 from dptune.audit.draw_test import audit_draw
 from dptune.audit.one_run import one_run
 from dptune.audit.refutation import refutation, run_certificate
+from dptune.audit.run_twin import audit_twin, unplayable
 from dptune.audit.sample_rate import audited_sample_rate
 from dptune.audit.step import audit_step
 from dptune.audit.text.membership import auc
 from dptune.audit.verdict import certificate, judged
 from dptune.core.errors import DataError
 from dptune.core.files import jsonable
-from dptune.mechanisms.planning import Schedule, price
+from dptune.mechanisms.mechanism import Mechanism
+from dptune.mechanisms.planning import Schedule, as_charged, fitted, price
 from dptune.mechanisms.registry import build, of_model, takes_noise
 from dptune.privacy.entropy import OsEntropy
 from dptune.privacy.release import Release
@@ -30,6 +32,9 @@ from tasks.audit.target import Target
 from tasks.experiment.crafted_canaries import read_crafted
 from tasks.experiment.preparation import corpus_of, plan_of, units_of
 from tasks.paths import TRAIN
+
+#: Pairs of games on whole runs for each trial of the attack on one step.
+_GAMES = 2
 
 
 def one_run_figures(target: Target, scores: NDArray[np.float64], included: NDArray[np.bool_]) -> dict[str, Any]:
@@ -87,20 +92,32 @@ def sampling_audit(target: Target) -> dict[str, Any]:
 
 
 def step_attack(target: Target) -> dict[str, Any]:
-    """Attack one private step of the cell's mechanism, with the noise in the ledger and made-up gradients.
+    """Attack the cell's mechanism with made-up gradients: one private step, and whole runs of its twin.
 
     Raises: DataError if the step that was attacked is none that the ledger was charged for.
     """
-    composition, settings = target.contents.composition, target.settings
-    if not settings.step_trials or any(release.coefficients for release in composition):
+    if not target.settings.step_trials:
         return {}
-    charged = min(composition, key=lambda release: release.noise_multiplier)
-    dimension = int(dict(charged.claims).get("dimension", 0))
+    alone = not any(release.coefficients for release in target.contents.composition)
+    return (_one_step(target) if alone else {}) | _whole_run(target)
+
+
+def _mechanism(target: Target, noise: float) -> tuple[Mechanism, bool]:
+    """The cell's mechanism with this noise, and whether a hyper-policy was left out: it moves the radii only, which
+    attacks scale away.
+    """
+    dimension = int(dict(next(iter(target.contents.composition)).claims).get("dimension", 0))
     options = of_model(target.cell.mechanism, target.cell.options, len(trained_blocks(target.adapted)), dimension)
     if takes_noise(target.cell.mechanism, options):
-        options["noise_multiplier"] = charged.noise_multiplier
-    inherits = options.pop("init_from", None)  # a hyper-policy moves the radii, which the attack scales away
-    mechanism = build(target.cell.mechanism, options)
+        options["noise_multiplier"] = noise
+    inherits = options.pop("init_from", None)
+    return build(target.cell.mechanism, options), bool(inherits)
+
+
+def _one_step(target: Target) -> dict[str, Any]:
+    composition, settings = target.contents.composition, target.settings
+    charged = min(composition, key=lambda release: release.noise_multiplier)
+    mechanism, inherits = _mechanism(target, charged.noise_multiplier)
     found = audit_step(
         mechanism,
         trials=settings.step_trials,
@@ -123,6 +140,33 @@ def step_attack(target: Target) -> dict[str, Any]:
         **verdict.to_dict(),
     }
     return {"step": figures | jsonable({key: value for key, value in figures.items() if isinstance(value, float)})}
+
+
+def _whole_run(target: Target) -> dict[str, Any]:
+    """Games on the twin of the cell's run; nothing where none can be played."""
+    composition, header = target.contents.composition, target.contents.header
+    # The most noise of any step: where it moved, the twin then leaks no more than the run.
+    charged = max(composition, key=lambda release: release.noise_multiplier)
+    mechanism, _ = _mechanism(target, charged.noise_multiplier)
+    if unplayable(mechanism) is not None:
+        return {}
+    bands = len(charged.coefficients) or 1
+    schedule = Schedule(charged.sample_rate / bands, sum(composition.values()), target.cell.delta)
+    if charged.coefficients:
+        mechanism = as_charged(fitted(mechanism, schedule, bands), charged)
+        own = mechanism.release(mechanism.knobs(), schedule.sample_rate, charged.part or 0)
+        check_audited(own, charged, RunFolder(target.directory).ledger)
+    found = audit_twin(
+        mechanism,
+        schedule,
+        games=_GAMES * target.settings.step_trials,
+        confidence=target.settings.confidence,
+        false_alarms=1 - target.alarm_confidence,
+        expected_batch_size=schedule.sample_rate * header.units,
+        claimed_of=composition,
+    )
+    figures = found.to_dict()
+    return {"whole_run": figures | jsonable({key: value for key, value in figures.items() if isinstance(value, float)})}
 
 
 def check_audited(audited_release: Release, charged_release: Release, ledger: Path) -> None:

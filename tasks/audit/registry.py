@@ -47,6 +47,11 @@ def _step_exceeded(figures: Figures, confidence: float) -> Iterator[str]:
         yield from exceeded("a white-box attack on one of its steps", name, *checked, "certified", confidence)
 
 
+def _games_accused(figures: Figures, confidence: float) -> Iterator[str]:
+    if said := figures.get("accusation"):
+        yield str(said)
+
+
 def exceeded(attack: str, name: str, shown: float, upper: float, known: str, confidence: float) -> Iterator[str]:
     """A sentence if an attack shows more than ``upper``; ``known`` says what that is: "certified" or "charged"."""
     if shown > upper:
@@ -204,6 +209,15 @@ PARTS: tuple[Part, ...] = (
             ),
             Metric("audit_step_mu_certified", "one step: μ certified", source="auditor", shown=("tracking",)),
         ),
+    ),
+    Part(
+        "whole_run",
+        "step",
+        "whole runs of its twin",
+        comparisons=1,
+        accused=_games_accused,
+        power=True,
+        metrics=(Metric("audit_whole_run_mu_audited", "whole run: μ audited", source="auditor", shown=("column",)),),
     ),
 )
 

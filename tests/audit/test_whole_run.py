@@ -394,6 +394,13 @@ def test_no_test_of_noise_that_is_not_gaussian_and_the_true_reason() -> None:
     assert found.power == "NO POWER on the noise: this test is for Gaussian noise, and the run added other"
 
 
+def test_a_run_with_laplace_noise_is_not_judged_as_gaussian(tmp_path: Path) -> None:
+    found = audit_run(tuned(tmp_path / "run", mechanism="plrvo"), false_alarms=1e-6)
+    assert {release.noise for release in found.contents.composition} == {"laplace_mixture"}
+    assert found.noise.power == "NO POWER on the noise: this test is for Gaussian noise, and the run added other"
+    assert (found.noise.accused, found.accusations) == (False, [])
+
+
 def squares_of(noise: float, absent: int, releases: int, rng: np.random.Generator) -> list[float]:
     return [float(noise**2 * rng.chisquare(absent)) for _ in range(releases)]
 

@@ -305,7 +305,7 @@ def test_alarms_are_rarer_than_reports_and_shared_by_all_cells(audited: Path) ->
     few = read_json(audit_file(audited))
     many = audit_cell(audited, settings(step_trials=500), "cpu", cells=100)
     assert many == read_json(audit_file(audited)), "what is returned is what is written"
-    assert 1 - many["alarm_confidence"] == pytest.approx(0.001 / 600, rel=1e-6)  # six comparisons in a cell
+    assert 1 - many["alarm_confidence"] == pytest.approx(0.001 / 700, rel=1e-6)  # seven comparisons in a cell
     assert many["step"]["alarm_confidence"] == many["alarm_confidence"]
     assert many["one_run"]["epsilon_refutable"] <= few["one_run"]["epsilon_refutable"]
     assert few["step"]["mu_alarm"] <= few["step"]["mu_audited"]
@@ -334,7 +334,7 @@ def test_a_step_with_other_noise_than_the_ledgers_is_no_audit(
 
 
 def test_a_ledger_that_was_charged_for_more_noise_is_found_out(pipeline: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Half the noise: a sound step is accused in one of a thousand audits; the alarm is shared by six comparisons."""
+    """Half the noise: a sound step is accused in one of a thousand audits; the alarm is shared by seven comparisons."""
     directory = run(static(WHOLE, {"experiment": {"epsilons": [8]}}))
     sound = audit_cell(directory, settings(step_trials=1000, generations=2, records=0), "cpu")
     assert sound["violations"] == []
@@ -343,8 +343,9 @@ def test_a_ledger_that_was_charged_for_more_noise_is_found_out(pipeline: Path, m
     monkeypatch.setattr(
         Gaussian, "add", lambda self, sums, scales, noise, entropy: real(self, sums, scales, noise / 2, entropy)
     )
-    (sentence,) = audit_cell(directory, settings(step_trials=1000, generations=2, records=0), "cpu")["violations"]
-    assert "a white-box attack on one of its steps shows mu >=" in sentence
+    step, games = audit_cell(directory, settings(step_trials=1000, generations=2, records=0), "cpu")["violations"]
+    assert "a white-box attack on one of its steps shows mu >=" in step
+    assert "pairs of games on its twin refute the curve whose epsilon at 1e-05 is certified as" in games
 
 
 @pytest.mark.usefixtures("quick_pictures")
@@ -357,7 +358,7 @@ def test_every_attack_says_what_it_could_have_refuted(pipeline: Path) -> None:
     assert "noise below" in audit["step"]["power"]
     write_report([read_json(directory / "result.json")], REPORT, "tiny", [audit])
     page = (REPORT / "report.html").read_text()
-    assert all(audit[part]["power"] in page for part in ("one_run", "crafted", "draw", "sampling", "step"))
+    assert all(audit[part]["power"] in page for part in ("one_run", "crafted", "draw", "sampling", "step", "whole_run"))
 
 
 def test_entries_above_the_charged_rate_are_a_violation() -> None:
@@ -425,6 +426,22 @@ def test_the_step_of_a_cell_that_moves_its_noise_at_once_is_audited(pipeline: Pa
     assert len(read_ledger(directory / "ledger.jsonl").composition) == STEPS
     audit = audit_cell(directory, settings(step_trials=500, generations=1, records=0), "cpu")
     assert audit["step"]["trials"] == 500
+    assert "whole_run" not in audit  # a twin has no ledger that limits its noise
+
+
+@pytest.mark.parametrize("name", ["banded", "rldp_published"])
+def test_whole_runs_are_played_with_the_rate_steps_and_noise_of_the_ledger(name: str, pipeline: Path) -> None:
+    options = {"accounting": "published"} if name == "rldp_published" else {"bands": 2}
+    directory = run(like(name, **options))
+    found = audit_cell(directory, settings(step_trials=500, generations=1, records=0), "cpu")
+    games, ledger = found["whole_run"], read_ledger(directory / "ledger.jsonl")
+    assert games["steps"] == ledger.releases
+    assert games["sample_rate"] == pytest.approx(16 / UNITS)
+    assert games["epsilon_certified"] == found["epsilon_certified"]
+    assert games["epsilon_published"] == pytest.approx(found["epsilon_published"])
+    assert 0 <= games["mu_audited"] <= float(games["mu_certified"])
+    assert games["games"] == (1000 if name == "banded" else 100)  # a controller that reads raw statistics plays alone
+    assert games["accusation"] is None
 
 
 def _no_ledger(directory: Path) -> None:
