@@ -16,6 +16,7 @@ from dptune.cli.audit_run import audit_run
 from dptune.cli.console import Group, reports_errors
 from dptune.cli.ensembles import generate, serve
 from dptune.cli.ledgers import set_aside, spent, verify
+from dptune.cli.loader_audit import audit_draw
 from dptune.cli.mechanisms import mechanisms
 from dptune.cli.pricing import account, calibrate, search
 from dptune.cli.sampling import sample
@@ -65,6 +66,7 @@ for _command in (
     calibrate,
     search,
     audit,
+    audit_draw,
     audit_run,
     verify,
     spent,
