@@ -170,7 +170,7 @@ def simulated(claim: LoaderClaim, epochs: int, batches: int, coins: np.random.Ge
             of, ids = of[kept], ids[kept]
         return Entries(of, ids, shape)
     if claim.sampler == "fixed_size":
-        drawn = np.stack([coins.permutation(units)[: claim.size] for _ in range(slots)])
+        drawn = np.stack([coins.choice(units, claim.size, replace=False, shuffle=False) for _ in range(slots)])
         return Entries(np.repeat(np.arange(slots), claim.size), drawn.ravel(), shape)
     ids = np.tile(np.arange(units), (epochs, 1))
     if claim.sampler == "balls_in_bins":

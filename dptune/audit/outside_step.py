@@ -31,7 +31,7 @@ Rows = NDArray[np.float64]
 #: Norms in units of ``max_grad_norm``: of the attacked unit's gradients, and of the others'.
 _HUGE, _LARGE = 1e4, 10.0
 #: Beside a part of 1, the square of this one is below half a unit in the last place of bfloat16.
-_SMALL = 0.05
+_SMALL = 0.06
 _SCENE_TRIALS, _PILOT_SHARE, _FEWEST_TRIALS = 200, 0.2, 500
 _DISCOUNT = 0.7
 _TOGETHER = 250  # number of releases that are scored together

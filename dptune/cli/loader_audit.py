@@ -15,8 +15,8 @@ def audit_draw(
         str,
         typer.Argument(
             metavar="MODULE:LOADER",
-            help="An iterable of batches of ids, or a function that returns one for each epoch. The module is imported: "
-            "that runs its code.",
+            help="An iterable of batches of ids, or a function that returns one for each epoch. The module is "
+            "imported: that runs its code.",
         ),
     ],
     units: Annotated[int, typer.Option(help="Number of ids; they are 0, 1, ..., units - 1.")],

@@ -49,6 +49,10 @@ def sound_units_accumulated(micro_batches: list[Rows], units: list[NDArray[np.in
     return sound_units(np.concatenate(micro_batches), np.concatenate(units))
 
 
+def clipped_sum_alone(gradients: Rows) -> Rows:
+    return clipped(gradients).sum(axis=0)
+
+
 def noise_scaled_by_the_batch(gradients: Rows) -> Rows:
     total = clipped(gradients).sum(axis=0)
     return np.asarray((total + noise(total) / BATCH) / BATCH)
@@ -161,9 +165,9 @@ PLANTED: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
 }
 
 
-# Loaders of 200 ids in batches of 20, on average. Each call is one epoch.
+# Loaders of 100 ids in batches of 10, on average. Each call is one epoch.
 
-UNITS, SIZE = 200, 20
+UNITS, SIZE, MOST = 100, 10, 11
 BATCHES = UNITS // SIZE
 Epoch = Iterator[NDArray[np.int64]]
 
@@ -173,9 +177,9 @@ def poisson() -> Epoch:
         yield np.flatnonzero(coins.random(UNITS) < SIZE / UNITS)
 
 
-def truncated_poisson(most: int = 24) -> Epoch:
+def truncated_poisson() -> Epoch:
     for batch in poisson():
-        yield coins.permutation(batch)[:most]
+        yield coins.permutation(batch)[:MOST]
 
 
 def balls_in_bins() -> Epoch:
@@ -205,8 +209,8 @@ def shuffled_once() -> Epoch:
 
 
 def shuffled_in_a_buffer() -> Epoch:
-    """Ids come from a buffer of 40 that is filled in order, as streamed data sets are shuffled."""
-    waiting, rest, order = list(range(40)), list(range(40, UNITS)), []
+    """Ids come from a buffer of 20 that is filled in order, as streamed data sets are shuffled."""
+    waiting, rest, order = list(range(20)), list(range(20, UNITS)), []
     while waiting:
         order.append(waiting.pop(int(coins.integers(len(waiting)))))
         waiting += [rest.pop(0)] if rest else []
@@ -221,7 +225,7 @@ def batches_shuffled() -> Epoch:
 def truncated_by_number() -> Epoch:
     """A large batch loses its last ids, the same ones each time."""
     for batch in poisson():
-        yield batch[:24]
+        yield batch[:MOST]
 
 
 def without_the_last() -> Epoch:
