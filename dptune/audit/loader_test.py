@@ -328,13 +328,8 @@ def audit_loader(
     if not _LEAST_ALARM <= false_alarms < 1:
         problem = f"{false_alarms} is not in [{_LEAST_ALARM:g}, 1)"
         raise ConfigError("false_alarms", problem, fix="use 0.001: a smaller one takes too many simulations")
-    seen, batches = _read(loader, claim, epochs, name)
-    count = len(seen) // batches
-    entries = Entries(
-        np.repeat(np.arange(len(seen)), [len(one) for one in seen]),
-        np.concatenate(seen),
-        (count, batches, claim.units),
-    )
+    entries = _read(loader, claim, epochs, name)
+    count, batches, _ = entries.shape
     coins = np.random.default_rng(entropy.words(4))
     wrong = _errors(claim)
     total = _CALIBRATIONS + _simulations(false_alarms) + len(wrong) * _OTHERS
@@ -404,8 +399,8 @@ def _fault(entries: Entries, claim: LoaderClaim) -> str:
     return ""
 
 
-def _read(loader: Any, claim: LoaderClaim, epochs: int | None, name: str) -> tuple[list[Numbers], int]:
-    """The batches of all epochs, and the number of batches in each. Raises: ConfigError as ``audit_loader``."""
+def _read(loader: Any, claim: LoaderClaim, epochs: int | None, name: str) -> Entries:
+    """The batches of all epochs. Raises: ConfigError as ``audit_loader``."""
     first = list(_epoch(loader, claim, 1, name))
     if not first:
         raise ConfigError(name, "yields no batch", fix="return an iterable of batches of ids")
@@ -420,7 +415,8 @@ def _read(loader: Any, claim: LoaderClaim, epochs: int | None, name: str) -> tup
             fix = once if not batches else "yield as many batches in every epoch, empty ones included"
             raise ConfigError(name, problem, fix=fix)
         seen += batches
-    return seen, len(first)
+    slots = np.repeat(np.arange(len(seen)), [len(one) for one in seen])
+    return Entries(slots, np.concatenate(seen), (wanted, len(first), claim.units))
 
 
 def _epoch(loader: Any, claim: LoaderClaim, number: int, name: str) -> Iterator[Numbers]:
