@@ -54,7 +54,7 @@ def imported_function(text: str) -> Callable[..., Any]:
     if not callable(found):
         problem = f"is a {type(found).__name__}, which cannot be called"
         raise ConfigError(text, problem, fix="name a function from a batch to the noisy gradient")
-    return found  # type: ignore[no-any-return]
+    return found
 
 
 @contextmanager
