@@ -34,6 +34,7 @@ _HUGE, _LARGE = 1e4, 10.0
 _SMALL = 0.06
 _SCENE_TRIALS, _PILOT_SHARE, _FEWEST_TRIALS = 200, 0.2, 500
 _DISCOUNT = 0.7
+_MOST_NUMBERS = 10_000_000
 _TOGETHER = 250  # number of releases that are scored together
 
 
@@ -60,7 +61,7 @@ class StepClaim:
     """
 
     noise_multiplier: Positive
-    max_grad_norm: Positive = 1.0
+    max_grad_norm: Annotated[float, Ge(1e-20), Le(1e30)] = 1.0
     records: Annotated[int, Ge(2), Le(10_000)] = 16
     parameters: Annotated[int, Ge(8), Le(100_000)] = 1024
     micro_batches: Annotated[int, Ge(1), Le(100)] = 1
@@ -69,6 +70,9 @@ class StepClaim:
 
     def __post_init__(self) -> None:
         check(self)
+        if self.records * self.parameters > _MOST_NUMBERS:
+            problem = f"{self.records} records of {self.parameters} parameters are too many numbers for one batch"
+            raise ConfigError("parameters", problem, fix=f"use {_MOST_NUMBERS // self.records} or fewer")
         if self.records < self.unit_records + self.micro_batches:
             problem = f"{self.records} cannot hold a unit's records and one record in each of the micro-batches"
             least = self.unit_records + self.micro_batches

@@ -89,6 +89,10 @@ def test_each_sampler_is_simulated_by_its_law() -> None:
         assert counts.max() - counts.min() < 10 * 17
 
 
+def test_the_company_of_ids_is_noticed_for_what_it_is() -> None:
+    assert "company" in audited(loops.batches_shuffled, "shuffle").deviations
+
+
 def test_an_audit_that_is_too_short_says_so() -> None:
     found = audited(loops.poisson, "poisson", epochs=1)
     assert "one unit that never comes" in found.unseen

@@ -90,10 +90,18 @@ def test_a_step_that_writes_into_its_batch_is_given_a_copy() -> None:
 
 @pytest.mark.parametrize(
     ("option", "value"),
-    [("noise_multiplier", 0.0), ("records", 1), ("parameters", 1), ("absent", "gone"), ("unit_records", 16)],
+    [
+        ("noise_multiplier", 0.0),
+        ("max_grad_norm", 1e300),
+        ("records", 1),
+        ("records", 10_000),
+        ("parameters", 1),
+        ("absent", "gone"),
+        ("unit_records", 1001),
+    ],
 )
 def test_a_claim_that_cannot_be_tested_is_refused(option: str, value: Any) -> None:
-    with pytest.raises(ConfigError):
+    with pytest.raises(ConfigError, match="parameters" if value == 10_000 else option):
         StepClaim(**{"noise_multiplier": 1.0, option: value})
 
 
