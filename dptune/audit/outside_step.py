@@ -279,7 +279,8 @@ def _attack(calls: _Calls, scene: _Scene, pilot: int, trials: int, delta: float,
     for few, same in ((True, True), (True, False), (False, True)):
         sides = [_features(scene, one) if few else one for one in (inside, outside)]
         fit = Fit.of(sides[0][:half], sides[1][:half], power=2, one_spread=same)
-        cuts = best_cuts(*(fit.log_ratio(one[half:]) for one in sides), trials, delta, confidence)
+        scores = [fit.log_ratio(one[half:]) for one in sides]
+        cuts = best_cuts(scores[0], scores[1], trials, delta, confidence)
         attacks.append(_Attack(scene, fit, few, cuts))
     # A fit of all coordinates to a few pilot calls may be lucky: it must be clearly better than one of two numbers.
     return max(attacks, key=lambda attack: attack.cuts.promise * (1.0 if attack.few else _DISCOUNT))
@@ -303,6 +304,6 @@ def _numbers(returned: Any) -> Rows | None:
     if hasattr(returned, "detach"):  # torch
         returned = returned.detach().cpu().double().numpy()
     try:
-        return np.array(returned, dtype=np.float64)
+        return None if returned is None else np.array(returned, dtype=np.float64)
     except (TypeError, ValueError):
         return None
