@@ -205,8 +205,8 @@ def audit_outside_step(
 
 
 @dataclass(frozen=True)
-class _Attack:
-    """A scene, with the score and the thresholds that did best in the pilot calls."""
+class _Guess:
+    """A way to guess: a scene, with the score and the thresholds that did best in the pilot calls."""
 
     scene: _Scene
     fit: Fit
@@ -264,7 +264,7 @@ class _Calls:
         rows = np.stack([self.release(scene, bool(world)) for world in worlds])
         return rows[worlds], rows[~worlds]
 
-    def scores(self, attack: _Attack, count: int) -> tuple[Rows, Rows]:
+    def scores(self, attack: _Guess, count: int) -> tuple[Rows, Rows]:
         """(count,) scores in each world."""
         parts = [min(_TOGETHER, count - done) for done in range(0, count, _TOGETHER)]
         pairs = [tuple(map(attack.score, self.releases(attack.scene, part))) for part in parts]
@@ -272,7 +272,7 @@ class _Calls:
         return inside, outside
 
 
-def _attack(calls: _Calls, scene: _Scene, pilot: int, trials: int, delta: float, confidence: float) -> _Attack:
+def _attack(calls: _Calls, scene: _Scene, pilot: int, trials: int, delta: float, confidence: float) -> _Guess:
     """Fit scores on half of the pilot's calls; choose the score and its thresholds on the other half."""
     inside, outside = calls.releases(scene, pilot)
     half, attacks = pilot // 2, []
@@ -281,7 +281,7 @@ def _attack(calls: _Calls, scene: _Scene, pilot: int, trials: int, delta: float,
         fit = Fit.of(sides[0][:half], sides[1][:half], power=2, one_spread=same)
         scores = [fit.log_ratio(one[half:]) for one in sides]
         cuts = best_cuts(scores[0], scores[1], trials, delta, confidence)
-        attacks.append(_Attack(scene, fit, few, cuts))
+        attacks.append(_Guess(scene, fit, few, cuts))
     # A fit of all coordinates to a few pilot calls may be lucky: it must be clearly better than one of two numbers.
     return max(attacks, key=lambda attack: attack.cuts.promise * (1.0 if attack.few else _DISCOUNT))
 

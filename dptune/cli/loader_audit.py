@@ -40,7 +40,8 @@ def audit_draw(
     claim, as far as so many epochs can tell (power). Status 1: it is accused. Status 2: it cannot be tested, because it
     cannot be imported, ends early, or yields other ids.
     """
-    from dptune.audit.loader_test import LoaderClaim, audit_loader
+    from dptune.audit.loader_claim import LoaderClaim
+    from dptune.audit.loader_test import audit_loader
     from dptune.audit.user_code import imported
     from dptune.privacy.entropy import OsEntropy
 

@@ -17,7 +17,8 @@ from scipy.stats import binom
 from typer.testing import CliRunner
 
 from dptune.audit import loader_test as module
-from dptune.audit.loader_test import SAMPLERS, LoaderAudit, LoaderClaim, audit_loader, simulated
+from dptune.audit.loader_claim import SAMPLERS, LoaderClaim, simulated
+from dptune.audit.loader_test import LoaderAudit, audit_loader
 from dptune.cli import app
 from dptune.core.errors import ConfigError
 from dptune.core.progress import Meter
