@@ -81,7 +81,8 @@ class NoiseReused:
     """Noise that is drawn once and kept for ten steps."""
 
     def __init__(self) -> None:
-        self.calls, self.kept = 0, np.zeros(0)
+        self.calls = 0
+        self.kept: Rows = np.zeros(0)
 
     def __call__(self, gradients: Rows) -> Rows:
         total = clipped(gradients).sum(axis=0)

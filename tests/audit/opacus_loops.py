@@ -97,7 +97,7 @@ def trainer_step(folder: Path) -> Step:
         max_grad_norm=1.0,
     )
     arguments = TrainingArguments(str(folder), report_to=[], use_cpu=True)
-    trainer = Trainer(model, arguments, optimizers=(optimizer, None))  # type: ignore[arg-type]
+    trainer = Trainer(model, arguments, optimizers=(optimizer, None))
     trainer.current_gradient_accumulation_steps = 1  # what train() sets before the first step
 
     def step(gradients: Any) -> NDArray[Any]:

@@ -12,9 +12,8 @@ from typing import Any
 import loops
 import numpy as np
 import pytest
-from click.testing import Result
 from scipy.stats import binom
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
 from dptune.audit import loader_test as module
 from dptune.audit.loader_claim import SAMPLERS, LoaderClaim, simulated

@@ -13,9 +13,8 @@ import loops
 import numpy as np
 import pytest
 import torch
-from click.testing import Result
 from numpy.typing import NDArray
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
 from dptune.audit.outside_step import StepClaim, audit_outside_step, scenes_of
 from dptune.audit.scene import StepAudit
