@@ -17,6 +17,7 @@ from dptune.cli.console import Group, reports_errors
 from dptune.cli.ensembles import generate, serve
 from dptune.cli.export import export
 from dptune.cli.ledgers import set_aside, spent, verify
+from dptune.cli.loader_audit import audit_draw
 from dptune.cli.mechanisms import mechanisms
 from dptune.cli.pricing import account, calibrate, samplers, search
 from dptune.cli.sampling import sample
@@ -66,6 +67,7 @@ for _command in (
     calibrate,
     search,
     audit,
+    audit_draw,
     audit_run,
     verify,
     export,

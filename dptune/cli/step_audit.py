@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dptune.cli.console import notice, show, show_progress
-from dptune.cli.mechanisms import check_mechanism
-from dptune.cli.options import AsJson, Delta, Mechanism, Options, read_options
+from dptune.cli.mechanisms import check_mechanism, completions
+from dptune.cli.options import AsJson, Delta, Options, read_options
 from dptune.core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -25,7 +25,14 @@ _ONE_STEP = (
 
 
 def audit(
-    mechanism: Mechanism,
+    mechanism: Annotated[
+        str,
+        typer.Argument(
+            help="Name of a mechanism (`dptune mechanisms` lists them), or MODULE:FUNCTION for a step of your own, "
+            "whose module is imported: that runs its code.",
+            autocompletion=completions,
+        ),
+    ],
     trials: Annotated[
         int, typer.Option(help="Number of attacked runs with the attacker's sample, and as many without it.", max=10**8)
     ] = 20_000,
@@ -53,6 +60,10 @@ def audit(
     are taken at the attack's false positive rate. The command exits with status 1 and a sentence if the attack shows
     more than is certified. The noise multiplier is 1 unless you set it. With correlated noise, a step is one visit of
     the sample together with all rows that its noise reaches.
+
+    MODULE:FUNCTION is a step of any library, from a batch of gradients to the noisy gradient, which is tested against
+    --set noise_multiplier and --set max_grad_norm (1 each unless set) by batches with and without one unit. Set
+    records, parameters, micro_batches, unit_records and absent to fit its batches. audit-draw tests its loader.
     """
     if not 0 < false_alarms < 1:
         raise ConfigError("--false-alarms", f"{false_alarms} is not in (0, 1)", fix="use a number such as 0.001")
@@ -63,6 +74,10 @@ def audit(
     torch.set_num_threads(1)  # vectors here are short
     show_progress()
     chosen = read_options(options)
+    if ":" in mechanism:
+        _refuse_runs(steps, sample_rate)
+        _audit_outside_step(mechanism, chosen, trials, confidence, false_alarms, delta, as_json)
+        return
     if mechanism == NAME:
         if whole_run:
             raise ConfigError("--whole-run", f"{mechanism} has no batches to draw", fix="use --steps, an update each")
@@ -135,6 +150,54 @@ def _audit_policy_gradient(
     )
     result = figures.of_policy_gradient(chosen, delta) | found.to_dict()
     _show_audit(result, found, chosen.planned(updates), false_alarms, as_json)
+
+
+def _refuse_runs(steps: int, sample_rate: float) -> None:
+    """Raise ConfigError if a step of the user's own is to be audited as a run."""
+    for option, value, right in (("--steps", steps, 1), ("--sample-rate", sample_rate, 1.0)):
+        if value != right:
+            problem = f"{value}: MODULE:FUNCTION is audited on one batch that surely holds the unit"
+            raise ConfigError(option, problem, fix="leave it out; `dptune audit-draw` tests how batches are drawn")
+
+
+def _audit_outside_step(
+    name: str,
+    options: dict[str, Any],
+    trials: int,
+    confidence: float,
+    false_alarms: float,
+    delta: float,
+    as_json: bool,
+) -> None:
+    """Attack a step that somebody else wrote, and compare it with what is claimed of it."""
+    from dptune.audit.outside_step import StepClaim, audit_outside_step
+    from dptune.audit.user_code import imported_function
+    from dptune.audit.verdict import certificate, judged
+    from dptune.mechanisms.options import make_part, option_names
+    from dptune.privacy.entropy import OsEntropy
+
+    known = option_names(StepClaim)
+    for option in options:
+        if option not in known:
+            raise ConfigError(option, "a step of your own has no such option", fix=f"use one of {', '.join(known)}")
+    claim: StepClaim = make_part(StepClaim, {"noise_multiplier": 1.0} | options)
+    found = audit_outside_step(
+        imported_function(name),
+        claim,
+        trials=trials,
+        confidence=confidence,
+        delta=delta,
+        entropy=OsEntropy(),
+        name=name,
+    )
+    verdict = judged(found, certificate(Counter([claim.release]), delta), false_alarms)
+    claimed = {"noise_multiplier": claim.noise_multiplier, "max_grad_norm": claim.max_grad_norm}
+    show({"function": name, **claimed, **found.to_dict(), **verdict.to_dict()}, as_json)
+    if verdict.accusation:
+        notice("Accused", f"{verdict.accusation}.")
+        raise typer.Exit(1)
+    if not as_json:
+        typer.echo("Not accused: the step agrees with its claim, as far as these batches can tell (power).")
 
 
 def _show_audit(

@@ -85,11 +85,15 @@ class Reader:
         self.printed = ""
 
     def run(self, block: Block) -> None:
-        """Run a block of Python or commands; compare a block of text with what was printed before it."""
-        if block.language == "python":
+        """Run a block of Python or commands; compare a block of text with what was printed before it. A title that is
+        the name of a module writes the block to that file."""
+        if named := re.fullmatch(r'title="(\w+\.py)"', block.info):
+            Path(named[1]).write_text(block.code, encoding="utf-8")
+        elif block.language == "python":
             self.printed = self._python(block)
         elif block.language == "sh":
-            self.printed = "".join(self._command(line) for line in commands(block.code))
+            status = int("Status 1" in block.info)
+            self.printed = "".join(self._command(line, status) for line in commands(block.code))
         elif block.language == "text":
             assert matches(block.code, self.printed, numbers="One run" not in block.info), self.printed
 
@@ -99,13 +103,13 @@ class Reader:
             exec(compile("\n" * (block.line - 1) + block.code, "page", "exec"), self.names)
         return out.getvalue()
 
-    def _command(self, line: str) -> str:
+    def _command(self, line: str, status: int = 0) -> str:
         program, *arguments = shlex.split(line)
         if program == "python":
             return self._script(*arguments)
         assert program == "dptune", f"a tutorial runs dptune and python alone, not {line!r}"
         result = CliRunner().invoke(app, arguments)
-        assert result.exit_code == 0, result.output
+        assert result.exit_code == status, result.output
         return result.stdout
 
     @staticmethod

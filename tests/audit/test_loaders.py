@@ -1,0 +1,224 @@
+"""Somebody else's loader: a sound one is not accused, each planted error is, and what is no loader is refused."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import loops
+import numpy as np
+import pytest
+from scipy.stats import binom
+from typer.testing import CliRunner, Result
+
+from dptune.audit import loader_test as module
+from dptune.audit.loader_claim import SAMPLERS, LoaderClaim, simulated
+from dptune.audit.loader_test import LoaderAudit, audit_loader
+from dptune.cli import app
+from dptune.core.errors import ConfigError
+from dptune.core.progress import Meter
+from dptune.privacy.entropy import OsEntropy
+from dptune.training.privacy_units import PrivacyUnits
+
+MODULE = "somebodys_loader"
+EPOCHS = 30
+
+
+def claim_of(sampler: Any) -> LoaderClaim:
+    most = loops.MOST if sampler == "truncated_poisson" else None
+    return LoaderClaim(sampler=sampler, sample_rate=0.1, units=loops.UNITS, max_batch=most)
+
+
+def audited(loader: Any, sampler: str, epochs: int = EPOCHS, false_alarms: float = 0.001) -> LoaderAudit:
+    return audit_loader(loader, claim_of(sampler), false_alarms=false_alarms, entropy=OsEntropy(), epochs=epochs)
+
+
+@pytest.mark.parametrize("loader", loops.SOUND_LOADERS)
+def test_a_sound_loader_is_not_accused(loader: Callable[[], Any]) -> None:
+    """Each may be accused with chance 0.001."""
+    found = audited(loader, loader.__name__)
+    assert found.accusation is None
+    assert "the same batches in every epoch" in found.seen
+
+
+@pytest.mark.parametrize("error", loops.PLANTED_LOADERS)
+def test_a_planted_error_is_accused(error: str) -> None:
+    loader, sampler = loops.PLANTED_LOADERS[error]
+    epochs = 150 if error == "truncated by number" else EPOCHS
+    assert audited(loader, sampler, epochs).accusation is not None
+
+
+def test_of_200_sound_loaders_few_are_accused() -> None:
+    """At 0.001 each, four or more are rarer than 1e-4. Of 200 p-values 20 are 0.1 or less; ten share one law."""
+    values, coins = [], np.random.default_rng()
+    for loader in loops.SOUND_LOADERS * 4:
+        claim = claim_of(loader.__name__)
+        with Meter("law") as meter:
+            law = module._Law.of(partial(simulated, claim, 10, loops.BATCHES, coins), 0.001, meter)
+        for _ in range(10):
+            entries = module._read(loader, claim, 10, "LOADER")
+            assert module._fault(entries, claim) == ""
+            values.append(law.p_value(law.far(entries.statistics())))
+    assert len(values) == 200
+    assert sum(value <= 0.001 for value in values) <= 3
+    assert 2 <= sum(value <= 0.1 for value in values) <= 50
+
+
+def test_each_sampler_is_simulated_by_its_law() -> None:
+    coins = np.random.default_rng(1)
+    for sampler in SAMPLERS:
+        entries = simulated(claim_of(sampler), 300, 10, coins)
+        sizes = np.bincount(entries.slots, minlength=3000)
+        keys = np.unique(entries.slots * 100 + entries.ids)
+        assert len(keys) == len(entries.ids)  # nobody is in one batch twice
+        by_epoch = np.bincount(entries.slots // 10 * 100 + entries.ids, minlength=300 * 100)
+        if sampler in ("shuffle", "fixed_size"):
+            assert set(sizes) == {10}
+        if sampler in ("poisson", "balls_in_bins"):  # variance 100 * 0.1 * 0.9
+            assert abs(sizes.var() - 9) < 5 * 9 * (2 / 3000) ** 0.5
+        assert (set(by_epoch) == {1}) == (sampler in ("shuffle", "balls_in_bins"))
+        if sampler == "truncated_poisson":
+            full = binom.sf(loops.MOST - 1, 100, 0.1)
+            assert sizes.max() == loops.MOST
+            assert abs((sizes == loops.MOST).mean() - full) < 5 * (full * (1 - full) / 3000) ** 0.5
+        counts = np.bincount(entries.ids, minlength=100)  # each about 300, with a deviation of 17 at most
+        assert counts.max() - counts.min() < 10 * 17
+
+
+def test_the_company_of_ids_is_noticed_for_what_it_is() -> None:
+    assert "company" in audited(loops.batches_shuffled, "shuffle").deviations
+
+
+def test_an_audit_that_is_too_short_says_so() -> None:
+    found = audited(loops.poisson, "poisson", epochs=1)
+    assert "one unit that never comes" in found.unseen
+    assert "NO POWER on" in found.power
+
+
+# Loaders of dptune and of Opacus.
+
+
+def dptune_loader() -> Iterator[list[int]]:
+    nobody = np.zeros(loops.UNITS, dtype=bool)
+    units = PrivacyUnits.of("record", np.arange(loops.UNITS), 1, nobody)
+    for _ in range(loops.BATCHES):
+        yield [int(records[0]) for records in units.draw(0.1, OsEntropy())]
+
+
+def test_the_loader_of_dptune_is_not_accused() -> None:
+    assert audited(dptune_loader, "poisson").accusation is None
+
+
+@pytest.mark.parametrize(("poisson", "claimed"), [(True, "poisson"), (False, "shuffle"), (False, "poisson")])
+def test_the_loader_of_opacus_is_accused_only_where_it_shuffles_and_poisson_is_claimed(
+    poisson: bool, claimed: str
+) -> None:
+    pytest.importorskip("opacus", reason="Opacus is not installed")
+    from opacus_loops import opacus_loader
+
+    found = audited(opacus_loader(loops.UNITS, loops.SIZE, poisson=poisson), claimed)
+    assert (found.accusation is not None) == (poisson != (claimed == "poisson"))
+
+
+# The command.
+
+CODE = """
+import numpy as np
+coins = np.random.default_rng()
+
+def shuffled():
+    return np.split(coins.permutation(60), 6)
+
+def other_ids():
+    return np.split(1 + coins.permutation(60), 6)
+
+once = iter(shuffled())
+number = 3
+
+def endless():
+    while True:
+        yield [1]
+
+class Shorter:
+    epochs = 0
+    def __call__(self):
+        self.epochs += 1
+        return shuffled()[: 6 if self.epochs == 1 else 5]
+
+shorter = Shorter()
+
+def fails():
+    yield [1]
+    raise OSError("the disk is gone.")
+
+def texts():
+    return [["a", "b"]]
+
+def shares():
+    return [[0.5]]
+
+def nothing():
+    return []
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    (tmp_path / f"{MODULE}.py").write_text(CODE, encoding="utf-8")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield tmp_path
+    sys.modules.pop(MODULE, None)
+
+
+def command(name: str, *options: str) -> Result:
+    given = ("--units", "60", "--sample-rate", str(1 / 6), "--epochs", "10")
+    return CliRunner().invoke(app, ["audit-draw", name, *given, *options])
+
+
+def test_the_command_tells_a_shuffle_from_poisson(folder: Path) -> None:
+    done = command(f"{MODULE}:shuffled", "--json")
+    assert done.exit_code == 1
+    assert "are not poisson at rate 0.1667 of 60 units" in done.stderr.splitlines()[-1]
+    assert json.loads(done.stdout)["p_value"] == 0.001
+    done = command(f"{MODULE}:shuffled", "--sampler", "shuffle")
+    assert done.exit_code == 0, done.stderr
+    assert "Not accused" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "words"),
+    [
+        ("no_such_loader:epoch", (), "module no_such_loader cannot be imported"),
+        (f"{MODULE}:stop", (), "has no stop"),
+        (f"{MODULE}:number", (), "gives a int for an epoch, which is no iterable of batches"),
+        (f"{MODULE}:other_ids", (), "holds the id 60, which is not one of the ids from 0 to 59"),
+        (f"{MODULE}:once", (), "epoch 2 has 0 batches, and epoch 1 had 6. Fix: it can be read only once"),
+        (f"{MODULE}:shorter", (), "epoch 2 has 5 batches, and epoch 1 had 6. Fix: yield as many batches"),
+        (f"{MODULE}:endless", (), "epoch 1 has more than 1060 batches, where 1 / sample_rate is 6"),
+        (f"{MODULE}:fails", (), "raised OSError in epoch 1 (the disk is gone)"),
+        (f"{MODULE}:texts", (), "batch 1 of epoch 1 holds"),
+        (f"{MODULE}:shares", (), "batch 1 of epoch 1 holds float64, and no whole numbers"),
+        (f"{MODULE}:nothing", (), "yields no batch"),
+        (f"{MODULE}:shuffled", ("--sampler", "truncated_poisson"), "max_batch: is about truncated_poisson"),
+        (f"{MODULE}:shuffled", ("--sample-rate", "1.5"), "sample_rate: 1.5 is not below 1"),
+        (f"{MODULE}:shuffled", ("--sample-rate", "0.15", "--sampler", "balls_in_bins"), "0.15 is not 1 / (number of"),
+        (f"{MODULE}:shuffled", ("--false-alarms", "0"), "false_alarms: 0.0 is not in [0.0001, 1)"),
+    ],
+)
+def test_what_is_no_loader_is_refused_in_the_last_line(
+    folder: Path, name: str, options: tuple[str, ...], words: str
+) -> None:
+    done = command(name, *options)
+    assert done.exit_code == 2, done.output
+    last = done.stderr.splitlines()[-1]
+    assert words in last
+    assert ". Fix: " in last
+
+
+def test_a_claim_of_less_than_one_unit_is_refused() -> None:
+    with pytest.raises(ConfigError, match="is less than one unit"):
+        LoaderClaim(sampler="shuffle", sample_rate=0.001, units=100)
