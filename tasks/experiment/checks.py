@@ -162,7 +162,8 @@ def _check_canaries(settings: Settings, tokenizer: Any) -> None:
     from dptune.records.public_texts import public_texts
 
     canaries, form, longest = settings.canaries, settings.data.form, settings.training.max_length
-    count = min(_CANARIES, canaries.extraction * canaries.repeats + canaries.audit)
+    coded = canaries.audit if canaries.audit_kind == "code" else 0  # others are short, and begin with the text
+    count = min(_CANARIES, canaries.extraction * canaries.repeats + coded)
     if not count or form is None:
         return
     source, secret = settings.data.source, ALPHABET[:SECRET_LENGTH]

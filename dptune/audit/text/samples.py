@@ -18,17 +18,16 @@ TEMPERATURE = 1.5
 #: Most tokens of a sample.
 TOKENS = 32
 _ROWS, _LEAST = 512, 8  # rows of a batch; characters of the shortest text
-_BATCHES = 100  # a model that ends its texts at once, or repeats itself, never fills the pool
 
 
 @torch.no_grad()
 def sampled_texts(
     model: Any, tokenizer: Any, count: int, *, temperature: float = TEMPERATURE, tokens: int = TOKENS, seed: int = 0
 ) -> list[str]:
-    """At most ``count`` distinct printable texts that a public causal model writes after its end-of-text token.
+    """At most ``count`` distinct texts that a public causal model writes after its end-of-text token.
 
     The model decides them, and nothing else does; they depend on no private record. There are fewer than ``count`` if
-    the model repeats itself.
+    the model repeats itself. Characters that cannot be printed are left out, such as pieces of UTF-8.
 
     Args:
         model: causal language model on its device.
@@ -39,7 +38,9 @@ def sampled_texts(
     device, found = next(model.parameters()).device, dict[str, None]()
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []), evaluation_mode(model):
         torch.manual_seed(seed)
-        for _ in range(_BATCHES):
+        before = -1
+        while before < len(found) < count:  # until a batch has nothing new: a model may repeat itself
+            before = len(found)
             start = torch.full((_ROWS, 1), tokenizer.eos_token_id, device=device)
             drawn = model.generate(
                 input_ids=start,
@@ -52,8 +53,6 @@ def sampled_texts(
                 pad_token_id=tokenizer.pad_token_id,
             )
             texts = tokenizer.batch_decode(drawn[:, 1:], skip_special_tokens=True, clean_up_tokenization_spaces=False)
-            kept = (text.strip() for text in texts if text.strip().isprintable() and "\ufffd" not in text)
-            found |= dict.fromkeys(text for text in kept if len(text) >= _LEAST)
-            if len(found) >= count:
-                break
+            printable = ("".join(filter(str.isprintable, text.replace("\ufffd", ""))).strip() for text in texts)
+            found |= dict.fromkeys(text for text in printable if len(text) >= _LEAST)
     return list(found)[:count]
