@@ -36,7 +36,7 @@ SECRET_LENGTH = 10
 #: text that a public model sampled at a high temperature.
 KINDS = ("code", "words", "samples")
 #: Number of samples of the public model that the pipeline keeps, of which the canaries of a data set are drawn.
-POOL = 4096
+POOL = 1024
 _WORDS, _TEXTS = 8, 400
 _SALT_BITS = 256
 _PADDING_BYTES = 1 << 14

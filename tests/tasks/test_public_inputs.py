@@ -117,7 +117,7 @@ def test_canaries_that_say_samples_need_the_public_model(empty: Path, canaries: 
             {"pretrain": {"shape": "roberta", "merges": "words"}},
             r"canaries\.audit_kind: .* roberta cannot write. Fix: use words",
         ),
-        ({"canaries": {"audit": POOL + 1}}, r"canaries\.audit: 4097 exceeds the 4096 samples"),
+        ({"canaries": {"audit": POOL + 1}}, r"canaries\.audit: 1025 exceeds the 1024 samples"),
     ],
 )
 def test_samples_that_nobody_can_write_are_refused_at_once(empty: Path, changes: dict[str, Any], problem: str) -> None:

@@ -16,8 +16,8 @@ from dptune.training.models.causal import evaluation_mode
 
 TEMPERATURE = 1.5
 #: Most tokens of a sample.
-TOKENS = 32
-_ROWS, _LEAST = 512, 8  # rows of a batch; characters of the shortest text
+TOKENS = 128
+_ROWS, _LEAST = 128, 8  # rows of a batch; characters of the shortest text
 
 
 @torch.no_grad()
