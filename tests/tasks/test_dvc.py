@@ -55,7 +55,7 @@ def test_dvc_reads_it_and_the_stages_form_an_order(repository: Any, definition: 
 
     assert needs("verbalize") == {"acquire"}
     assert needs("split") == {"verbalize"}
-    assert needs("canaries") == {"split"}
+    assert needs("canaries") == {"split", "pretrain"}
     assert needs("experiment") == {"canaries", "split", "pretrain", "models", "validation"}
     assert needs("audit") == {"experiment", "canaries", "split"}
     assert needs("prediction") == {"experiment", "canaries", "split", "pretrain", "models", "validation"}
