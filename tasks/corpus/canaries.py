@@ -36,7 +36,7 @@ def _samples() -> list[str]:
     if not PUBLIC_SAMPLES.exists():
         fix = "run `python -m tasks.corpus.pretrain --always`, which makes it"
         raise DataError("is missing", fix=fix, file=PUBLIC_SAMPLES)
-    return list(read_json(PUBLIC_SAMPLES))
+    return list(read_json(PUBLIC_SAMPLES)["texts"])
 
 
 if __name__ == "__main__":

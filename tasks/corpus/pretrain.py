@@ -45,7 +45,7 @@ def pretrain_public_model() -> None:
         write_json(work / "model" / "pretraining.json", {"data": label, **figures})
         put_folder(work / "model", PUBLIC_MODEL)
         validation.rename(PUBLIC_NARRATIVES)
-    write_json(PUBLIC_SAMPLES, _samples(settings, device))
+    write_json(PUBLIC_SAMPLES, {"texts": _samples(settings, device)})
     SKIPPED.unlink(missing_ok=True)
 
 
@@ -92,7 +92,7 @@ def skip() -> None:
     private_directory(PUBLIC_MODEL.parent)
     shutil.rmtree(PUBLIC_MODEL, ignore_errors=True)
     PUBLIC_NARRATIVES.unlink(missing_ok=True)
-    write_json(PUBLIC_SAMPLES, [])  # the stage canaries depends on the file
+    write_json(PUBLIC_SAMPLES, {"texts": []})  # the stage canaries depends on the file
     write_json(SKIPPED, {str(PUBLIC_MODEL): _REASON})
     logging.getLogger(__name__).info("%s", _REASON)
 

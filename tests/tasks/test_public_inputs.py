@@ -13,7 +13,7 @@ import yaml
 from tiny_pipeline import merge, nonprivate, params, read_json, run_stages, write_params
 
 from dptune.core.errors import ConfigError, DataError
-from dptune.records.canaries import POOL
+from dptune.records.canaries import POOL, read_secrets
 from dptune.records.parquet_file import read_records
 from tasks.corpus import pretrain
 from tasks.corpus.canaries import plant
@@ -21,7 +21,16 @@ from tasks.corpus.pretrain import main
 from tasks.corpus.validation import write_validation
 from tasks.experiment.checks import check
 from tasks.experiment.finetune import run_cell
-from tasks.paths import CHECKED, NEEDED, PUBLIC_MODEL, PUBLIC_NARRATIVES, PUBLIC_SAMPLES, PUBLIC_VALIDATION, SKIPPED
+from tasks.paths import (
+    CHECKED,
+    NEEDED,
+    PUBLIC_MODEL,
+    PUBLIC_NARRATIVES,
+    PUBLIC_SAMPLES,
+    PUBLIC_VALIDATION,
+    SKIPPED,
+    planted_secrets,
+)
 from tasks.settings.params import load_settings
 
 THEIRS, OWN = {"small": str(PUBLIC_MODEL)}, {"mine": str(tiny_tuning.checkpoint())}
@@ -67,7 +76,7 @@ def test_what_nobody_uses_is_not_trained_and_a_note_says_so(
     caplog.set_level("INFO")
     main()
     assert sorted(path.name for path in PUBLIC_MODEL.parent.iterdir()) == ["samples.json", SKIPPED.name], "no old model"
-    assert read_json(PUBLIC_SAMPLES) == []
+    assert read_json(PUBLIC_SAMPLES) == {"texts": []}
     (reason,) = read_json(SKIPPED).values()
     assert reason in caplog.text
     assert reason.startswith("no model of experiment.models has data/models/public as its source")
@@ -92,7 +101,12 @@ def test_a_model_that_is_needed_again_takes_the_place_of_the_note(pipeline: Path
     assert not SKIPPED.exists()
     assert (PUBLIC_MODEL / "config.json").exists()
     assert PUBLIC_NARRATIVES.exists()
-    assert len(set(read_json(PUBLIC_SAMPLES))) == POOL
+    assert len(set(read_json(PUBLIC_SAMPLES)["texts"])) == POOL
+    write_params({"canaries": {"audit_kind": "samples"}})
+    plant()
+    said = {one.secret for one in read_secrets(planted_secrets()).audit}
+    assert said <= set(read_json(PUBLIC_SAMPLES)["texts"])
+    assert len(said) == 20
 
 
 @pytest.mark.parametrize(
