@@ -29,6 +29,8 @@ MANIFEST = CANARIES / "manifest.json"
 PUBLIC_MODEL = DATA / "models" / "public"
 #: Public narratives that the public model was not trained on; what policies are trained and judged on.
 PUBLIC_NARRATIVES = DATA / "models" / "public_validation.parquet"
+#: Texts that the public model wrote at a high temperature, which audit canaries say; empty if it is not trained.
+PUBLIC_SAMPLES = DATA / "models" / "samples.json"
 #: Written in place of the model where no model of the experiment is that one.
 SKIPPED = DATA / "models" / "skipped.json"
 #: The public records of the experiment: the user's own (``data.public``), else synthetic narratives.

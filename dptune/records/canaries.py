@@ -1,19 +1,21 @@
 """Canaries: secrets in the training data, for extraction and audit (spec rldp.md, sections 2, 8).
 
 Every canary is a unit of privacy of its own, in a row of its own after all records: a public text (``carriers``) that
-ends in a secret; beside prompts with targets or chats, a public prompt that a secret answers. An audit canary may be
-random public words instead (``KINDS``): its gradient is its own, where carriers' gradients are much alike. No row of a
-canary depends on a record, and no record on a canary. Extraction canaries are always included. An audit canary is
-included if its coin says so; else its row is empty, because the ledger's epsilon is about adding or removing one unit.
+ends in a secret; beside prompts with targets or chats, a public prompt that a secret answers. An audit canary may say
+random public words instead, or a text that a public model wrote (``KINDS``): its gradient is its own, where carriers'
+gradients are much alike. No row of a canary depends on a record, and no record on a canary. Extraction canaries are
+always included. An audit canary is included if its coin says so; else its row is empty, because the ledger's epsilon is
+about adding or removing one unit.
 (Planting a secret or not in a record that stays would *replace* that record, which may cost twice the epsilon.)
 
 Secrets and coins come from the operating system's entropy: a seed would be logged, and a logged seed publishes
-them. Carriers are public.
+them. Carriers are public, and so is the pool of samples; which of them are candidates is secret like the coins.
 """
 
 from __future__ import annotations
 
 import string
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from secrets import SystemRandom
@@ -30,8 +32,11 @@ from dptune.records.reading.record import Chat, Content, PromptTarget, Text
 
 ALPHABET = string.ascii_uppercase + string.digits
 SECRET_LENGTH = 10
-#: What an audit canary says: a code after a public text; or words of public texts, drawn at random, a sentence each.
-KINDS = ("code", "words")
+#: What an audit canary says: a code after a public text; words of public texts, drawn at random, a sentence each; or a
+#: text that a public model sampled at a high temperature.
+KINDS = ("code", "words", "samples")
+#: Number of samples of the public model that the pipeline keeps, of which the canaries of a data set are drawn.
+POOL = 1024
 _WORDS, _TEXTS = 8, 400
 _SALT_BITS = 256
 _PADDING_BYTES = 1 << 14
@@ -102,6 +107,7 @@ def inject(
     carrier_seed: int,
     repeats: int = 1,
     audit_kind: str = "code",
+    samples: Sequence[str] = (),
 ) -> None:
     """Add rows with ``extraction`` secrets, ``repeats`` rows each, and ``audit`` more, each by a fair coin.
 
@@ -116,9 +122,10 @@ def inject(
 
     Args:
         audit_kind: what audit canaries say, one of ``KINDS``.
+        samples: distinct texts of a public model, of which ``audit`` are drawn for the kind "samples"; public.
 
-    Raises: ConfigError for negative counts, an unknown kind, or more canaries than records; DataError for a bad file,
-    or a train file that already holds canaries.
+    Raises: ConfigError for negative counts, an unknown kind, or more canaries than records or samples; DataError for a
+    bad file, or a train file that already holds canaries.
     """
     records = read_records(train)
     form = form_at(records.about)
@@ -127,7 +134,10 @@ def inject(
     if min(extraction, audit) < 0 or repeats < 1:
         raise ConfigError("canaries", "a count is negative, or repeats below 1", fix="use 0 or more, and 1 or more")
     if audit_kind not in KINDS:
-        raise ConfigError("canaries.audit_kind", f"{audit_kind!r} is unknown", fix=f"use {' or '.join(KINDS)}")
+        raise ConfigError("canaries.audit_kind", f"{audit_kind!r} is unknown", fix=f"use {', '.join(KINDS)}")
+    if audit_kind == "samples" and audit > len(samples):
+        problem = f"{audit} canaries are to say samples of a public model, and there are {len(samples)}"
+        raise ConfigError("canaries.audit", problem, fix="use fewer, or canaries.audit_kind: words")
     rows = extraction * repeats + audit
     if rows > len(records.record):
         problem = f"extraction x repeats + audit asks for {rows} rows beside {len(records.record)} records"
@@ -135,7 +145,10 @@ def inject(
     texts = public_texts(rows, carrier_seed, "canaries", str(records.about.get("source")))
     planted = _draw(texts, extraction, repeats)
     if audit_kind == "words":
-        planted = replace(planted, audit=_of_words(planted.audit, carrier_seed, form))
+        planted = replace(planted, audit=_saying(_random_words(audit, carrier_seed), planted.audit, form, "words"))
+    elif audit_kind == "samples":
+        drawn = SystemRandom().sample(samples, audit)
+        planted = replace(planted, audit=_saying(drawn, planted.audit, form, "samples"))
     counts = {"extraction": extraction, "repeats": repeats, "audit": audit}
     salted = {**records.about, "canaries": counts, "salt": _salt()}
     grown = _with_canaries(records, planted, form)
@@ -178,18 +191,18 @@ def _draw(carriers: list[str], extraction: int, repeats: int) -> Secrets:
     )
 
 
-def _of_words(canaries: tuple[Canary, ...], carrier_seed: int, form: str) -> tuple[Canary, ...]:
-    """These canaries with words in the place of codes; as whole texts where the records are texts."""
+def _random_words(count: int, carrier_seed: int) -> list[str]:
+    """``count`` texts of words of public texts, drawn from secret entropy, a sentence each."""
     entropy, texts = SystemRandom(), public_texts(_TEXTS, carrier_seed, "words", "")
     known = sorted({word for text in texts for word in text.replace(".", " ").split()})
+    return [" ".join(f"{entropy.choice(known)}." for _ in range(_WORDS)) for _ in range(count)]
+
+
+def _saying(said: Sequence[str], canaries: tuple[Canary, ...], form: str, kind: str) -> tuple[Canary, ...]:
+    """These canaries with texts in the place of codes; as whole texts where the records are texts."""
     return tuple(
-        replace(
-            one,
-            carrier="" if form == "text" else one.carrier,
-            secret=" ".join(f"{entropy.choice(known)}." for _ in range(_WORDS)),
-            kind="words",
-        )
-        for one in canaries
+        replace(one, carrier="" if form == "text" else one.carrier, secret=text, kind=kind)
+        for one, text in zip(canaries, said, strict=True)
     )
 
 

@@ -226,11 +226,11 @@ def _alignment(target: Target, canaries: list[Canary]) -> NDArray[np.float64]:
 def _uncut(target: Target, planted: list[_Strings]) -> list[_Strings]:
     """The (text, secret) pairs, or with their kind, that training did not cut before the secret's end.
 
-    Logs a warning about the others.
+    One without a text before its secret is kept: training saw its beginning. Logs a warning about the others.
     """
     limit = target.cell.training.max_length
     lengths = map(len, passage_ids(target.tokenizer, [target.passage(*one) for one in planted]))
-    whole = [pair for pair, length in zip(planted, lengths, strict=True) if length < limit]
+    whole = [pair for pair, length in zip(planted, lengths, strict=True) if length < limit or not pair[0]]
     if len(whole) < len(planted):
         _log.warning(
             "%d of %d canaries lie beyond the %d tokens of training.max_length and show nothing",

@@ -9,18 +9,18 @@ import logging
 import shutil
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 import pyarrow as pa
 import typer
 
 from dptune.core.files import private_directory, put_folder, read_json, write_json
-from dptune.records.canaries import with_codes
+from dptune.records.canaries import POOL, with_codes
 from dptune.records.parquet_file import Records, read_about, read_records, write_records
 from dptune.records.wikitext import cleaned_articles
 from tasks.corpus.validation import write_public_narratives
-from tasks.paths import NEEDED, PUBLIC_MODEL, PUBLIC_NARRATIVES, SKIPPED
+from tasks.paths import NEEDED, PUBLIC_MODEL, PUBLIC_NARRATIVES, PUBLIC_SAMPLES, SKIPPED
 from tasks.settings.params import load_settings
 from tasks.settings.training import Pretrain
 from tasks.stage import run_command
@@ -45,6 +45,7 @@ def pretrain_public_model() -> None:
         write_json(work / "model" / "pretraining.json", {"data": label, **figures})
         put_folder(work / "model", PUBLIC_MODEL)
         validation.rename(PUBLIC_NARRATIVES)
+    write_json(PUBLIC_SAMPLES, {"texts": _samples(settings, device)})
     SKIPPED.unlink(missing_ok=True)
 
 
@@ -72,6 +73,17 @@ def _both(settings: Pretrain, work: Path) -> tuple[list[str], Path]:
     return cleaned_articles(str(settings.path), half=settings.half) + texts, validation
 
 
+def _samples(settings: Pretrain, device: Any) -> list[str]:
+    """Texts that the model writes, which audit canaries may say; none of an encoder, which writes nothing."""
+    from dptune.audit.text.samples import sampled_texts
+    from dptune.training.models.model import ModelSource, load_base, load_tokenizer
+
+    if settings.shape != "gpt2":
+        return []
+    source = ModelSource(str(PUBLIC_MODEL), None, settings.dtype)
+    return sampled_texts(load_base(source, device), load_tokenizer(source), POOL, seed=settings.data_seed)
+
+
 _TEXTS = {"narratives": _narratives, "wikitext": _articles, "both": _both}
 
 
@@ -80,6 +92,7 @@ def skip() -> None:
     private_directory(PUBLIC_MODEL.parent)
     shutil.rmtree(PUBLIC_MODEL, ignore_errors=True)
     PUBLIC_NARRATIVES.unlink(missing_ok=True)
+    write_json(PUBLIC_SAMPLES, {"texts": []})  # the stage canaries depends on the file
     write_json(SKIPPED, {str(PUBLIC_MODEL): _REASON})
     logging.getLogger(__name__).info("%s", _REASON)
 

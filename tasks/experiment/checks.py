@@ -14,6 +14,7 @@ from dptune.core.errors import ConfigError, DataError
 from dptune.core.files import write_json
 from dptune.mechanisms.agents.idle_agent import idle_agent
 from dptune.mechanisms.registry import build, lacks_noise
+from dptune.records.canaries import POOL
 from dptune.records.catalogue import find_source
 from tasks.paths import CHECKED, EVAL, NEEDED, PUBLIC_MODEL, PUBLIC_VALIDATION, TRAIN
 from tasks.settings.data import Data
@@ -54,6 +55,7 @@ def check_models(settings: Settings) -> None:
     _check_devices(settings)
     _check_metrics(settings.task)
     _check_public_texts(settings)
+    _check_samples(settings)
     for name, model in settings.experiment.models.items():
         try:
             own = _is_own(model)
@@ -84,7 +86,7 @@ def _check_metrics(task: Task) -> None:
 def _check_public_texts(settings: Settings) -> None:
     """Raise ConfigError if the pipeline's own model would be trained on records that the runs protect."""
     data, pretrain = settings.data, settings.pretrain
-    if pretrain.source == "narratives" or not any(map(_is_own, settings.experiment.models.values())):
+    if pretrain.source == "narratives" or not _needs_own(settings):
         return
     protects = data.source == "wikitext" and data.options.get("part", "train") == "train"
     if protects and (pretrain.half, data.options.get("half", "all")) != ("public", "private"):
@@ -95,6 +97,23 @@ def _check_public_texts(settings: Settings) -> None:
 def _is_own(model: Model) -> bool:
     """Whether it is the model that the pipeline trains itself."""
     return Path(model.source).resolve() == PUBLIC_MODEL.resolve()
+
+
+def _needs_own(settings: Settings) -> bool:
+    """Whether a model of the experiment is the pipeline's own, or audit canaries say what that model writes."""
+    return settings.canaries.says_samples or any(map(_is_own, settings.experiment.models.values()))
+
+
+def _check_samples(settings: Settings) -> None:
+    """Raise ConfigError if audit canaries are to say samples of a model that writes none, or more than are kept."""
+    if not settings.canaries.says_samples:
+        return
+    if settings.pretrain.shape != "gpt2":
+        problem = f"samples are texts of the public model, which pretrain.shape {settings.pretrain.shape} cannot write"
+        raise ConfigError("canaries.audit_kind", problem, fix="use words")
+    if settings.canaries.audit > POOL:
+        problem = f"{settings.canaries.audit} exceeds the {POOL} samples of the public model that are kept"
+        raise ConfigError("canaries.audit", problem, fix=f"use {POOL} or fewer, or canaries.audit_kind: words")
 
 
 def _field_of_model(field: str, model: str) -> str:
@@ -143,7 +162,8 @@ def _check_canaries(settings: Settings, tokenizer: Any) -> None:
     from dptune.records.public_texts import public_texts
 
     canaries, form, longest = settings.canaries, settings.data.form, settings.training.max_length
-    count = min(_CANARIES, canaries.extraction * canaries.repeats + canaries.audit)
+    coded = canaries.audit if canaries.audit_kind == "code" else 0  # others are short, and begin with the text
+    count = min(_CANARIES, canaries.extraction * canaries.repeats + coded)
     if not count or form is None:
         return
     source, secret = settings.data.source, ALPHABET[:SECRET_LENGTH]
@@ -203,7 +223,7 @@ def check() -> None:
     check_models(settings)
     warn_of_idle_agents(settings)
     write_json(CHECKED, {"models": "checked", "devices": "checked"})
-    write_json(NEEDED, {str(PUBLIC_MODEL): any(map(_is_own, settings.experiment.models.values()))})
+    write_json(NEEDED, {str(PUBLIC_MODEL): _needs_own(settings)})
 
 
 if __name__ == "__main__":

@@ -35,7 +35,7 @@ from tasks.report.page import write, write_index
 from tasks.report.results_table import table
 from tasks.report.scores_table import score_table, scores_of
 from tasks.report.steps_needed import STEPS_FILE, publish_steps, steps_needed, steps_over_seeds, with_steps
-from tasks.report.verdict import attacked, proved
+from tasks.report.verdict_strip import attacked, proved
 from tasks.settings.params import load_settings
 from tasks.stage import run_stage
 from tasks.workspace import keep_pages

@@ -180,7 +180,8 @@ class Canaries(StrictModel):
         extraction: number of secrets that are always planted, to be extracted.
         repeats: number of rows that carry each of them.
         audit: number of secrets that a fair coin plants or leaves out; it limits the epsilon that can be shown.
-        audit_kind: what those say: "words", random words of public texts; or "code", a public text and a code.
+        audit_kind: what those say: "samples", texts that the pipeline's own public model writes; "words", random words
+            of public texts; or "code", a public text and a code.
         crafted: number of gradients that an auditor adds to every run, by coins; they cost utility.
         carrier_seed: seed of the public texts that carry secrets; the secrets and coins have none.
     """
@@ -188,9 +189,14 @@ class Canaries(StrictModel):
     extraction: FewOrZero
     repeats: Few = 1
     audit: FewOrZero
-    audit_kind: Literal["code", "words"] = "code"
+    audit_kind: Literal["code", "words", "samples"] = "code"
     crafted: FewOrZero = 0
     carrier_seed: Seed
+
+    @property
+    def says_samples(self) -> bool:
+        """Whether audit canaries say what the pipeline's own public model writes."""
+        return self.audit > 0 and self.audit_kind == "samples"
 
     @field_validator("crafted")
     @classmethod

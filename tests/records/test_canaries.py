@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from corpus_helpers import verbalised, write_train
 from dptune.core.errors import ConfigError, DataError
 from dptune.core.files import sha256
 from dptune.records import canaries
-from dptune.records.canaries import Secrets, inject, read_secrets, suffix
+from dptune.records.canaries import Secrets, content_with, inject, read_secrets, suffix
 from dptune.records.diabetes.narratives import OPENING
 from dptune.records.diabetes.synthetic_cohort import generate_cohort
 from dptune.records.parquet_file import Records, decode_content, read_records, write_records
@@ -34,12 +35,13 @@ def plant(
     source: str = "test",
     form: str = "text",
     kind: str = "code",
+    samples: Sequence[str] = (),
 ) -> Planted:
     old = write_train(directory / "train.parquet", records, patients, unit, source)
     old = replace(old, about={**old.about, "form": form})
     write_records(directory / "train.parquet", old)
     out, hidden, manifest = (directory / name for name in ("new.parquet", "secrets.json", "manifest.json"))
-    inject(directory / "train.parquet", out, hidden, manifest, extraction, audit, 42, audit_kind=kind)
+    inject(directory / "train.parquet", out, hidden, manifest, extraction, audit, 42, audit_kind=kind, samples=samples)
     return old, read_records(out), read_secrets(hidden), manifest
 
 
@@ -262,3 +264,32 @@ def test_audit_canaries_of_words_are_public_words_drawn_by_chance(tmp_path: Path
 def test_an_unknown_kind_of_canary_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="audit_kind"):
         plant(tmp_path, 0, 2, kind="poem")
+
+
+@pytest.mark.parametrize("form", ["text", "pair", "messages"])
+def test_audit_canaries_say_samples_that_secret_entropy_draws(tmp_path: Path, form: str) -> None:
+    """False alarms: two draws of 40 from 400 texts are the same set with chance below 1e-50."""
+    pool, drawn = [f"text {number} of the public model." for number in range(400)], []
+    for folder in ("one", "two"):
+        (tmp_path / folder).mkdir()
+        _, new, secrets, _ = plant(tmp_path / folder, 2, 40, form=form, kind="samples", samples=pool)
+        texts = new.text.to_pylist()[602:]
+        said = [one.secret for one in secrets.audit]
+        assert len(set(said)) == 40
+        assert set(said) <= set(pool)
+        assert {one.kind for one in secrets.audit} == {"samples"}
+        for text, one in zip(texts, secrets.audit, strict=True):
+            if not one.included:
+                assert text == ""
+            elif form == "text":
+                assert text == one.secret
+            else:
+                assert decode_content(text, form) == content_with(one.carrier, one.secret, form, "samples")
+        drawn.append(set(said))
+    assert drawn[0] != drawn[1]
+
+
+def test_fewer_samples_than_canaries_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"canaries\.audit: 3 .* there are 2\. Fix: use fewer"):
+        plant(tmp_path, 0, 3, kind="samples", samples=["one", "two"])
+    assert [path.name for path in tmp_path.iterdir()] == ["train.parquet"]

@@ -10,16 +10,27 @@ from typing import Any
 import pytest
 import tiny_tuning
 import yaml
-from tiny_pipeline import nonprivate, params, read_json, run_stages, write_params
+from tiny_pipeline import merge, nonprivate, params, read_json, run_stages, write_params
 
-from dptune.core.errors import ConfigError
+from dptune.core.errors import ConfigError, DataError
+from dptune.records.canaries import POOL, read_secrets
 from dptune.records.parquet_file import read_records
 from tasks.corpus import pretrain
+from tasks.corpus.canaries import plant
 from tasks.corpus.pretrain import main
 from tasks.corpus.validation import write_validation
 from tasks.experiment.checks import check
 from tasks.experiment.finetune import run_cell
-from tasks.paths import CHECKED, NEEDED, PUBLIC_MODEL, PUBLIC_NARRATIVES, PUBLIC_VALIDATION, SKIPPED
+from tasks.paths import (
+    CHECKED,
+    NEEDED,
+    PUBLIC_MODEL,
+    PUBLIC_NARRATIVES,
+    PUBLIC_SAMPLES,
+    PUBLIC_VALIDATION,
+    SKIPPED,
+    planted_secrets,
+)
 from tasks.settings.params import load_settings
 
 THEIRS, OWN = {"small": str(PUBLIC_MODEL)}, {"mine": str(tiny_tuning.checkpoint())}
@@ -64,7 +75,8 @@ def test_what_nobody_uses_is_not_trained_and_a_note_says_so(
     monkeypatch.setattr(pretrain, "pretrain_public_model", lambda: pytest.fail("trained"))
     caplog.set_level("INFO")
     main()
-    assert [path.name for path in PUBLIC_MODEL.parent.iterdir()] == [SKIPPED.name], "DVC keeps no old model"
+    assert sorted(path.name for path in PUBLIC_MODEL.parent.iterdir()) == ["samples.json", SKIPPED.name], "no old model"
+    assert read_json(PUBLIC_SAMPLES) == {"texts": []}
     (reason,) = read_json(SKIPPED).values()
     assert reason in caplog.text
     assert reason.startswith("no model of experiment.models has data/models/public as its source")
@@ -89,6 +101,50 @@ def test_a_model_that_is_needed_again_takes_the_place_of_the_note(pipeline: Path
     assert not SKIPPED.exists()
     assert (PUBLIC_MODEL / "config.json").exists()
     assert PUBLIC_NARRATIVES.exists()
+    assert len(set(read_json(PUBLIC_SAMPLES)["texts"])) == POOL
+    write_params({"canaries": {"audit_kind": "samples"}})
+    plant()
+    said = {one.secret for one in read_secrets(planted_secrets()).audit}
+    assert said <= set(read_json(PUBLIC_SAMPLES)["texts"])
+    assert len(said) == 20
+
+
+@pytest.mark.parametrize(
+    ("canaries", "needed"),
+    [
+        ({"audit": 20, "audit_kind": "samples"}, True),
+        ({"audit": 0, "audit_kind": "samples"}, False),
+        ({"audit": 20, "audit_kind": "words"}, False),
+    ],
+)
+def test_canaries_that_say_samples_need_the_public_model(empty: Path, canaries: dict[str, Any], needed: bool) -> None:
+    """Beside models of others too, the stage pretrain makes the model that writes them."""
+    write(OWN, canaries={"extraction": 0, **canaries})
+    check()
+    assert read_json(NEEDED)["data/models/public"] is needed
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        (
+            {"pretrain": {"shape": "roberta", "merges": "words"}},
+            r"canaries\.audit_kind: .* roberta cannot write. Fix: use words",
+        ),
+        ({"canaries": {"audit": POOL + 1}}, r"canaries\.audit: 1025 exceeds the 1024 samples"),
+    ],
+)
+def test_samples_that_nobody_can_write_are_refused_at_once(empty: Path, changes: dict[str, Any], problem: str) -> None:
+    write(OWN, **merge({"canaries": {"extraction": 0, "audit": 20, "audit_kind": "samples"}}, changes))
+    with pytest.raises(ConfigError, match=problem):
+        check()
+
+
+def test_samples_that_are_missing_are_named_with_the_command_that_makes_them(pipeline: Path) -> None:
+    write_params({"canaries": {"audit_kind": "samples"}})
+    PUBLIC_SAMPLES.unlink(missing_ok=True)
+    with pytest.raises(DataError, match=r"samples\.json: is missing\. Fix: run `python -m tasks\.corpus\.pretrain"):
+        plant()
 
 
 def test_public_records_of_ones_own_are_what_cells_validate_on(pipeline: Path) -> None:

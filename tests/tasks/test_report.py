@@ -23,7 +23,7 @@ from tasks.experiment.guarantee import GUARANTEE
 from tasks.paths import RUNS
 from tasks.report import experiment as module
 from tasks.report.experiment import write_report
-from tasks.report.verdict import attacked, proved
+from tasks.report.verdict_strip import attacked, proved
 
 PICTURES = ("utility.png", "perplexity.png", "epsilon.png", "curves.png")
 
