@@ -23,6 +23,7 @@ from tasks.charts.seed_groups import (
     SAME_EPSILON,
     Result,
     SeedGroup,
+    budget_of,
     distinct_epsilons,
     over_seeds,
     perplexity_metric,
@@ -328,6 +329,16 @@ def best_cell(results: Sequence[Result], audited: Mapping[str, float]) -> dict[s
     more = [one.name for one in shown_in("comparison") if all(one.name in cell["after"] for cell in best.results)]
     figures |= {name: fmean(float(cell["after"][name]) for cell in best.results) for name in more}
     return {"mechanism": best.mechanism} | _finite(figures | {"epsilon_audited": max(shown, default=None)})
+
+
+def perplexities_of(results: Sequence[Result]) -> dict[str, dict[str, float]]:
+    """Mean perplexity of each mechanism by budget, so that `dvc metrics diff` compares like with like."""
+    found: dict[str, dict[str, float]] = {}
+    several = len({str(result["model"]) for result in results}) > 1
+    for group in over_seeds(results, perplexity_metric(results)):
+        name = f"{group.first['model']} {group.mechanism}" if several else group.mechanism
+        found.setdefault(name, {}).setdefault(budget_of(group.first), group.mean)
+    return {name: kept for name, means in found.items() if (kept := _finite(means))}
 
 
 def _largest(group: SeedGroup, key: str) -> float:

@@ -29,7 +29,16 @@ from tasks.metrics import ranked_by, title_of
 from tasks.mlflow import tracking
 from tasks.mlflow.page import run_ids, show
 from tasks.paths import AUDITS, DATA, EXPERIMENT, REPORT, RUNS
-from tasks.report.answer import answer_lines, best_cell, caveats, further_lines, headline, headlines, rankings
+from tasks.report.answer import (
+    answer_lines,
+    best_cell,
+    caveats,
+    further_lines,
+    headline,
+    headlines,
+    perplexities_of,
+    rankings,
+)
 from tasks.report.claims import claims, limit_of, privacy_curve
 from tasks.report.page import write, write_index
 from tasks.report.results_table import table
@@ -42,7 +51,8 @@ from tasks.workspace import keep_pages
 
 _log = logging.getLogger(__name__)
 PAGE, ANSWER, FIGURES, CONTROLLERS = "report.html", "answer.md", "figures", "controllers"
-#: All figures of every cell, and those few of the best one that `dvc exp show` has columns for.
+#: All figures of every cell; and those few of the best one that `dvc exp show` has columns for, with the perplexity of
+#: each mechanism at each budget, which `dvc metrics diff` compares.
 CELLS, METRICS = "cells.json", "metrics.json"
 _MOST_CONTROLLERS = 24
 
@@ -112,7 +122,7 @@ def write_report(
     metrics = {result["label"]: _metrics(result) | found.get(result["label"], {}) for result in results}
     write_json(directory / CELLS, with_steps(metrics, steps_needed(results), directory / STEPS_FILE))
     audited = {label: one["epsilon_audited"] for label, one in found.items() if "epsilon_audited" in one}
-    write_json(directory / METRICS, best_cell(results, audited))
+    write_json(directory / METRICS, {**best_cell(results, audited), "perplexity_of": perplexities_of(results)})
     write_json(directory / "plots" / "perplexity.json", _perplexity_points(results))
     _write_csv(directory / "plots" / "curves.csv", _curve_rows(results))
     lines = [*answer_lines(results), *further_lines(results), *(f"- {line}" for line in caveats(results))]

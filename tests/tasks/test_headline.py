@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tasks.report.answer import best_cell, headline
+from tasks.report.answer import best_cell, headline, perplexities_of
 
 
 def result(mechanism: str, perplexity: float, certified: float, seed: int = 0, **more: Any) -> dict[str, Any]:
@@ -90,3 +90,17 @@ def test_under_private_telemetry_it_tells_of_public_records_alone() -> None:
 def test_a_run_that_diverged_is_no_candidate() -> None:
     found = headline([*GRID[:3], result("quantile", math.nan, 2.0)])
     assert found.tags["chosen_mechanism"] == "static"
+
+
+def test_dvc_compares_each_mechanism_at_each_budget() -> None:
+    """And a cell that diverged is left out, not written as a number that JSON lacks."""
+    assert perplexities_of(GRID) == {
+        "nonprivate": {"none": 4.0},
+        "static": {"2": pytest.approx(6.1), "8": 5.0},
+        "quantile": {"2": pytest.approx(5.6)},
+        "leaky": {"2": 3.0},
+    }
+    assert perplexities_of([*GRID, result("lost", math.nan, 2.0)]) == perplexities_of(GRID)
+    two = perplexities_of([*GRID, result("static", 7.0, 2.0, model="large")])
+    assert two["large static"] == {"2": 7.0}
+    assert two["small static"]["8"] == 5.0
