@@ -203,7 +203,7 @@ def _say_where(console: Console, seconds: float) -> None:
         "Guarantee      .venv/bin/dptune verify data/runs/RUN/ledger.jsonl   (RUN: a folder there)",
         "Compare        make ui  (MLflow and Prefect), or make experiments  (DVC)",
         *([f"In MLflow      {page_links.table}"] if (page_links := remembered()) else []),
-        "Record         git add dvc.lock, then commit: DVC compares later runs with it (private for real data: it holds hashes)",
+        "Record         commit dvc.lock to compare later runs with this one  (keep it private for real data)",
         f"All lines of this run are in {LOG}; it took {_duration(seconds)}.",
     ]
     _close(console, REPORT, lines)
