@@ -15,6 +15,7 @@ from dptune.core.errors import ConfigError
 from dptune.privacy.accountants import epsilons, pld_epsilon, quick_epsilon, rdp_epsilon, smallest_epsilon
 from dptune.privacy.accounting.gaussian_dp import gdp_epsilon
 from dptune.privacy.accounting.loss_profile import profile_of
+from dptune.privacy.accounting.renyi_filter import RenyiFilter
 from dptune.privacy.accounting.samplers import POISSON, SAMPLERS, Sampler, sampler_of
 from dptune.privacy.ledger import Ledger
 from dptune.privacy.ledger_file import LedgerError
@@ -61,6 +62,10 @@ def test_a_release_keeps_its_sampler(sampler: Sampler) -> None:
     [
         ("shuffle", "is not a sampler"),
         ({"name": "shuffel"}, "unknown sampler 'shuffel'"),
+        ({"name": ["shuffle"]}, "unknown sampler"),
+        ({}, "is not a sampler"),
+        ({"name": "shuffle", "batches": 1000}, "with 1000 batches. Fix: use 0.001"),
+        ({"name": "balls_in_bins", "batches": 101}, "0.01 does not go with sampler balls_in_bins with 101 batches"),
         ({"name": "shuffle"}, "batches: 0 does not go with"),
         ({"name": "shuffle", "batches": 2.5}, "batches: 2.5 does not go with"),
         ({"name": "poisson", "batches": 2}, "batches: 2 does not go with"),
@@ -96,6 +101,12 @@ def test_samplers_that_are_mixed_have_no_price() -> None:
 def test_noise_of_another_family_is_refused() -> None:
     with pytest.raises(ConfigError, match="shuffle is priced for independent Gaussian noise that never moves"):
         Release(0.01, 1.0, adaptive=True, sampler=SHUFFLE.sampler)
+
+
+def test_a_renyi_filter_prices_no_other_sampler() -> None:
+    """Its costs are those of Poisson sampling, which would be too low."""
+    mixed = Counter({Release(0.01, 2.0, adaptive=True): 3, Release(0.01, 2.0, sampler=OTHERS[0]): 3})
+    assert math.isinf(epsilons(mixed, 1e-5, renyi_filter=RenyiFilter.plan(3.0, 1e-5, 0.01, 2000)).certified)
 
 
 def test_an_epoch_that_was_begun_counts_whole() -> None:
@@ -141,7 +152,13 @@ def test_calibrated_noise_keeps_the_certified_budget(sampler: str) -> None:
         ("account static --sampler shuffle --records 100 --batch 200 --epochs 1", "batch: 200.0 is not in"),
         ("account static --sampler shufle " + PLAN, "unknown sampler 'shufle'. Fix: use one of poisson, "),
         ("account static --sampler balls_in_bins --records 100 --batch 30 --epochs 1", "Fix: use 33.333333333333336,"),
-        ("account static --sampler balls_in_bins --sample-rate 0.3 --steps 9", "for 3 bins"),
+        ("account static --sampler balls_in_bins --sample-rate 0.3 --steps 9", "Fix: use 0.3333333333333333, for 3."),
+        ("account static --sampler balls_in_bins --sample-rate 0 --steps 9", "sample_rate: 0.0 is not in (0, 1]"),
+        ("account static --sampler balls_in_bins --sample-rate nan --steps 9", "sample_rate: nan is not in (0, 1]"),
+        ("account static --sampler shuffle --sample-rate 0 --steps 9", "sample_rate: 0.0 is not in (0, 1]"),
+        ("account static --sampler shuffle --sample-rate -1 --steps 9", "sample_rate: -1.0 is not in (0, 1]"),
+        ("account static --sampler shuffle --sample-rate 0.0153846 --steps 6500", "or give --records, --batch and"),
+        ("account static --sampler shuffle --records 100 --batch 10.5 --epochs 1", "10.5 is not a whole number"),
         ("account static --sampler truncated_poisson " + PLAN, "max_batch: is missing"),
         ("account static --sampler truncated_poisson --max-batch 90 " + PLAN, "is below the expected batch"),
         ("account static --sampler truncated_poisson --max-batch 110 " + PLAN, "Fix: use 172 or more"),
