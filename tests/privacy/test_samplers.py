@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from dptune.privacy.accountants import epsilons, pld_epsilon, quick_epsilon, rdp
 from dptune.privacy.accounting.gaussian_dp import gdp_epsilon
 from dptune.privacy.accounting.loss_profile import profile_of
 from dptune.privacy.accounting.renyi_filter import RenyiFilter
+from dptune.privacy.accounting.sampler_bounds import least_epsilon
 from dptune.privacy.accounting.samplers import POISSON, SAMPLERS, Sampler, sampler_of
 from dptune.privacy.ledger import Ledger
 from dptune.privacy.ledger_file import LedgerError
@@ -113,6 +115,13 @@ def test_an_epoch_that_was_begun_counts_whole() -> None:
     whole = [epsilons(Counter({SHUFFLE: count}), 1e-5).certified for count in (65, 66, 130, 131)]
     expected = [gdp_epsilon(math.sqrt(epochs) / 1.3521, 1e-5) for epochs in (1, 2, 2, 3)]
     assert whole == pytest.approx(expected, rel=1e-8)
+
+
+def test_at_least_counts_whole_epochs_and_nothing_beside_gradients() -> None:
+    """A begun epoch may not have met the unit; a count beside the sum takes a share of the sensitivity."""
+    assert least_epsilon(Counter({SHUFFLE: 64}), 1e-5) == 0
+    assert least_epsilon(Counter({SHUFFLE: 129}), 1e-5) == least_epsilon(Counter({SHUFFLE: 65}), 1e-5)
+    assert least_epsilon(Counter({replace(SHUFFLE, statistics=("gradient sum", "count")): 65}), 1e-5) is None
 
 
 def test_shuffled_batches_are_priced_as_an_interval() -> None:
