@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from dptune.privacy.accountants import Epsilons
     from dptune.privacy.certificate import SearchCertificate
     from dptune.privacy.ledger_file import LedgerContents
+    from dptune.privacy.release import Release
     from dptune.privacy.selection import Bound
     from dptune.privacy.selection_law import SelectionLaw
 
@@ -226,6 +227,7 @@ def of_ledger(contents: LedgerContents) -> dict[str, Any]:
         **of_prices(contents.epsilons),
         **_repriced_ledger(contents),
         **mixture_figures(contents.composition, header.delta),
+        **_sampler_of_ledger(releases),
         "accounting": header.accounting,
         "budget_epsilon": header.epsilon,
         "complete": contents.complete,
@@ -236,6 +238,17 @@ def of_ledger(contents: LedgerContents) -> dict[str, Any]:
         "unit": header.unit,
         **({"canaries": header.canaries} if header.canaries else {}),
         **({"plugins": list(header.plugins)} if header.plugins else {}),
+    }
+
+
+def _sampler_of_ledger(releases: list[Release]) -> dict[str, Any]:
+    """The sampler and whom its price takes for neighbours; empty if all is Poisson sampling."""
+    names = sorted({release.sampler.name for release in releases})
+    if all(release.sampler == POISSON for release in releases):
+        return {}
+    return {
+        "sampler": ", ".join(names),
+        "neighbours": "; ".join(dict.fromkeys(SAMPLERS[name].neighbours for name in names)),
     }
 
 

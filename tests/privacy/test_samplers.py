@@ -217,3 +217,18 @@ def test_training_draws_no_batches_by_another_sampler(tmp_path: Path) -> None:
         with pytest.raises(LedgerError, match="shuffle is a sampler that no training draws its batches by yet"):
             ledger.charge(SHUFFLE)
         assert ledger.releases == 0
+
+
+def test_verify_says_whom_another_samplers_price_takes_for_neighbours(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A ledger that some later version, or an editor, wrote. Its epsilon is not one of add/remove."""
+    with monkeypatch.context() as patched, Ledger.create(tmp_path / "ledger.jsonl", header(), Counter()) as ledger:
+        patched.setattr(Sampler, "like_poisson", True)
+        ledger.charge(SHUFFLE)
+        ledger.finish()
+    code, output = run(f"verify {tmp_path / 'ledger.jsonl'} --json")
+    assert code == 0
+    found = json.loads(output)
+    assert (found["sampler"], found["neighbours"]) == ("shuffle", "zero-out of one unit")
+    assert found["epsilon_certified"] == pytest.approx(gdp_epsilon(1 / 1.3521, 1e-5), rel=1e-8)
