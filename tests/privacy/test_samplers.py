@@ -138,6 +138,14 @@ def test_shuffled_batches_are_priced_as_an_interval() -> None:
     assert "(zero-out of one unit)" in text
 
 
+@pytest.mark.parametrize("mechanism", ["quantile", "dc_sgd_p"])
+def test_nothing_is_shown_at_least_of_a_run_that_will_count(mechanism: str) -> None:
+    """Before a run these controllers plan no statistics, and so the planned releases name none."""
+    found = priced(f"account {mechanism} --sampler shuffle {PLAN} --set noise_multiplier=2")
+    assert "epsilon_at_least" not in found
+    assert found["epsilon_certified"] == pytest.approx(gdp_epsilon(math.sqrt(3) / 2, 1e-5), rel=1e-8)
+
+
 @pytest.mark.parametrize(
     "sampler", ["shuffle", "balls_in_bins", "fixed_size", "truncated_poisson --max-batch 180", "full --batch 10000"]
 )

@@ -1,8 +1,9 @@
 """Samplers: how units get into batches. A sampler's law is part of every release's price.
 
 This file is plain data: the registry, the sampler of a release, and the checks of a plan. Their prices are in
-``sampler_bounds``. "Zero-out" compares a run with one in which a unit's gradient is zero in every batch: the number of
-units and the unit's place stay. Everything here is public.
+``sampler_bounds``. "Zero-out" compares a run with one in which a unit adds nothing to any sum of any batch, gradients
+and statistics alike: the number of units and the unit's place stay. (A unit whose gradient alone is zero still counts
+as not clipped, and would move a centred count by up to twice its sensitivity.) Everything here is public.
 """
 
 from __future__ import annotations
