@@ -208,8 +208,8 @@ class Ledger:
                 ``cyclic_rows``). Nothing counts as released.
         """
         if not release.sampler.like_poisson:
-            problem = f"{release.sampler.name} is a sampler that no training draws its batches by yet"
-            raise LedgerError(f"{self.path}: {problem}. Fix: use poisson; `dptune account` prices other samplers.")
+            undrawn = f"{release.sampler.name} is a sampler that no training draws its batches by yet"
+            raise LedgerError(f"{self.path}: {undrawn}. Fix: use poisson; `dptune account` prices other samplers.")
         if problem := row_problem(self._last, release, self.releases):
             fix = f"resume with the noise that the run was started with; or {fresh_start(self.path.parent)}"
             raise LedgerError(f"{self.path}: the next release {problem}. Fix: {fix}.")

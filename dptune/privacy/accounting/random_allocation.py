@@ -161,7 +161,7 @@ def _one(noise: float, width: float, cut: float) -> _Terms:
     reach, middle = _reach(cut), 1 / (2 * noise**2)
     low = math.floor((-reach / noise - middle) / width)
     high = math.ceil(((reach + 1 / noise) / noise - middle) / width)
-    ends = (width * np.arange(low, high + 1) + middle) * noise
+    ends = (np.arange(low, high + 1, dtype=np.float64) * width + middle) * noise
     mine, means = _cell_probabilities(ends), _cell_probabilities(ends - 1 / noise)
     values = np.exp(width * np.arange(low, high + 1))
     inner = mine[1:-1]

@@ -88,7 +88,7 @@ def _symmetric(remove: GridLosses, add: GridLosses, width: float) -> GridLosses:
     mass[: len(below)] = below
     mass[len(mass) - len(above) :] = above
     mass[-first] = max(0.0, 1.0 - float(mass.sum()) - remove.infinite) + 8 * MASS_ERROR
-    return GridLosses(first, width * np.arange(first, last + 1), mass, remove.infinite)
+    return GridLosses(first, np.arange(first, last + 1, dtype=np.float64) * width, mass, remove.infinite)
 
 
 def end_error(kind: Kind) -> float:

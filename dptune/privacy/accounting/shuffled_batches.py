@@ -136,7 +136,7 @@ def _several_epochs(noise: float, batches: int, epochs: int, delta: float) -> fl
     width = (high - low) / (_SUMS - 2 * epochs - 4)  # a sum is at most ``epochs`` cells below its place
     cells = np.floor(losses / width).astype(np.int64)
     # The tilt is taken of the rounded losses: only so does the sum's place say by how much its probability was tilted.
-    losses = width * cells
+    losses = cells.astype(np.float64) * width
     total = log_moment(tilt)
     mass = np.exp(logs + tilt * losses - total)
     mean = float(mass @ losses)
