@@ -101,7 +101,7 @@ class Bets:
         deltas = np.array([curve.remove, curve.add])[:, :, None]
         scale = _STAKES / (slopes + 1)
         payoffs = [scale * (hit - slopes * alarm - deltas) for hit, alarm in ((1, 0), (1, 1), (0, 1), (0, 0))]
-        return self._wealth(payoffs, slice(None)) >= -np.log(chance)
+        return bool(self._wealth(payoffs, slice(None)) >= -np.log(chance))
 
     def delta_at(self, cut: int, direction: int, chance: float) -> float:
         """Lower bound on delta at the epsilon ``CUTS[cut]``, in the direction remove (0) or add (1)."""
@@ -123,7 +123,7 @@ class Bets:
                 stakes * ((hit - slope * alarm) / (slope + 1) - delta / 2)
                 for hit, alarm in ((1, 0), (1, 1), (0, 1), (0, 0))
             ]
-            return self._wealth(payoffs, slice(None)) >= -np.log(chance)
+            return bool(self._wealth(payoffs, slice(None)) >= -np.log(chance))
 
         return largest_rejected(rejected, _MOST_EPSILON)
 

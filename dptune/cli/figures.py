@@ -7,6 +7,7 @@ from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 from dptune.core.errors import ConfigError
+from dptune.mechanisms.controllers.control import Constant
 from dptune.mechanisms.controllers.rldp_published import RldpPublished
 from dptune.mechanisms.planning import check_candidate, planned
 from dptune.policy import method
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from dptune.privacy.accountants import Epsilons
     from dptune.privacy.certificate import SearchCertificate
     from dptune.privacy.ledger_file import LedgerContents
+    from dptune.privacy.release import Release
     from dptune.privacy.selection import Bound
     from dptune.privacy.selection_law import SelectionLaw
 
@@ -102,7 +104,9 @@ def of_sampler(mechanism: Mechanism, schedule: Schedule, name: str | None) -> di
     if schedule.sampler.like_poisson:
         return found
     releases = planned(mechanism, schedule)
-    least = None if leaks_of(releases) else least_epsilon(releases, schedule.delta)
+    # A controller may release statistics that it plans only when a run starts; no data of the proof show their share.
+    plain = type(mechanism.controller).statistics is Constant.statistics and not leaks_of(releases)
+    least = least_epsilon(releases, schedule.delta) if plain else None
     as_poisson = planned(mechanism, replace(schedule, sampler=POISSON))
     return {
         **found,
@@ -226,6 +230,7 @@ def of_ledger(contents: LedgerContents) -> dict[str, Any]:
         **of_prices(contents.epsilons),
         **_repriced_ledger(contents),
         **mixture_figures(contents.composition, header.delta),
+        **_sampler_of_ledger(releases),
         "accounting": header.accounting,
         "budget_epsilon": header.epsilon,
         "complete": contents.complete,
@@ -236,6 +241,17 @@ def of_ledger(contents: LedgerContents) -> dict[str, Any]:
         "unit": header.unit,
         **({"canaries": header.canaries} if header.canaries else {}),
         **({"plugins": list(header.plugins)} if header.plugins else {}),
+    }
+
+
+def _sampler_of_ledger(releases: list[Release]) -> dict[str, Any]:
+    """The sampler and whom its price takes for neighbours; empty if all is Poisson sampling."""
+    names = sorted({release.sampler.name for release in releases})
+    if all(release.sampler == POISSON for release in releases):
+        return {}
+    return {
+        "sampler": ", ".join(names),
+        "neighbours": "; ".join(dict.fromkeys(SAMPLERS[name].neighbours for name in names)),
     }
 
 

@@ -175,12 +175,11 @@ class Release:
             raise ConfigError("sensitivity", problem, fix="give the clipper's sensitivity times that norm")
 
     def _check_sampler(self) -> None:
-        if self.sampler.name == "full" and self.sample_rate != 1.0:
-            raise ConfigError("sample_rate", f"{self.sample_rate} does not go with sampler full", fix="use 1")
         proven = (self.noise, self.norm, self.adaptive, self.coefficients) == ("gaussian", "l2", False, ())
         if not self.sampler.like_poisson and not proven:
             problem = f"{self.sampler.name} is priced for independent Gaussian noise that never moves, clipped in l2"
             raise ConfigError("sampler", problem, fix="use the mechanism static, or sampler poisson")
+        self.sampler.check_rate(self.sample_rate)
 
     def _check_law(self) -> None:
         if self.noise.endswith("laplace_mixture") != (self.law is not None):
@@ -238,7 +237,7 @@ class Release:
                 "dealt_by", f"{data['dealt_by']!r} is not a known way to assign groups", fix="write key, or nothing"
             )
         dealt_by = "rank" if given and "dealt_by" not in data else "key"  # earlier versions wrote no word about it
-        sampler = data.get("sampler", {})
+        sampler = data.get("sampler", POISSON.to_dict())
         data = {**data, "coefficients": given, "dealt_by": dealt_by, "sampler": sampler}
         if set(data) != known:
             raise ConfigError("release", f"keys {sorted(set(data) ^ known)} missing or unknown", fix="use to_dict's")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,6 +13,8 @@ from numpy.typing import NDArray
 from scipy.optimize import brentq
 from scipy.special import ndtr
 
+from dptune.privacy.accounting import random_allocation
+from dptune.privacy.accounting.composed_losses import grid_epsilon
 from dptune.privacy.accounting.gaussian_dp import gdp_epsilon
 from dptune.privacy.accounting.random_allocation import allocation_epsilon
 
@@ -30,15 +33,19 @@ def expected_excess(known: Array, bins: int, noise: float, level: float, sign: i
     )
 
 
-def exact_delta(noise: float, bins: int, epsilon: float) -> float:
-    """Delta of one epoch with two or three bins, both directions: all terms but the last by quadrature."""
+def exact_deltas(noise: float, bins: int, epsilon: float) -> tuple[float, float]:
+    """Delta of one epoch with two or three bins, by removing and by adding: all terms but the last by quadrature."""
     x = np.linspace(-9, 9 + 1 / noise, 6001 if bins == 2 else 801)
     weight = np.exp(-(x**2) / 2) * (x[1] - x[0]) / math.sqrt(2 * math.pi)
     term = np.exp(x / noise - 1 / (2 * noise**2))
     known, weights = (term, weight) if bins == 2 else (term[:, None] + term, weight[:, None] * weight)
     level = math.exp(epsilon)
     remove = float((weights * expected_excess(known, bins, noise, level, 1)).sum())
-    return max(remove, level * float((weights * expected_excess(known, bins, noise, 1 / level, -1)).sum()))
+    return remove, level * float((weights * expected_excess(known, bins, noise, 1 / level, -1)).sum())
+
+
+def exact_delta(noise: float, bins: int, epsilon: float) -> float:
+    return max(exact_deltas(noise, bins, epsilon))
 
 
 @pytest.mark.parametrize(("bins", "noise"), [(2, 0.5), (2, 1.0), (2, 3.0), (3, 0.8)])
@@ -49,6 +56,25 @@ def test_it_is_never_below_the_truth_and_near_it(bins: int, noise: float) -> Non
             continue
         truth = brentq(lambda e, d=delta: math.log(exact_delta(noise, bins, e) / d), 0.0, 1.5 / noise**2 + 12 / noise)
         assert truth * (1 - 2e-5) <= allocation_epsilon(noise, bins, 1, delta) <= 1.01 * truth + 1e-3
+
+
+@pytest.mark.parametrize("noise", [0.5, 1.0, 3.0])
+@pytest.mark.parametrize("delta", [1e-8, 1e-3, 0.02])
+def test_each_direction_is_near_its_own_truth(noise: float, delta: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Removing has been the dearer in all that was tried, so that adding never shows in the result."""
+    found: list[float] = []
+
+    def recorded(*given: Any) -> float:
+        found.append(grid_epsilon(*given))
+        return found[-1]
+
+    monkeypatch.setattr(random_allocation, "grid_epsilon", recorded)
+    random_allocation.allocation_epsilon.__wrapped__(noise, 2, 1, delta)
+    for direction in (0, 1):
+        truth = brentq(
+            lambda e, side=direction: exact_deltas(noise, 2, e)[side] - delta, 0.0, 1.5 / noise**2 + 12 / noise
+        )
+        assert truth * (1 - 2e-5) <= found[direction - 2] <= 1.01 * truth + 1e-3
 
 
 @pytest.mark.parametrize("delta", [1e-12, 1e-6, 0.1])

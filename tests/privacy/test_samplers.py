@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,8 @@ from dptune.core.errors import ConfigError
 from dptune.privacy.accountants import epsilons, pld_epsilon, quick_epsilon, rdp_epsilon, smallest_epsilon
 from dptune.privacy.accounting.gaussian_dp import gdp_epsilon
 from dptune.privacy.accounting.loss_profile import profile_of
+from dptune.privacy.accounting.renyi_filter import RenyiFilter
+from dptune.privacy.accounting.sampler_bounds import least_epsilon
 from dptune.privacy.accounting.samplers import POISSON, SAMPLERS, Sampler, sampler_of
 from dptune.privacy.ledger import Ledger
 from dptune.privacy.ledger_file import LedgerError
@@ -61,6 +64,10 @@ def test_a_release_keeps_its_sampler(sampler: Sampler) -> None:
     [
         ("shuffle", "is not a sampler"),
         ({"name": "shuffel"}, "unknown sampler 'shuffel'"),
+        ({"name": ["shuffle"]}, "unknown sampler"),
+        ({}, "is not a sampler"),
+        ({"name": "shuffle", "batches": 1000}, "with 1000 batches. Fix: use 0.001"),
+        ({"name": "balls_in_bins", "batches": 101}, "0.01 does not go with sampler balls_in_bins with 101 batches"),
         ({"name": "shuffle"}, "batches: 0 does not go with"),
         ({"name": "shuffle", "batches": 2.5}, "batches: 2.5 does not go with"),
         ({"name": "poisson", "batches": 2}, "batches: 2 does not go with"),
@@ -98,10 +105,23 @@ def test_noise_of_another_family_is_refused() -> None:
         Release(0.01, 1.0, adaptive=True, sampler=SHUFFLE.sampler)
 
 
+def test_a_renyi_filter_prices_no_other_sampler() -> None:
+    """Its costs are those of Poisson sampling, which would be too low."""
+    mixed = Counter({Release(0.01, 2.0, adaptive=True): 3, Release(0.01, 2.0, sampler=OTHERS[0]): 3})
+    assert math.isinf(epsilons(mixed, 1e-5, renyi_filter=RenyiFilter.plan(3.0, 1e-5, 0.01, 2000)).certified)
+
+
 def test_an_epoch_that_was_begun_counts_whole() -> None:
     whole = [epsilons(Counter({SHUFFLE: count}), 1e-5).certified for count in (65, 66, 130, 131)]
     expected = [gdp_epsilon(math.sqrt(epochs) / 1.3521, 1e-5) for epochs in (1, 2, 2, 3)]
     assert whole == pytest.approx(expected, rel=1e-8)
+
+
+def test_at_least_counts_whole_epochs_and_nothing_beside_gradients() -> None:
+    """A begun epoch may not have met the unit; a count beside the sum takes a share of the sensitivity."""
+    assert least_epsilon(Counter({SHUFFLE: 64}), 1e-5) == 0
+    assert least_epsilon(Counter({SHUFFLE: 129}), 1e-5) == least_epsilon(Counter({SHUFFLE: 65}), 1e-5)
+    assert least_epsilon(Counter({replace(SHUFFLE, statistics=("gradient sum", "count")): 65}), 1e-5) is None
 
 
 def test_shuffled_batches_are_priced_as_an_interval() -> None:
@@ -116,6 +136,14 @@ def test_shuffled_batches_are_priced_as_an_interval() -> None:
     assert code == 0
     assert text.startswith("With the sampler shuffle, epsilon is at least ")
     assert "(zero-out of one unit)" in text
+
+
+@pytest.mark.parametrize("mechanism", ["quantile", "dc_sgd_p"])
+def test_nothing_is_shown_at_least_of_a_run_that_will_count(mechanism: str) -> None:
+    """Before a run these controllers plan no statistics, and so the planned releases name none."""
+    found = priced(f"account {mechanism} --sampler shuffle {PLAN} --set noise_multiplier=2")
+    assert "epsilon_at_least" not in found
+    assert found["epsilon_certified"] == pytest.approx(gdp_epsilon(math.sqrt(3) / 2, 1e-5), rel=1e-8)
 
 
 @pytest.mark.parametrize(
@@ -141,7 +169,13 @@ def test_calibrated_noise_keeps_the_certified_budget(sampler: str) -> None:
         ("account static --sampler shuffle --records 100 --batch 200 --epochs 1", "batch: 200.0 is not in"),
         ("account static --sampler shufle " + PLAN, "unknown sampler 'shufle'. Fix: use one of poisson, "),
         ("account static --sampler balls_in_bins --records 100 --batch 30 --epochs 1", "Fix: use 33.333333333333336,"),
-        ("account static --sampler balls_in_bins --sample-rate 0.3 --steps 9", "for 3 bins"),
+        ("account static --sampler balls_in_bins --sample-rate 0.3 --steps 9", "Fix: use 0.3333333333333333, for 3."),
+        ("account static --sampler balls_in_bins --sample-rate 0 --steps 9", "sample_rate: 0.0 is not in (0, 1]"),
+        ("account static --sampler balls_in_bins --sample-rate nan --steps 9", "sample_rate: nan is not in (0, 1]"),
+        ("account static --sampler shuffle --sample-rate 0 --steps 9", "sample_rate: 0.0 is not in (0, 1]"),
+        ("account static --sampler shuffle --sample-rate -1 --steps 9", "sample_rate: -1.0 is not in (0, 1]"),
+        ("account static --sampler shuffle --sample-rate 0.0153846 --steps 6500", "or give --records, --batch and"),
+        ("account static --sampler shuffle --records 100 --batch 10.5 --epochs 1", "10.5 is not a whole number"),
         ("account static --sampler truncated_poisson " + PLAN, "max_batch: is missing"),
         ("account static --sampler truncated_poisson --max-batch 90 " + PLAN, "is below the expected batch"),
         ("account static --sampler truncated_poisson --max-batch 110 " + PLAN, "Fix: use 172 or more"),
@@ -191,3 +225,18 @@ def test_training_draws_no_batches_by_another_sampler(tmp_path: Path) -> None:
         with pytest.raises(LedgerError, match="shuffle is a sampler that no training draws its batches by yet"):
             ledger.charge(SHUFFLE)
         assert ledger.releases == 0
+
+
+def test_verify_says_whom_another_samplers_price_takes_for_neighbours(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A ledger that some later version, or an editor, wrote. Its epsilon is not one of add/remove."""
+    with monkeypatch.context() as patched, Ledger.create(tmp_path / "ledger.jsonl", header(), Counter()) as ledger:
+        patched.setattr(Sampler, "like_poisson", True)
+        ledger.charge(SHUFFLE)
+        ledger.finish()
+    code, output = run(f"verify {tmp_path / 'ledger.jsonl'} --json")
+    assert code == 0
+    found = json.loads(output)
+    assert (found["sampler"], found["neighbours"]) == ("shuffle", "zero-out of one unit")
+    assert found["epsilon_certified"] == pytest.approx(gdp_epsilon(1 / 1.3521, 1e-5), rel=1e-8)

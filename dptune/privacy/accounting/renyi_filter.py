@@ -62,8 +62,9 @@ class RenyiFilter:
         return cls(order=order, budget=budget_at(order, epsilon, delta) / (1 + 2 * _ROUNDING))
 
     def cost(self, release: Release) -> float:
-        """rho(alpha) of one Gaussian release, at its effective noise multiplier. Infinite for any other."""
-        if release.noise != "gaussian" or release.coefficients:  # releases about parts of the units do not add up
+        """rho(alpha) of one Poisson-sampled Gaussian release, at its effective noise. Infinite for any other."""
+        # Releases about parts of the units do not add up.
+        if release.noise != "gaussian" or release.coefficients or not release.sampler.like_poisson:
             return math.inf
         return renyi_cost(self.order, release.sample_rate, release.effective_noise_multiplier)
 

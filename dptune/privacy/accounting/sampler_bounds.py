@@ -60,10 +60,10 @@ def sampled_epsilon(composition: Composition, delta: float, *, quick: bool = Fal
         bound = replaced_epsilon(Kind(rate, noise / 2, count), delta, quick=quick)
         return min(_unamplified(noise / 2, count, delta), bound)
     epochs = math.ceil(count / release.sampler.batches)
-    most = _unamplified(noise, epochs, delta)
+    unamplified = _unamplified(noise, epochs, delta)
     if name == "balls_in_bins":
-        return min(most, allocation_epsilon(noise, release.sampler.batches, epochs, delta, quick=quick))
-    return most
+        return min(unamplified, allocation_epsilon(noise, release.sampler.batches, epochs, delta, quick=quick))
+    return unamplified
 
 
 def least_epsilon(composition: Composition, delta: float) -> float | None:

@@ -1,8 +1,9 @@
 """Samplers: how units get into batches. A sampler's law is part of every release's price.
 
 This file is plain data: the registry, the sampler of a release, and the checks of a plan. Their prices are in
-``sampler_bounds``. "Zero-out" compares a run with one in which a unit's gradient is zero in every batch: the number of
-units and the unit's place stay. Everything here is public.
+``sampler_bounds``. "Zero-out" compares a run with one in which a unit adds nothing to any sum of any batch, gradients
+and statistics alike: the number of units and the unit's place stay. (A unit whose gradient alone is zero still counts
+as not clipped, and would move a centred count by up to twice its sensitivity.) Everything here is public.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ SAMPLERS: dict[str, Law] = {
         "tight: loss distribution of random allocation",
     ),
     "shuffle": Law(
-        "In each epoch all units are put in random order and cut into batches of one size; the last may be smaller.",
+        "In each epoch all units are put in random order and cut into batches of one size; a smaller last one is kept.",
         "units, batch, epochs",
         "zero-out of one unit",
         "interval: at least by a lower-bound pair (Chua et al. 2024), at most without any amplification in an epoch",
@@ -86,7 +87,7 @@ CYCLIC = "cyclic_poisson"
 
 def check_name(name: object) -> None:
     """Raise ConfigError unless ``name`` is one of ``SAMPLERS``."""
-    if name not in SAMPLERS:
+    if not isinstance(name, str) or name not in SAMPLERS:
         raise ConfigError("sampler", f"unknown sampler {name!r}", fix=f"use one of {', '.join(SAMPLERS)}")
 
 
@@ -132,6 +133,18 @@ class Sampler:
         """Whether accountants of Poisson sampling price it."""
         return self.name in LIKE_POISSON
 
+    def check_rate(self, sample_rate: float) -> None:
+        """Refuse a rate that is not that of this sampler. Raises: ConfigError."""
+        rate = 1.0 if self.name == "full" else sample_rate
+        if self.name == "shuffle" and math.ceil((1 - _WHOLE) / sample_rate) != self.batches:
+            rate = 1 / self.batches
+        if self.name == "balls_in_bins" and abs(self.batches * sample_rate - 1) > _WHOLE:
+            rate = 1 / self.batches
+        if rate != sample_rate:
+            number = f" with {self.batches} batches" if self.batches else ""
+            problem = f"{sample_rate} does not go with sampler {self.name}{number}"
+            raise ConfigError("sample_rate", problem, fix=f"use {rate!r}")
+
     def to_dict(self) -> dict[str, Any]:
         """The sampler in plain JSON types, without zeros."""
         return {key: value for key, value in asdict(self).items() if value}
@@ -139,7 +152,7 @@ class Sampler:
     @classmethod
     def from_dict(cls, data: object) -> Sampler:
         """Make a sampler of what ``to_dict`` gave. Raises: ConfigError for unknown keys and wrong values."""
-        if not isinstance(data, Mapping) or not set(data) <= {field.name for field in fields(cls)}:
+        if not isinstance(data, Mapping) or not {"name"} <= set(data) <= {field.name for field in fields(cls)}:
             raise ConfigError("sampler", f"{data!r} is not a sampler", fix="write name, batches, units, max_batch")
         return cls(**data)
 
@@ -177,29 +190,35 @@ def sampler_of(
         raise ConfigError("max_batch", f"does not go with sampler {name}", fix="leave it out")
     if name in ("poisson", CYCLIC):
         return POISSON
+    if not 0 < sample_rate <= 1:
+        raise ConfigError("sample_rate", f"{sample_rate} is not in (0, 1]", fix="use batch / records")
     if name == "full" and sample_rate != 1.0:
         problem = f"sampler full puts all units into every batch, and {sample_rate:g} of them are given"
         raise ConfigError("batch", problem, fix="give a batch of as many as the records, or --sample-rate 1")
-    if name == "fixed_size" and batch is not None and batch != int(batch):
-        problem = f"{batch} is not a whole number of units, of which every batch of fixed_size has the same"
+    if name in ("fixed_size", "shuffle") and batch is not None and batch != int(batch):
+        problem = f"{batch} is not a whole number of units, of which every batch of {name} has the same"
         raise ConfigError("batch", problem, fix=f"use {max(1, round(batch))}")
     if name == "shuffle":
+        if records is None:  # a rate with few digits gives another number of batches, and thereby of epochs
+            return Sampler(name, batches=_whole_bins(name, sample_rate, records))
         return Sampler(name, batches=math.ceil((1 - _WHOLE) / sample_rate))
     if name == "balls_in_bins":
-        return Sampler(name, batches=_whole_bins(sample_rate, records))
+        return Sampler(name, batches=_whole_bins(name, sample_rate, records))
     if name == "truncated_poisson":
         return _truncated(records, batch, max_batch)
     return Sampler(name)
 
 
-def _whole_bins(sample_rate: float, records: int | None) -> int:
+def _whole_bins(name: str, sample_rate: float, records: int | None) -> int:
     bins = max(1, round(1 / sample_rate))
-    if abs(1 / sample_rate - bins) <= _WHOLE * bins:
+    if abs(sample_rate * bins - 1) <= _WHOLE:
         return bins
-    problem = f"balls_in_bins needs a whole number of bins in an epoch, and 1 / sample rate is {1 / sample_rate:g}"
+    each = 1 / sample_rate
+    problem = f"{name} needs a whole number of batches in an epoch, and 1 / sample rate is {each!r}"
     if records is None:
-        raise ConfigError("sample_rate", problem, fix=f"use {1 / bins!r}, for {bins} bins")
-    raise ConfigError("batch", problem, fix=f"use {records / bins!r}, for {bins} bins")
+        other = "" if name == "balls_in_bins" else "; or give --records, --batch and --epochs"
+        raise ConfigError("sample_rate", problem, fix=f"use {1 / bins!r}, for {bins}{other}")
+    raise ConfigError("batch", problem, fix=f"use {records / bins!r}, for {bins} batches")
 
 
 def _truncated(records: int | None, batch: float | None, max_batch: int | None) -> Sampler:
