@@ -27,7 +27,8 @@ def audit_draw(
     ] = "poisson",
     max_batch: Annotated[int | None, typer.Option(help="Size at which truncated_poisson cuts a batch.", min=1)] = None,
     epochs: Annotated[
-        int | None, typer.Option(help="Number of epochs to read (default: those of 20,000 entries).", min=1, max=10**6)
+        int | None,
+        typer.Option(help="Number of epochs to read (default: as many as hold about 20,000 ids).", min=1, max=10**6),
     ] = None,
     false_alarms: Annotated[
         float, typer.Option(help="Probability that a loader that is as claimed is accused.")

@@ -130,6 +130,5 @@ def attack_of(tuned: Tuned, prepared: PreparedRun) -> Iterator[str]:
     steps, rate = -(-schedule.steps // built.bands), schedule.sample_rate * built.bands
     yield (
         "That prices a single step whose batch holds the sample for certain, where a wrong noise shows best: not the "
-        f"epsilons above. With --steps {steps} --sample-rate {rate:.6g} it prices and attacks a whole run, {steps} "
-        "times as long."
+        f"epsilons above. With --whole-run --steps {steps} --sample-rate {rate:.6g} it prices and attacks whole runs."
     )
