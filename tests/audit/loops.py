@@ -246,7 +246,19 @@ def poisson_of_one_seed() -> Epoch:
 
 
 SOUND_LOADERS: list[Callable[[], Epoch]] = [poisson, truncated_poisson, balls_in_bins, shuffle, fixed_size]
+
+
 #: The loader, and the sampler that is claimed of it.
+def shuffled_in_pairs() -> Epoch:
+    """Ids 50 apart are always together."""
+    return [np.concatenate([one, one + UNITS // 2]) for one in np.split(coins.permutation(UNITS // 2), BATCHES)]
+
+
+def poisson_with_a_shared_coin() -> Epoch:
+    drawn = [coins.random(UNITS) < 1 / BATCHES for _ in range(BATCHES)]
+    return [np.flatnonzero(np.where(np.arange(UNITS) == 77, one[13], one)) for one in drawn]
+
+
 PLANTED_LOADERS: dict[str, tuple[Callable[[], Epoch], str]] = {
     "Poisson replaced by shuffle": (shuffle, "poisson"),
     "Poisson replaced by balls in bins": (balls_in_bins, "poisson"),
@@ -261,4 +273,5 @@ PLANTED_LOADERS: dict[str, tuple[Callable[[], Epoch], str]] = {
     "the same coins in every epoch": (poisson_of_one_seed, "poisson"),
     "shuffle claimed as balls in bins": (shuffle, "balls_in_bins"),
     "fixed size claimed as shuffle": (fixed_size, "shuffle"),
+    "pairs of ids always together": (shuffled_in_pairs, "shuffle"),
 }
