@@ -197,7 +197,8 @@ def test_a_release_that_is_no_number_is_a_fault(monkeypatch: pytest.MonkeyPatch)
     def leaks(self: Any, sums: Any, *rest: Any, real: Any = Gaussian.add) -> Any:
         noisy = real(self, sums, *rest)
         many = [len(one) > 2 and int((one != 0).sum()) > 1 for one in sums]  # not the auditor's own check
-        return [one / (total == 0) if leak else one for one, total, leak in zip(noisy, sums, many, strict=True)]
+        found = zip(noisy, sums, many, strict=True)
+        return [one.masked_fill(total != 0, float("nan")) if leak else one for one, total, leak in found]
 
     monkeypatch.setattr(Gaussian, "add", leaks)
     assert "of a run released nan or infinity" in str(audited("static").accusation)
