@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Annotated, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
 import numpy as np
 from annotated_types import Ge, Gt, Le, Lt
 from numpy.typing import NDArray
+from scipy.sparse import csr_array
 
 from dptune.core.declarations import check
 from dptune.core.errors import ConfigError
 
 Numbers = NDArray[np.int64]
+_DENSE = 2 * 10**7  # multiplications up to which the pairs of all units are counted one by one
 Sampler = Literal["poisson", "truncated_poisson", "balls_in_bins", "shuffle", "fixed_size"]
 SAMPLERS: tuple[Sampler, ...] = get_args(Sampler)
 #: The statistics of ``Entries``, in words; "varies" stands before "too much" or "too little".
@@ -25,6 +27,8 @@ STATISTICS = {
     "place": "how often a unit comes at one place of its epochs varies",
     "neighbours": "the number of neighbouring ids in one batch is",
     "company": "how often two neighbouring ids come together varies",
+    "together": "how often two units come together varies",
+    "closest": "the number of batches that the closest two units share is",
     "repeats": "the number of units that stay for the next batch is",
     "most": "the count of the unit that comes most often is",
     "least": "the count of the unit that comes least often is",
@@ -114,6 +118,7 @@ class Entries:
                 _spread(places[1], batches * units),
                 len(beside),
                 _spread(beside, units),
+                *_pairs(self),
                 (keys[np.minimum(found, len(keys) - 1)] == following).sum() if len(keys) else 0,
                 counts.max(),
                 counts.min(),
@@ -126,6 +131,31 @@ def _spread(numbers: Numbers, size: int) -> float:
     """How much the counts of 0, ..., size - 1 vary: their sum of squares about their own mean."""
     counts = np.bincount(numbers, minlength=size).astype(float)
     return float(((counts - counts.mean()) ** 2).sum())
+
+
+def _pairs(entries: Entries) -> tuple[float, float]:
+    """How much the numbers of batches that two units share vary over all pairs, and the largest of these numbers.
+
+    Their sum of squares is that of the sizes of intersections of two batches as well (squared Frobenius norm of X^T X
+    and X X^T), so the cheaper of both is computed. The largest is left out, as 0, where units are too many.
+    """
+    epochs, batches, units = entries.shape
+    slots = epochs * batches
+    if slots * units * units <= _DENSE:  # by the shape alone, so that simulations do the same
+        table: Any = np.zeros((slots, units), dtype=np.float32)
+        table[entries.slots, entries.ids] = 1.0
+        gram = table.T @ table
+        closest = float(np.where(np.eye(units, dtype=bool), 0.0, gram).max())
+    else:
+        table = csr_array((np.ones(len(entries.ids)), (entries.slots, entries.ids)), shape=(slots, units))
+        table.data[:] = 1.0
+        sizes, counts = (np.bincount(one).astype(float) for one in (entries.slots, entries.ids))
+        gram = (table.T @ table if (sizes**2).sum() < (counts**2).sum() else table @ table.T).data
+        closest = 0.0
+    sizes, counts = (np.asarray(table.sum(axis=axis, dtype=float)).ravel() for axis in (1, 0))
+    squares = float(np.square(gram, dtype=float).sum() - (counts**2).sum())  # each unit with itself left out
+    pairs, shared = units * (units - 1), float((sizes**2).sum() - sizes.sum())
+    return squares - shared**2 / pairs, closest
 
 
 def simulated(claim: LoaderClaim, epochs: int, batches: int, coins: np.random.Generator) -> Entries:

@@ -241,7 +241,8 @@ def _read(loader: Any, claim: LoaderClaim, epochs: int | None, name: str) -> Ent
     first = list(_epoch(loader, claim, 1, name))
     if not first:
         raise ConfigError(name, "yields no batch", fix="return an iterable of batches of ids")
-    entries = max(1, sum(map(len, first)))
+    # By the claim: by what the first epoch brought, its size and the number of the others would hang together.
+    entries = max(1, round(claim.sample_rate * claim.units * len(first)))
     wanted = epochs or max(_FEWEST_EPOCHS, min(_MOST_EPOCHS, _ENTRIES // entries))
     seen = [*first]
     for number in range(2, wanted + 1):

@@ -29,9 +29,10 @@ from dptune.privacy.release import Release
 
 Rows = NDArray[np.float64]
 #: Norms in units of ``max_grad_norm``: of the attacked unit's gradients, and of the others'.
-_HUGE, _LARGE = 1e4, 10.0
+_HUGE, _LARGE, _MODERATE = 1e4, 10.0, 3.0
 #: Beside a part of 1, the square of this one is below half a unit in the last place of bfloat16.
 _SMALL = 0.06
+_NEAR = "alone, hardly above the clip norm"
 _SCENE_TRIALS, _PILOT_SHARE, _FEWEST_TRIALS = 200, 0.2, 500
 _DISCOUNT = 0.7
 _MOST_NUMBERS = 10_000_000
@@ -105,25 +106,39 @@ class _Scene:
 
 
 def scenes_of(claim: StepClaim) -> list[_Scene]:
-    """The batches that may move a release most: by the unit alone, against others, through rounding of the norm."""
+    """The batches that may move a release most: by the unit alone, by a gradient that is hardly clipped, against
+    others, through rounding of the norm."""
     others = claim.records - claim.unit_records
     even = np.full(claim.parameters, claim.parameters**-0.5)
     uneven = np.full(claim.parameters, _SMALL)
     uneven[0] = 1.0
     uneven /= np.linalg.norm(uneven)
-    made = [("alone", even, np.zeros(others)), ("against the others", even, np.full(others, -_LARGE))]
+    made = [
+        ("alone", even, np.zeros(others)),
+        (_NEAR, even, np.zeros(others)),
+        ("against the others", even, np.full(others, -_LARGE)),
+    ]
     made.append(("one large part and many small ones", uneven, np.zeros(others)))
     if claim.absent == "removed" and claim.micro_batches == 1:
         made.append(("the only record" if claim.unit_records == 1 else "the only unit", even, np.zeros(0)))
     ways = ("", ", spread over micro-batches") if claim.micro_batches > 1 and claim.unit_records > 1 else ("",)
     return [
-        _Scene(name + way, unit, {world: _batch(claim, unit, multiples, world, bool(way)) for world in (True, False)})
+        _Scene(
+            name + way,
+            unit,
+            {
+                world: _batch(claim, unit, multiples, world, bool(way), _MODERATE if name == _NEAR else _HUGE)
+                for world in (True, False)
+            },
+        )
         for name, unit, multiples in made
         for way in ways
     ]
 
 
-def _batch(claim: StepClaim, direction: Rows, others: Rows, world: bool, spread: bool) -> tuple[Any, ...]:
+def _batch(
+    claim: StepClaim, direction: Rows, others: Rows, world: bool, spread: bool, size: float = _HUGE
+) -> tuple[Any, ...]:
     """The arguments of FUNCTION. The unit has number 0, and its records are last in their micro-batches."""
     number, parts = claim.unit_records, claim.micro_batches
     rows = np.split(np.arange(len(others)), np.linspace(0, len(others), parts + 1).astype(int)[1:-1])
@@ -131,7 +146,7 @@ def _batch(claim: StepClaim, direction: Rows, others: Rows, world: bool, spread:
     gradients, units = [], []
     for part, mine in enumerate(rows):
         own = places.count(part) if world or claim.absent == "zeroed" else 0
-        multiples = np.concatenate([others[mine], np.full(own, _HUGE if world else 0.0)])
+        multiples = np.concatenate([others[mine], np.full(own, size if world else 0.0)])
         gradients.append((multiples[:, None] * direction * claim.max_grad_norm).astype(np.float32))
         units.append(np.concatenate([mine + 1, np.zeros(own, dtype=np.int64)]))
     arguments: tuple[Any, ...] = (gradients if parts > 1 else gradients[0],)

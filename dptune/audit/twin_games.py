@@ -30,12 +30,22 @@ _TOGETHER = 500  # pairs of games side by side in one run
 _ROUND = 25  # pairs of games between two looks, where each is a run of its own
 #: Pairs of games that are played alone where a controller watches units: a hundredth of all, and at least so many.
 ALONE = 100
+#: Steps that are searched for a step's noise, and the correlation from which on it is that noise. Of independent noise
+#: in 500 coordinates such a correlation has a chance below 1e-30.
+_SEARCHED, _SAME = 16, 0.5
+_CERTAIN = 6.0  # standard deviations from which on noise is quieter than charged, and is scored as such
+_QUIETEST = 1e-6
 
 
 def rounds_of(
-    mechanism: Mechanism, schedule: Schedule, games: int, entropy: Entropy, expected: float
+    mechanism: Mechanism,
+    schedule: Schedule,
+    games: int,
+    entropy: Entropy,
+    expected: float,
+    faults: list[str] | None = None,
 ) -> Iterator[tuple[Array, Array]]:
-    """Rounds of pairs of games: those played alone, then those side by side."""
+    """Rounds of pairs of games: those played alone, then those side by side; what is a fault by itself is appended."""
     plain = type(mechanism.controller) is Constant and not mechanism.plugins
     probe = _Twin(mechanism, schedule, entropy, expected, 1)
     together = not (mechanism.plugins or mechanism.controller.raw_inputs or probe.started().knobs().geometry)
@@ -43,7 +53,11 @@ def rounds_of(
     for count, size, each in ((alone, 1, _ROUND), (games - alone if together else 0, 2 * _TOGETHER, _TOGETHER)):
         if count:
             twin = probe if size == 1 else _Twin(mechanism, schedule, entropy, expected, size)
-            yield from (twin.play(min(each, count - done)) for done in range(0, count, each))
+            for done in range(0, count, each):
+                scores = twin.play(min(each, count - done))
+                if twin.fault and faults is not None:
+                    faults.append(twin.fault)
+                yield scores
 
 
 @dataclass(frozen=True)
@@ -94,6 +108,12 @@ class _Twin:
         self.unit = _UNITS[0]
         self.strategy = np.array(mechanism.coefficients or (1.0,))
         self._last: tuple[Knobs, tuple[Array, Array, Array]] | None = None
+        self.fault = ""
+        self._squares, self._numbers = (
+            np.zeros(mechanism.pairs),
+            0,
+        )  # of noise where no unit is, in units of the charged
+        self._quiet: Array | float = 1.0  # of each pair: its noise as a multiple of what is charged, where that is less
         self._open()
 
     def _open(self) -> None:
@@ -143,6 +163,7 @@ class _Twin:
         run_id = str(self.entropy.words(1)[0])
         score, visit, ages = np.zeros(games), np.zeros(games), np.full(games, bands)
         past: list[Array] = []
+        noise: list[Array] = []
         for row in range(self.schedule.steps):
             knobs = self._knobs(mechanism)
             turn = Turn.of(run_id, bands, row, mechanism.dealt_by)
@@ -152,12 +173,16 @@ class _Twin:
             base, shift, spread = self._known(mechanism, knobs)
             parts = [*released.blocks, *([] if released.statistics is None else [released.statistics])]
             seen, move = (self._vectors(parts) - base) / spread, shift / spread
+            if not (self.fault or np.isfinite(seen).all()):  # a score that is no number guesses nothing
+                self.fault = f"step {row + 1} of a run released nan or infinity, which may tell the worlds apart"
             if mechanism.noise.family == "laplace_mixture":
                 score += self._sampled(_laplace_ratio(mechanism, knobs, seen, move))
             else:
                 # With correlated noise (bands > 1) C v has independent noise, and a visit moves ``bands`` rows of it.
                 past = [seen, *past][:bands]
                 whitened = sum(weight * one for weight, one in zip(self.strategy, past, strict=False))
+                noise = self._heard(row, whitened[~inside], noise)
+                whitened, move = whitened / self._quiet, move / self._quiet
                 own = np.ones(games, dtype=bool) if turn is None else units.of_turn(turn, np.arange(games))
                 score += np.where(own, self._sampled(visit), 0.0)
                 visit, ages = np.where(own, 0.0, visit), np.where(own, 0, ages)
@@ -165,7 +190,30 @@ class _Twin:
                 visit = visit + weight * (whitened @ move) - weight**2 * (move @ move) / 2
                 ages = ages + 1
             mechanism.controller.observe(self._observation(mechanism, released, row))
+        self._learn()
         return np.asarray(score + self._sampled(visit))
+
+    def _heard(self, row: int, noise: Array, earlier: list[Array]) -> list[Array]:
+        """Note the noise of a step, where no unit is, and whether an earlier step had it; return the last ones."""
+        if not self.side_by_side or self.mechanism.noise.family != "gaussian":
+            return []
+        self._squares = self._squares + np.square(noise).sum(axis=0)
+        self._numbers += len(noise)
+        flat = noise.ravel() / max(np.linalg.norm(noise), np.finfo(float).tiny)
+        for back, one in enumerate(earlier, start=1):
+            if not self.fault and abs(flat @ one) > _SAME:
+                self.fault = f"steps {row - back + 1} and {row + 1} of a run have the same noise: it must be fresh"
+        return [flat, *earlier][:_SEARCHED]
+
+    def _learn(self) -> None:
+        """Score the next runs by the noise that was seen, in pairs where that surely is less than what is charged.
+
+        Bets allow for that: the score of a round may depend on the rounds before it.
+        """
+        if self._numbers:
+            seen = np.sqrt(self._squares / self._numbers)
+            sure = seen < 1 - _CERTAIN / math.sqrt(2 * self._numbers)
+            self._quiet = np.where(sure, np.maximum(seen, _QUIETEST), 1.0)
 
     def _sampled(self, ratios: Array) -> Array:
         """Log-ratios where the unit enters a batch with the sample rate only; 0 stays 0."""

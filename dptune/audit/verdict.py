@@ -34,6 +34,10 @@ _CUTS = np.linspace(0.05, 0.95, 37)
 CHECKS = 2  # number of comparisons that an audit makes: on mu and on epsilon
 
 
+#: How an accusation ends where an accountant certified what an attack refutes.
+CERTIFIED_WRONG = "certified: the mechanism or its accountant is wrong"
+
+
 @dataclass(frozen=True)
 class Certificate:
     """The trade-off function that is certified for some releases.
@@ -149,7 +153,7 @@ class Verdict:
                 lower, upper = shown_above(shown, certified, 4)
                 return (
                     f"the attack shows {name} >= {lower} at confidence {at_least(self.confidence, 6)}, but {upper} is "
-                    "certified: the mechanism or its accountant is wrong"
+                    f"{CERTIFIED_WRONG}"
                 )
         return None
 

@@ -75,7 +75,7 @@ def audit(
     show_progress()
     chosen = read_options(options)
     if ":" in mechanism:
-        _refuse_runs(steps, sample_rate)
+        _refuse_runs(steps, sample_rate, whole_run)
         _audit_outside_step(mechanism, chosen, trials, confidence, false_alarms, delta, as_json)
         return
     if mechanism == NAME:
@@ -152,9 +152,10 @@ def _audit_policy_gradient(
     _show_audit(result, found, chosen.planned(updates), false_alarms, as_json)
 
 
-def _refuse_runs(steps: int, sample_rate: float) -> None:
+def _refuse_runs(steps: int, sample_rate: float, whole_run: bool) -> None:
     """Raise ConfigError if a step of the user's own is to be audited as a run."""
-    for option, value, right in (("--steps", steps, 1), ("--sample-rate", sample_rate, 1.0)):
+    given = (("--steps", steps, 1), ("--sample-rate", sample_rate, 1.0), ("--whole-run", whole_run, False))
+    for option, value, right in given:
         if value != right:
             problem = f"{value}: MODULE:FUNCTION is audited on one batch that surely holds the unit"
             raise ConfigError(option, problem, fix="leave it out; `dptune audit-draw` tests how batches are drawn")
@@ -172,7 +173,7 @@ def _audit_outside_step(
     """Attack a step that somebody else wrote, and compare it with what is claimed of it."""
     from dptune.audit.outside_step import StepClaim, audit_outside_step
     from dptune.audit.user_code import imported_function
-    from dptune.audit.verdict import certificate, judged
+    from dptune.audit.verdict import CERTIFIED_WRONG, certificate, judged
     from dptune.mechanisms.options import make_part, option_names
     from dptune.privacy.entropy import OsEntropy
 
@@ -192,9 +193,14 @@ def _audit_outside_step(
     )
     verdict = judged(found, certificate(Counter([claim.release]), delta), false_alarms)
     claimed = {"noise_multiplier": claim.noise_multiplier, "max_grad_norm": claim.max_grad_norm}
-    show({"function": name, **claimed, **found.to_dict(), **verdict.to_dict()}, as_json)
+    # Nothing is certified of a step that is only claimed to be Gaussian.
+    both = {**found.to_dict(), **verdict.to_dict()}
+    figures = {key.replace("certified", "claimed"): value for key, value in both.items()}
     if verdict.accusation:
-        notice("Accused", f"{verdict.accusation}.")
+        figures["accusation"] = verdict.accusation.replace(CERTIFIED_WRONG, "claimed: the step does not keep its claim")
+    show({"function": name, **claimed, **figures}, as_json)
+    if verdict.accusation:
+        notice("Accused", f"{figures['accusation']}.")
         raise typer.Exit(1)
     if not as_json:
         typer.echo("Not accused: the step agrees with its claim, as far as these batches can tell (power).")

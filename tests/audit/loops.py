@@ -151,6 +151,15 @@ SOUND: list[tuple[Callable[..., Any], dict[str, Any]]] = [
     (sound_units, {"unit_records": 3}),
     (sound_units_accumulated, PARTS | {"unit_records": 3}),
 ]
+
+
+def clip_of_outliers_alone(gradients: Rows) -> Rows:
+    """Norms up to 100 times the clip norm stay as they are."""
+    norms = np.linalg.norm(gradients, axis=1, keepdims=True)
+    total = np.where(norms > 100 * CLIP, clipped(gradients), gradients).sum(axis=0)
+    return np.asarray((total + noise(total)) / BATCH)
+
+
 PLANTED: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
     "noise scaled by the batch": (noise_scaled_by_the_batch, {}),
     "clip after the mean": (clip_after_the_mean, {}),
@@ -161,6 +170,7 @@ PLANTED: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
     "norm summed in bfloat16": (bf16_norm_underflow, {}),
     "realised batch as divisor": (realised_batch_as_divisor, {}),
     "a layer without noise": (a_layer_without_noise, {}),
+    "clip of outliers alone": (clip_of_outliers_alone, {}),
     "clip of each record, for a unit of three": (clip_of_each_record, {"unit_records": 3}),
     "clip of a unit in each micro-batch": (clip_of_units_by_microbatch, PARTS | {"unit_records": 3}),
 }
@@ -246,7 +256,19 @@ def poisson_of_one_seed() -> Epoch:
 
 
 SOUND_LOADERS: list[Callable[[], Epoch]] = [poisson, truncated_poisson, balls_in_bins, shuffle, fixed_size]
+
+
 #: The loader, and the sampler that is claimed of it.
+def shuffled_in_pairs() -> Epoch:
+    """Ids 50 apart are always together."""
+    return [np.concatenate([one, one + UNITS // 2]) for one in np.split(coins.permutation(UNITS // 2), BATCHES)]
+
+
+def poisson_with_a_shared_coin() -> Epoch:
+    drawn = [coins.random(UNITS) < 1 / BATCHES for _ in range(BATCHES)]
+    return [np.flatnonzero(np.where(np.arange(UNITS) == 77, one[13], one)) for one in drawn]
+
+
 PLANTED_LOADERS: dict[str, tuple[Callable[[], Epoch], str]] = {
     "Poisson replaced by shuffle": (shuffle, "poisson"),
     "Poisson replaced by balls in bins": (balls_in_bins, "poisson"),
@@ -261,4 +283,5 @@ PLANTED_LOADERS: dict[str, tuple[Callable[[], Epoch], str]] = {
     "the same coins in every epoch": (poisson_of_one_seed, "poisson"),
     "shuffle claimed as balls in bins": (shuffle, "balls_in_bins"),
     "fixed size claimed as shuffle": (fixed_size, "shuffle"),
+    "pairs of ids always together": (shuffled_in_pairs, "shuffle"),
 }

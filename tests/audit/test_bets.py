@@ -83,3 +83,11 @@ def test_a_curve_of_pairs_is_nowhere_below_a_curve_that_keeps_them() -> None:
     assert found.remove[0] == pytest.approx(truth[0])
     assert found.remove[5] == pytest.approx(truth[5])
     assert Curve.of_pairs([]).remove == (1.0,) * len(CUTS)
+
+
+def test_chords_are_straight_in_the_exponential_and_a_curve_never_rises() -> None:
+    """Delta is a supremum of P(S) - e^epsilon Q(S): convex in e^epsilon, not in epsilon, where a chord may cut it."""
+    between = Curve.of_pairs([(0.0, 0.5), (8.0, 0.0)]).remove[CUTS.index(6.0)]
+    assert between == pytest.approx(0.5 * (np.exp(8) - np.exp(6)) / (np.exp(8) - 1))
+    loose = Curve.of_pairs([(0.0, 0.2), (1.0, 0.1), (3.0, 0.4)]).remove  # delta 0.1 holds from epsilon 1 on
+    assert loose[CUTS.index(3.0)] == loose[CUTS.index(8.0)] == pytest.approx(0.1)

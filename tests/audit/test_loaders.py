@@ -15,6 +15,7 @@ import pytest
 from scipy.stats import binom
 from typer.testing import CliRunner, Result
 
+from dptune.audit import loader_claim as claims
 from dptune.audit import loader_test as module
 from dptune.audit.loader_claim import SAMPLERS, LoaderClaim, simulated
 from dptune.audit.loader_test import LoaderAudit, audit_loader
@@ -91,6 +92,36 @@ def test_each_sampler_is_simulated_by_its_law() -> None:
 
 def test_the_company_of_ids_is_noticed_for_what_it_is() -> None:
     assert "company" in audited(loops.batches_shuffled, "shuffle").deviations
+
+
+def test_one_pair_of_a_hundred_units_that_shares_a_coin_is_accused() -> None:
+    """4,950 pairs share 10 batches each in 100 epochs, with a deviation of 3; this one shares 100."""
+    found = audited(loops.poisson_with_a_shared_coin, "poisson", epochs=100)
+    assert "closest" in found.deviations
+    assert found.accusation is not None
+
+
+@pytest.mark.parametrize("most", [0, 10**9])
+@pytest.mark.parametrize(("units", "epochs"), [(7, 5), (60, 1)])
+def test_pairs_are_counted_right_by_dense_and_sparse_tables(
+    most: int, units: int, epochs: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(claims, "_DENSE", most)
+    claim = LoaderClaim(sampler="poisson", sample_rate=0.2, units=units)
+    entries = simulated(claim, epochs, 5, np.random.default_rng(1))
+    batches = [set(entries.ids[entries.slots == slot].tolist()) for slot in range(5 * epochs)]
+    shared = [sum({a, b} <= one for one in batches) for a in range(units) for b in range(units) if a != b]
+    found = dict(zip(claims.STATISTICS, entries.statistics(), strict=True))
+    assert found["together"] == pytest.approx(np.var(shared) * len(shared))
+    assert found["closest"] == (max(shared) if most else 0)
+
+
+def test_the_number_of_epochs_does_not_hang_on_what_the_first_one_brought() -> None:
+    """By some 20,000 entries of expected 500 an epoch, 40, whatever was drawn."""
+    claim = LoaderClaim(sampler="poisson", sample_rate=0.1, units=500)
+    sizes = iter([0, *range(1, 500)])
+    entries = module._read(lambda: [list(range(next(sizes))) for _ in range(10)], claim, None, "LOADER")
+    assert entries.shape == (40, 10, 500)
 
 
 def test_an_audit_that_is_too_short_says_so() -> None:

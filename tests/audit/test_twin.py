@@ -149,6 +149,61 @@ def test_errors_of_the_runs_own_code_are_accused(
     assert audited(name).accusation is not None
 
 
+# What one score that trusts the charged noise does not see.
+
+
+def silent_pair(self: Any, sums: Any, *rest: Any, real: Any = Gaussian.add) -> Any:
+    return [sums[0].float() + 0.0, *real(self, sums, *rest)[1:]]
+
+
+def half_as_loud_pair(self: Any, sums: Any, scales: Any, noise: float, entropy: Any, real: Any = Gaussian.add) -> Any:
+    loud = real(self, sums, scales, noise, entropy)
+    return [real(self, sums, scales, noise / 2, entropy)[0], *loud[1:]]
+
+
+@pytest.mark.parametrize("broken", [silent_pair, half_as_loud_pair])
+def test_too_little_noise_in_one_pair_of_eight_is_learned_and_accused(
+    broken: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert audited("static", pairs=8, games=8000).accusation is None
+    monkeypatch.setattr(Gaussian, "add", broken)
+    assert "pairs of games on its twin refute" in str(audited("static", pairs=8, games=8000).accusation)
+
+
+def test_noise_that_two_steps_share_is_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only nearly the same, so that no digit repeats; the noise of the last step but one."""
+    kept: list[Any] = []
+
+    def again(self: Any, sums: Any, scales: Any, noise: float, entropy: Any, real: Any = Gaussian.add) -> Any:
+        fresh = real(self, [0 * one for one in sums], scales, noise, entropy)
+        kept.append(
+            fresh if len(kept) % 4 < 2 else [one + 0.01 * new for one, new in zip(kept[-2], fresh, strict=True)]
+        )
+        same = kept[-1] if len(kept[-1][0]) == len(sums[0]) else fresh
+        return [(one + new).float() for one, new in zip(sums, same, strict=True)]
+
+    monkeypatch.setattr(Gaussian, "add", again)
+    # A mechanism makes its first releases on other sizes, whose noise is dropped here.
+    monkeypatch.setattr("dptune.audit.twin_games.check_parts", lambda *_: kept.clear())
+    monkeypatch.setattr("dptune.audit.twin_games.check_released", lambda *_: kept.clear())
+    found = audited("static")
+    assert found.accusation == "steps 1 and 3 of a run have the same noise: it must be fresh"
+    assert found.games == 500
+
+
+def test_a_release_that_is_no_number_is_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a score that is no number bets learn nothing, so that it would pass."""
+
+    def leaks(self: Any, sums: Any, *rest: Any, real: Any = Gaussian.add) -> Any:
+        noisy = real(self, sums, *rest)
+        many = [len(one) > 2 and int((one != 0).sum()) > 1 for one in sums]  # not the auditor's own check
+        found = zip(noisy, sums, many, strict=True)
+        return [one.masked_fill(total != 0, float("nan")) if leak else one for one, total, leak in found]
+
+    monkeypatch.setattr(Gaussian, "add", leaks)
+    assert "of a run released nan or infinity" in str(audited("static").accusation)
+
+
 def test_the_published_rldp_refutes_its_own_claim_and_the_sound_one_keeps_its_certificate() -> None:
     """Sixteen pairs with noise as if each were alone: four times the claimed shift."""
     found = audited("rldp_published", Schedule(0.3, 8, 1e-5), pairs=16, noise_multiplier=2.0, games=2000)

@@ -14,6 +14,7 @@ from dptune.cli import app
 from dptune.core.digits import at_most
 from dptune.core.errors import ConfigError
 from dptune.job.delivery.exports import TO_FILL_IN, Exported
+from dptune.privacy.accounting.samplers import Sampler
 from dptune.privacy.ledger import Ledger
 from dptune.privacy.ledger_file import LedgerContents
 from dptune.privacy.release import Release
@@ -90,6 +91,29 @@ def test_what_no_export_describes_is_refused() -> None:
         exported(complete=False)
     with pytest.raises(ConfigError, match="answers prompts"):
         exported(Release.of_token(2.0, 0.1))
+
+
+def test_nothing_that_a_ledger_names_becomes_a_heading_a_link_or_html() -> None:
+    named = "x\r## Certified\u2028![](http://a.b/c.png) <img src=x> | y"
+    run = exported(data=named, unit=named, plugins=(named,))
+    plain = exported(plugins=("mine",)).nist()
+    assert len(run.nist().splitlines()) == len(plain.splitlines())
+    assert not set("<>[]") & set(run.nist())
+    assert [line.count("|") for line in run.nist().splitlines()] == [line.count("|") for line in plain.splitlines()]
+
+
+def test_planted_gradients_among_the_units_are_told() -> None:
+    run = exported(canaries=12, coins="a" * 64)
+    assert "| canaries | trained beside 12 gradients" in run.nist().partition("Unit of privacy")[2].partition("## ")[0]
+    details = run.registry()["deployment"]["privacy_loss"]["privacy_unit_details"]
+    assert details.endswith("Of the units, 12 are an auditor's planted gradients.")
+    assert "planted" not in str(exported().registry())
+
+
+def test_batches_of_other_samplers_are_not_called_poisson() -> None:
+    shuffled = Release(0.01, 1.0, sampler=Sampler("balls_in_bins", batches=100))
+    with pytest.raises(ConfigError, match="run: drew its batches by balls_in_bins, which no export describes"):
+        exported(shuffled)
 
 
 def command(*arguments: object) -> Result:

@@ -17,15 +17,16 @@ from typing import Any
 
 import pytest
 from tiny_search import draws, start
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
 from dptune.cli import app
+from dptune.core.digits import at_most
 from dptune.core.errors import ConfigError, DivergedError
 from dptune.job.delivery import verification
 from dptune.job.delivery.card import END, START, privacy_section
 from dptune.job.delivery.finished_adapter import open_adapter
 from dptune.job.delivery.synthetic_card import synthetic_card
-from dptune.job.delivery.verification import CardError, check_deliverable, section_of
+from dptune.job.delivery.verification import CardError, certificate_of, check_deliverable, section_of
 from dptune.job.run import Tuned
 from dptune.job.search.search import NoWinnerError
 from dptune.privacy.certificate import FILE, SCORE_LEDGER, ScoreTerms
@@ -301,3 +302,30 @@ def test_a_search_without_a_winner_is_verified_by_its_folder(tmp_path: Path, mon
         said = CliRunner().invoke(app, ["verify", str(path)])
         assert said.exit_code == 0
         assert "Every candidate failed" in said.stdout
+
+
+# Exports of a winner.
+
+
+def exported(folder: Path, form: str) -> Result:
+    return CliRunner().invoke(app, ["export", str(folder), "--format", form])
+
+
+def test_an_export_of_a_winner_says_the_epsilon_of_the_whole_search(copy: Path) -> None:
+    whole = certificate_of(copy)
+    assert whole is not None
+    assert math.isinf(read_ledger(copy / "ledger.jsonl").epsilons.certified), "by itself a winner has no guarantee"
+    entry = json.loads(exported(copy, "registry").stdout)["deployment"]
+    assert entry["privacy_loss"]["privacy_parameters"]["epsilon"] == pytest.approx(whole.certified, rel=1e-3)
+    assert entry["privacy_loss"]["privacy_parameters"]["epsilon"] >= whole.certified
+    assert "Epsilon is of all candidates of the search" in entry["implementation"]["composition"]
+    assert (
+        f"| epsilon_certified | {at_most(whole.certified, 4)} (what is proved, of the whole"
+        in exported(copy, "nist").stdout
+    )
+
+
+def test_a_folder_that_does_not_verify_is_not_exported(copy: Path) -> None:
+    card = copy / "README.md"
+    card.write_text(card.read_text().replace("| mechanism | static", "| mechanism | another"))
+    assert exported(copy, "nist").exit_code == 2

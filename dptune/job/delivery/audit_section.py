@@ -46,7 +46,7 @@ def audit_section(figures: Mapping[str, Any], ledger: str, day: date) -> str:
     chance = f"a sound run is accused with probability {at_most(figures['false_alarms'], 2)} at most"
     accused = "; ".join(figures["accusations"])
     rows = {
-        "epsilon_audited": f"{shown} at least, shown with confidence {figures['confidence']:g} at delta "
+        "epsilon_audited": f"{shown} at least, shown with confidence {at_least(figures['confidence'], 6)} at delta "
         f"{at_most(figures['delta'], _DIGITS)}",
         "could be shown at most": f"{most}, if all guesses were right",
         "epsilon_certified": f"{at_most(figures['epsilon_certified'], _DIGITS)} (what is proved)",

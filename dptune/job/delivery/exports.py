@@ -29,6 +29,7 @@ from dptune.job.delivery.card import (
     table,
     why_not,
 )
+from dptune.job.delivery.card_code import cell
 from dptune.privacy.certificate import SearchCertificate
 from dptune.privacy.ledger_file import LedgerContents
 
@@ -82,6 +83,10 @@ class Exported:
         if any(release.noise.endswith("token") for release in self.contents.composition):
             fix = "give a run that trained weights"
             raise ConfigError("run", "is an ensemble that answers prompts, which no export describes", fix=fix)
+        # Their neighbours are others than add or remove, so each sentence about the unit would be wrong.
+        if others := {one.sampler.name for one in self.contents.composition if not one.sampler.like_poisson}:
+            problem = f"drew its batches by {', '.join(sorted(others))}, which no export describes"
+            raise ConfigError("run", problem, fix="`dptune verify` and `dptune account` price it; export Poisson runs")
 
     @property
     def epsilon(self) -> float:
@@ -96,13 +101,14 @@ class Exported:
         """The evaluation as Markdown: a heading for each component of a guarantee, its strength first."""
         header, private = self.contents.header, has_guarantee(self.epsilon)
         rows = guarantee_rows(self.contents, self.certificate) | release_rows(self.contents)
+        rows = {name: _inert(value) for name, value in rows.items()}
         strength = ("epsilon_certified", "epsilon_noise_only", "epsilon_published", "delta")
-        subject = ("unit", "neighbours", "units")
+        subject = ("unit", "neighbours", "units", *(["canaries"] if header.canaries else []))
         elsewhere = (*strength, *subject, "epsilon_audited")
         algorithms = {name: value for name, value in rows.items() if name not in elsewhere}
         parts: dict[str, list[str]] = {
             "2. Privacy parameters": [
-                "Approximate differential privacy." if private else f"{NO_GUARANTEE}: {why_not(self._leaks)}.",
+                "Approximate differential privacy." if private else _inert(f"{NO_GUARANTEE}: {why_not(self._leaks)}."),
                 "",
                 *table({name: rows[name] for name in strength}),
                 "",
@@ -125,12 +131,12 @@ class Exported:
             "4. Access control": [f"Files with secrets are readable by their owner alone (mode 0600). {TO_FILL_IN}"],
             "4. Data collection exposure": [TO_FILL_IN],
             "What the guarantee does not cover": [
-                f"- {one}" for one in not_covered(self.contents, self.certificate, classifies=self.classifies)
+                f"- {_inert(one)}" for one in not_covered(self.contents, self.certificate, classifies=self.classifies)
             ],
         }
         head = "# Evaluation of a differential privacy guarantee, by the components of NIST SP 800-226"
         about = f"Made by dptune {version('dptune')} from the ledger with SHA-256 {self.ledger}; data: {header.data}."
-        lines = [head, "", about.replace("\n", " "), ""]
+        lines = [head, "", _inert(about), ""]
         for title, said in parts.items():
             lines += [f"## {title}", "", *said, ""]
         return "\n".join(lines)
@@ -148,6 +154,8 @@ class Exported:
         header, rows = self.contents.header, guarantee_rows(self.contents, self.certificate)
         releases = release_rows(self.contents)
         search = "" if self.certificate is None else f" Hyperparameters: {rows['search']}; its choice is paid for."
+        planted = f" Of the units, {header.canaries} are an auditor's planted gradients." if header.canaries else ""
+        whole = "" if self.certificate is None else " Epsilon is of all candidates of the search, this one among them."
         uncovered = not_covered(self.contents, self.certificate, classifies=self.classifies)
         return {
             "url_slug": TO_FILL_IN,
@@ -169,7 +177,7 @@ class Exported:
                 },
                 "privacy_loss": {
                     "privacy_unit": rows["unit"],
-                    "privacy_unit_details": f"Neighbours: {rows['neighbours']}.",
+                    "privacy_unit_details": f"Neighbours: {rows['neighbours']}.{planted}",
                     "number_of_privacy_units": header.units,
                     "privacy_parameters": {
                         "epsilon": float(at_most(self.epsilon, _DIGITS)),
@@ -191,7 +199,7 @@ class Exported:
                     "mechanisms": f"{header.mechanism}: gradients of each unit clipped and summed, noise "
                     f"{releases[NOISE]}. Sampling: {releases['sampling']}.",
                     "composition": f"All {self.contents.releases} releases of the ledger together, each charged before "
-                    f"it was made; SHA-256 of the ledger {self.ledger}.",
+                    f"it was made; SHA-256 of the ledger {self.ledger}.{whole}",
                     "post_processing": "Optimiser and weights follow from the noisy sums alone.",
                     "justification": TO_FILL_IN,
                     "utility": TO_FILL_IN,
@@ -200,3 +208,8 @@ class Exported:
                 "administrative": {"status": "Draft", "registry_authors": [TO_FILL_IN], "tier": 3},
             },
         }
+
+
+def _inert(text: str) -> str:
+    """Text of a ledger, which anyone may have written: nothing of it becomes a heading, a link, an image or HTML."""
+    return cell(text).replace("[", "(").replace("]", ")")
