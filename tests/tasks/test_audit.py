@@ -588,7 +588,7 @@ def test_a_new_attack_is_in_every_place_that_lists_attacks(
     monkeypatch.setitem(audit_task.ATTACKS, "canaries_louder", lambda target: found)
     audit = audit_cell(finished, settings(records=0), "cpu")
     assert audit["louder"] == found["louder"]
-    assert 1 - audit["alarm_confidence"] == pytest.approx(0.001 / 7, rel=1e-6)
+    assert 1 - audit["alarm_confidence"] == pytest.approx(0.001 / 8, rel=1e-6)
     (said,) = audit["violations"]
     assert "it shows a share >= 0.75" in said
     assert audit_metrics(audit)["audit_louder_share"] == 0.75
