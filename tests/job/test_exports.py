@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from typer.testing import CliRunner, Result
 from dptune.cli import app
 from dptune.core.digits import at_most
 from dptune.core.errors import ConfigError
+from dptune.job.delivery.audit_section import audit_section
 from dptune.job.delivery.exports import TO_FILL_IN, Exported
 from dptune.privacy.accounting.samplers import Sampler
 from dptune.privacy.ledger import Ledger
@@ -136,3 +138,10 @@ def test_the_command_writes_both_from_a_ledger(tmp_path: Path) -> None:
     missing = command(tmp_path / "nothing")
     assert missing.exit_code == 2
     assert "does not exist. Fix: give the folder of a finished run" in missing.stderr
+
+
+def test_a_confidence_on_a_card_is_never_rounded_up() -> None:
+    figures = {"epsilon_audited": 1.0, "could_be_shown_at_most": 5.0, "epsilon_certified": 8.0, "delta": 1e-5}
+    figures |= {"confidence": 0.99999999, "canaries": 10, "false_alarms": 0.001}
+    section = audit_section(figures | {"accusations": []}, "0" * 64, date(2026, 1, 31))
+    assert "with confidence 0.999999 at" in section
