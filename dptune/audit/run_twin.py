@@ -56,6 +56,14 @@ class TwinAudit:
         accused_after: pairs of games after which the certificate was refuted; None if it was not.
         claim_refuted_after: the same for the published claim.
         fault: what breaks a precondition of every price, in words; None if nothing was seen.
+
+    Example:
+        >>> from dptune.audit.run_twin import audit_twin
+        >>> from dptune.mechanisms.planning import Schedule
+        >>> from dptune.mechanisms.registry import build
+        >>> static = build("static", {"noise_multiplier": 1.0})
+        >>> audit_twin(static, Schedule(sample_rate=0.1, steps=10, delta=1e-5), games=500).games
+        500
     """
 
     mechanism: str
