@@ -10,6 +10,8 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stdout
 from importlib import import_module
+from pathlib import Path
+from traceback import extract_tb
 from typing import Any
 
 from dptune.core.errors import ConfigError, DptuneError, first_line
@@ -38,7 +40,7 @@ def imported(text: str) -> Any:
         with redirect_stdout(sys.stderr):
             found: Any = import_module(module)
     except (Exception, SystemExit) as error:  # whatever a module may raise, or end the process by
-        problem = f"module {module} cannot be imported ({type(error).__name__}: {first_line(error)})"
+        problem = f"module {module} cannot be imported ({type(error).__name__}{_place(error)}: {first_line(error)})"
         fix = "run the command in the module's folder, or install it, and mend what it raises"
         raise ConfigError(text, problem, fix=fix) from error
     for part in name.split("."):
@@ -46,6 +48,13 @@ def imported(text: str) -> Any:
             raise ConfigError(text, f"module {module} has no {name}", fix="write a name that the module defines")
         found = getattr(found, part)
     return found
+
+
+def _place(error: BaseException) -> str:
+    """File and line of the user's own code that an error passed through last; empty if it passed through none."""
+    others = (str(Path(__file__).parents[1]), *(path for path in sys.path if path.endswith("site-packages")), "<")
+    own = [one for one in extract_tb(error.__traceback__) if not one.filename.startswith((*others, sys.base_prefix))]
+    return f" at {Path(own[-1].filename).name}, line {own[-1].lineno}" if own else ""
 
 
 def imported_function(text: str) -> Callable[..., Any]:
@@ -73,5 +82,5 @@ def running(name: str, on: str) -> Iterator[None]:
     except DptuneError:
         raise
     except (Exception, SystemExit) as error:
-        problem = f"raised {type(error).__name__} {on} ({first_line(error)})"
+        problem = f"raised {type(error).__name__} {on} ({first_line(error)}{_place(error)})"
         raise ConfigError(name, problem, fix="mend it, and audit it again") from error

@@ -138,7 +138,7 @@ def check_count(count: int, units: int, pair_sizes: Sequence[int], *, has_head: 
         raise ConfigError(SETTING, problem, fix="use hundreds, or 0 for none")
     if count > units:
         problem = f"{count} is more than the {units} units, which would be the smaller part of each batch"
-        raise ConfigError(SETTING, problem, fix=f"use {units} or fewer, or add records")
+        raise ConfigError(SETTING, problem, fix=f"use {min(units, *pair_sizes)} or fewer, or add records")
     if count > min(pair_sizes):
         least, fix = min(pair_sizes), f"use {min(pair_sizes)} or fewer"
         is_head = has_head and least == pair_sizes[-1]

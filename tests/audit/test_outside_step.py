@@ -268,7 +268,7 @@ def test_the_command_accuses_with_status_1(folder: Path) -> None:
     ("name", "options", "words"),
     [
         ("no_such_loop:step", (), "module no_such_loop cannot be imported (ModuleNotFoundError: No module"),
-        ("broken_loop:step", (), "broken_loop cannot be imported (ModuleNotFoundError: No module named 'nothing_like"),
+        ("broken_loop:step", (), "broken_loop cannot be imported (ModuleNotFoundError at broken_loop.py, line "),
         (f"{MODULE}:stop", (), f"module {MODULE} has no stop. Fix: write a name that the module defines"),
         (f"{MODULE}:number", (), "is a int, which cannot be called"),
         (f"{MODULE}:", (), "is not of the form MODULE:NAME"),
