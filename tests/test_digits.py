@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import re
+
 from hypothesis import given
 from hypothesis import strategies as st
 
 from dptune.core.digits import at_least, at_most
-from tasks.charts.audits import _bar, _claim, _shown
+from tasks.charts.audits import _Corner, _profile
 
 # A relative error of 1e-11 is that of arithmetic, and below the digits that are meant.
 _ROUND_OFF = 1e-11
@@ -33,7 +36,5 @@ def test_round_off_of_arithmetic_adds_no_digit_and_infinity_has_its_sign() -> No
 
 
 def test_the_audits_chart_rounds_prices_up_and_what_attacks_showed_down() -> None:
-    cell = {"label": "cell", "epsilon_certified": 2.0049, "epsilon_published": 1.0001}
-    shown = {"one_run": {"epsilon_audited": 0.9059}}
-    marks = [_bar(cell, 9.0), _claim(cell, 9.0), *_shown([cell | shown])]
-    assert [one["shown"] for one in marks] == ["2.01", "1.01", "0.905"]
+    chart = json.dumps(_profile(1.0001, 2.0049, 1e-5, [_Corner("an attack", 0.9059, 3.8765)], ()).to_dict())
+    assert set(re.findall(r'"shown": "([^"]*)"', chart)) == {"2.01", "1.01", "0.905", "3.87"}

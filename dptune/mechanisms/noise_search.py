@@ -119,7 +119,7 @@ def write_found(result: Found, directory: Path) -> None:
     """Write profile.yaml (for ``make repro PROFILE=``), search.json and density.png; each whole or not at all."""
     request = result.request
     provenance = {
-        "request": asdict(request),
+        "request": _request(request),
         "entry": result.entry,
         "figures": jsonable(result.figures),
         "versions": {name: version(name) for name in ("dptune", "numpy", "scipy", "dp-accounting")},
@@ -190,6 +190,13 @@ def _options(noise: Plrvo | LmoDp) -> dict[str, Any]:
     if isinstance(noise, Plrvo) and noise.theta:
         del options["noise_multiplier"]
     return options
+
+
+def _request(request: Request) -> dict[str, Any]:
+    """The request in plain JSON types; its batches are Poisson samples, as those of all searches."""
+    found = asdict(request)
+    del found["schedule"]["sampler"]
+    return found
 
 
 def _profile(result: Found) -> str:

@@ -217,7 +217,7 @@ PARTS: tuple[Part, ...] = (
         comparisons=1,
         accused=_games_accused,
         power=True,
-        metrics=(Metric("audit_whole_run_mu_audited", "whole run: μ audited", source="auditor", shown=("column",)),),
+        metrics=(Metric("audit_whole_run_mu_audited", "whole run: μ audited", source="auditor"),),
     ),
 )
 

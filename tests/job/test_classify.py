@@ -106,7 +106,7 @@ def test_a_table_becomes_a_classifier_that_loads_and_verifies(kind: str, tmp_pat
     assert contents.complete
     if kind == "causal":  # both kinds print the same two commands, and an attack takes longer than all the rest
         last = done.stdout.strip().splitlines()[-2:]
-        given = shlex.split(last[0].partition("dptune ")[2]) + shlex.split(last[1].partition("With ")[2])[:4]
+        given = shlex.split(last[0].partition("dptune ")[2]) + shlex.split(last[1].partition("With ")[2])[:5]
         attacked = CliRunner().invoke(app, [*given, "--trials", "500", "--json"])
         assert attacked.exit_code == 0, attacked.output
         assert json.loads(attacked.stdout)["epsilon_certified"] == pytest.approx(contents.epsilons.certified, rel=1e-4)

@@ -52,7 +52,11 @@ def test_the_stages_leave_their_files(pipeline: Path) -> None:
     assert read_json(PUBLIC_MODEL / "pretraining.json")["data"] == read_about(PUBLIC_NARRATIVES)["label"]
     assert all("SYNTHETIC" in read_records(path).about["label"] for path in (NARRATIVES, TRAIN, EVAL))
     assert not list(Path("data").rglob("*.partial"))
-    assert {path.name for path in PUBLIC_MODEL.parent.iterdir()} == {"public", "public_validation.parquet"}
+    assert {path.name for path in PUBLIC_MODEL.parent.iterdir()} == {
+        "public",
+        "public_validation.parquet",
+        "samples.json",
+    }
     assert PUBLIC_NARRATIVES.read_bytes() == PUBLIC_VALIDATION.read_bytes(), "of both, nobody is trained on"
 
 

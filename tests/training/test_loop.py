@@ -28,10 +28,11 @@ from tiny_models import (
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from dptune.core.errors import ConfigError, DptuneError
+from dptune.mechanisms.planning import Schedule, planned
 from dptune.mechanisms.registry import build
 from dptune.privacy.entropy import Entropy, FixedSeed, OsEntropy
 from dptune.privacy.ledger_file import read_ledger
-from dptune.training import loop, run_start
+from dptune.training import loop
 from dptune.training import run as running
 from dptune.training.gradients import per_sample
 from dptune.training.gradients.parameter_groups import lora_pairs
@@ -357,8 +358,9 @@ def test_the_planned_composition_is_what_the_run_makes(tmp_path: Path) -> None:
     model = adapted()
     plan = make_plan()
     trained(tmp_path, plan, model=model)
-    assert read_ledger(tmp_path / "ledger.jsonl").composition == run_start.planned(static(model), plan)
-    assert run_start.planned(static(model), plan) == Counter({static(model).release(static(model).knobs(), 0.5): 4})
+    schedule = Schedule(plan.sample_rate, plan.steps, 1e-5)
+    assert read_ledger(tmp_path / "ledger.jsonl").composition == planned(static(model), schedule)
+    assert planned(static(model), schedule) == Counter({static(model).release(static(model).knobs(), 0.5): 4})
 
 
 def test_the_base_model_may_be_one_layer(tmp_path: Path) -> None:

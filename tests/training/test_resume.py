@@ -12,6 +12,7 @@ from tiny_models import adapted, close, each_record, make_header, make_plan, rec
 
 from dptune.core.errors import DptuneError
 from dptune.mechanisms.mechanism import Mechanism
+from dptune.mechanisms.planning import Schedule, planned
 from dptune.mechanisms.registry import build
 from dptune.privacy.entropy import FixedSeed, OsEntropy
 from dptune.privacy.ledger import Ledger
@@ -277,7 +278,7 @@ def test_a_resume_with_a_fixed_seed_is_refused(tmp_path: Path, opened: list[Ledg
 def test_a_resume_cannot_pass_the_budget_by_another_plan(tmp_path: Path, opened: list[Ledger], change: str) -> None:
     mechanism = build("static", {"noise_multiplier": 1.0})
     header = make_header()
-    epsilon = header.price(run_start.planned(mechanism, make_plan(steps=STEPS))).certified * 1.001
+    epsilon = header.price(planned(mechanism, Schedule(make_plan().sample_rate, STEPS, 1e-5))).certified * 1.001
     kill(tmp_path, opened, on_step=killed_after(3), header=make_header(epsilon=epsilon))
     other = {"noise": 0.6} if change == "less noise" else {"plan": make_plan(steps=5 * STEPS)}
     with pytest.raises(DptuneError):

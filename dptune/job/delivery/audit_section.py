@@ -87,7 +87,7 @@ def write_audit(run: Path, figures: Mapping[str, Any], ledger: str, day: date) -
     whole = not begin or (end and [name for _, name in headings(earlier)] == [TITLE.casefold()])
     if not whole or _audits(before + "\n\n" + after):
         problem = f'has a section "{TITLE}" that dptune did not write, or of which a part is missing'
-        raise CardError(f"{card}: {problem}. Fix: remove or rename it, and run the audit again.")
+        raise CardError(f"{card}: {problem}. Fix: rename that heading, and use --card once more.")
     kept = before.rstrip("\n") + ("\n\n" + after.strip("\n") if after.strip() else "")
     write_text(card, f"{kept}\n\n{audit_section(figures, ledger, day)}\n")
     forget_times(card)
