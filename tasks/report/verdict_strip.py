@@ -65,4 +65,7 @@ def attacked(audits: Sequence[Audit]) -> str:
         best = max(steps, key=lambda step: float(step["mu_audited"]) / float(step["mu_certified"]))
         found = f"μ ≥ {at_least(best['mu_audited'])} of {at_most(best['mu_certified'])} proved"
         said.append(f"On one step they show {found}.")
+    games = [audit["whole_run"] for audit in audits if "whole_run" in audit]
+    if claims := dict.fromkeys(f"`{one['mechanism']}`" for one in games if one["claim_refuted"]):
+        said.append(f"Games on twins of their runs refute what the papers claim of {', '.join(claims)}.")
     return " ".join(said)

@@ -267,6 +267,10 @@ def test_the_verdict_says_what_to_use_what_is_proved_and_what_attacks_saw(tmp_pa
     audits = [audit(one) for one in results]
     audits[3]["one_run"] = audits[3]["one_run"] | {"epsilon_audited": 3.25, "epsilon_refutable": 0.0}
     audits[2]["one_run"] = audits[2]["one_run"] | {"epsilon_refutable": 0.0}
+    refuted = "75 pairs of games on its twin refute the curve"
+    games = {"power": "some", "mu_audited": 0.5}
+    audits[3]["whole_run"] = games | {"mechanism": "rldp_published", "claim_refuted": refuted}
+    audits[0]["whole_run"] = games | {"mechanism": "static", "claim_refuted": None}
     write_report(results, tmp_path, "tiny", audits, cells={"small.static.seed0": "small.static.seed0-0a1b"})
     words = " ".join(page(tmp_path).words.replace("\u00a0", " ").split())
     strip = words[words.index("Use ") : words.index("See each attack.")]
@@ -276,6 +280,7 @@ def test_the_verdict_says_what_to_use_what_is_proved_and_what_attacks_saw(tmp_pa
     assert "4 audits, and no proof is refuted. Attacks on the whole run could have refuted 2 of 3 proofs." in strip
     assert "They show ε ≥ 0.12 where a proof holds and ε ≥ 3.25 where nothing is proved." in strip
     assert "On one step they show μ ≥ 1.2 of 1.29 proved." in strip
+    assert "Games on twins of their runs refute what the papers claim of rldp_published." in strip
     audits[0]["violations"] = ["small.static.seed0: something is wrong"]
     assert attacked(audits) == "1 violation: an attack shows more than is proved."
     assert attacked([]) == "Nothing was attacked."
