@@ -1,6 +1,6 @@
 """Test of somebody else's loader: batches of many epochs, compared with the sampling that is claimed.
 
-The claimed sampler is simulated, and statistics that sampling errors move are compared with those of the simulations:
+dptune simulates the claimed sampler, and compares statistics of the loader with those of the simulations:
 how many simulations lie as far out as the loader is an exact p-value, for any sampler. Nothing is assumed of its law
 but that it can be drawn from.
 """
@@ -241,7 +241,7 @@ def _read(loader: Any, claim: LoaderClaim, epochs: int | None, name: str) -> Ent
     first = list(_epoch(loader, claim, 1, name))
     if not first:
         raise ConfigError(name, "yields no batch", fix="return an iterable of batches of ids")
-    # By the claim: by what the first epoch brought, its size and the number of the others would hang together.
+    # The number of epochs follows from the claim. If it followed from the first epoch's size, a loader could steer it.
     entries = max(1, round(claim.sample_rate * claim.units * len(first)))
     wanted = epochs or max(_FEWEST_EPOCHS, min(_MOST_EPOCHS, _ENTRIES // entries))
     seen = [*first]

@@ -109,10 +109,8 @@ class _Twin:
         self.strategy = np.array(mechanism.coefficients or (1.0,))
         self._last: tuple[Knobs, tuple[Array, Array, Array]] | None = None
         self.fault = ""
-        self._squares, self._numbers = (
-            np.zeros(mechanism.pairs),
-            0,
-        )  # of noise where no unit is, in units of the charged
+        # Noise in coordinates without a unit, as multiples of the charged deviation: sums of squares, and their number.
+        self._squares, self._numbers = np.zeros(mechanism.pairs), 0
         self._quiet: Array | float = 1.0  # of each pair: its noise as a multiple of what is charged, where that is less
         self._open()
 
@@ -173,12 +171,13 @@ class _Twin:
             base, shift, spread = self._known(mechanism, knobs)
             parts = [*released.blocks, *([] if released.statistics is None else [released.statistics])]
             seen, move = (self._vectors(parts) - base) / spread, shift / spread
-            if not (self.fault or np.isfinite(seen).all()):  # a score that is no number guesses nothing
+            if not (self.fault or np.isfinite(seen).all()):  # its score is NaN, which counts as no guess
                 self.fault = f"step {row + 1} of a run released nan or infinity, which may tell the worlds apart"
             if mechanism.noise.family == "laplace_mixture":
                 score += self._sampled(_laplace_ratio(mechanism, knobs, seen, move))
             else:
-                # With correlated noise (bands > 1) C v has independent noise, and a visit moves ``bands`` rows of it.
+                # Multiplying the releases by the strategy matrix C makes correlated noise independent again. One visit
+                # of a unit then moves ``bands`` rows.
                 past = [seen, *past][:bands]
                 whitened = sum(weight * one for weight, one in zip(self.strategy, past, strict=False))
                 noise = self._heard(row, whitened[~inside], noise)

@@ -99,7 +99,8 @@ def audit(
     if (correlated := built.noise.correlated) is not None and len(correlated.bands_to_try(0.01, 64)) > 1:
         problem = "is open, so there is no noise of several rows to attack"
         raise ConfigError("bands", problem, fix="use --set bands=8, or the number of your run")
-    # With bands, the sample's visits lie that many steps apart, and its rate is that of its own group.
+    # Correlated noise: the sample can be drawn in every bands-th step only, so a run has bands times as many steps as
+    # visits, and bands times the rate in its own group's steps.
     schedule = Schedule(sample_rate / built.bands, steps * built.bands, delta)
     if whole_run:
         from dptune.cli.run_games import audit_whole_run
@@ -193,7 +194,7 @@ def _audit_outside_step(
     )
     verdict = judged(found, certificate(Counter([claim.release]), delta), false_alarms)
     claimed = {"noise_multiplier": claim.noise_multiplier, "max_grad_norm": claim.max_grad_norm}
-    # Nothing is certified of a step that is only claimed to be Gaussian.
+    # The user only claims that the step is Gaussian, so the figures are called claims, not certificates.
     both = {**found.to_dict(), **verdict.to_dict()}
     figures = {key.replace("certified", "claimed"): value for key, value in both.items()}
     if verdict.accusation:

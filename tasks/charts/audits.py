@@ -105,7 +105,7 @@ def _profile(
     curve: Curve,
     shown: Curve = (),
 ) -> Any:
-    """One panel: what is certified, claimed and shown, with the curve of the Gaussian that an attack shows."""
+    """Draw one panel: certified curve, claim, what attacks show, and the Gaussian curve of the audited mu."""
     reached = [attack.shown for attack in attacks] + [attack.most for attack in attacks if attack.most is not None]
     numbers = [published, certified, *reached, *(epsilon for epsilon, _ in curve)]
     end = _ROOM * max([_LEAST_END, *filter(math.isfinite, numbers)])

@@ -24,7 +24,7 @@ _ROWS, _LEAST = 128, 8  # rows of a batch; characters of the shortest text
 def sampled_texts(
     model: Any, tokenizer: Any, count: int, *, temperature: float = TEMPERATURE, tokens: int = TOKENS, seed: int = 0
 ) -> list[str]:
-    """At most ``count`` distinct texts that a public causal model writes after its end-of-text token.
+    """Sample at most ``count`` distinct texts from a public causal model, started by its end-of-text token.
 
     The model decides them, and nothing else does; they depend on no private record. There are fewer than ``count`` if
     the model repeats itself. Characters that cannot be printed are left out, such as pieces of UTF-8.

@@ -119,7 +119,8 @@ def allocation_epsilon(noise_multiplier: float, bins: int, epochs: int, delta: f
     for power in range(start, _FINEST + 1):
         law = _mean(noise_multiplier, bins, power, cut)
         width = math.log(2) / 2**power
-        # One grid for both directions; each is turned into losses, and all is rounded to the private side.
+        # Both directions use the same grid of likelihood ratios. Masses and losses are rounded so that epsilon can only
+        # grow.
         more = 1 + _ROUNDING
         losses = width * (law.first + np.arange(len(law.mass)))
         remove = GridLosses(law.first, losses, law.mass * law.values(width) * more, law.infinite * more)

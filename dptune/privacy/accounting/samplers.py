@@ -20,7 +20,7 @@ _WHOLE = 1e-9
 
 @dataclass(frozen=True)
 class Law:
-    """One sampler of the registry.
+    """Registry entry of a sampler: its law, and what is proven about its price.
 
     Attributes:
         law: how a unit gets into batches.
