@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -179,21 +180,25 @@ class BatchGradients:
     def of_losses(self) -> Iterator[PairGradients]:
         """Yield per-sample gradients, one micro-batch at a time, by ``public_widths`` from the widest to the least."""
         run, device, plan = self.run, self.run.pairs[0].parameters[0].device, self.run.spec.plan
-        tokens, rows = run.spec.tokens, plan.physical_batch_size
+        tokens, rows, below = run.spec.tokens, plan.physical_batch_size, run.frozen
         for width, units in by_width(self.batch, tokens, public_widths(tokens.width, plan.expected_batch_size, rows)):
+            if below is not None and units:
+                below.fill(np.concatenate(units).tolist(), tokens, rows, width, plan.autocast_dtype)
             for part in micro_batches(units, rows):
                 ids, mask = tokens.batch(part.records, device, height=rows, width=width)
                 owners = part.owners_of(len(ids), device)
-                yield per_sample_gradients(
-                    run.spec.model,
-                    run.pairs,
-                    ids,
-                    mask,
-                    owners,
-                    part.units,
-                    autocast=plan.autocast_dtype,
-                    checkpointing=plan.gradient_checkpointing,
-                )
+                with nullcontext() if below is None else below.kept(part.records.tolist(), rows, width):
+                    found = per_sample_gradients(
+                        run.spec.model,
+                        run.pairs,
+                        ids,
+                        mask,
+                        owners,
+                        part.units,
+                        autocast=plan.autocast_dtype,
+                        checkpointing=plan.gradient_checkpointing,
+                    )
+                yield found
 
     def of_local_training(self, steps: int, learning_rate: float) -> Iterator[PairGradients]:
         """Local updates, one micro-batch for every drawn unit that has records."""

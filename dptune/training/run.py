@@ -38,6 +38,7 @@ from dptune.privacy.run_folder import RunFolder
 from dptune.privacy.set_aside import fresh_start
 from dptune.training.checkpoints import Progress, save_checkpoint
 from dptune.training.evaluation import mean_loss
+from dptune.training.gradients.frozen_layers import FrozenLayers
 from dptune.training.gradients.parameter_groups import Block, PairModules
 from dptune.training.models.model import assert_trained
 from dptune.training.optimizers import apply_average, average_weights, moments, set_rate, tell_noise
@@ -100,6 +101,7 @@ class RankRun:
         pairs: the modules that train: LoRA pairs, and a classifier's head after them.
         own_units: those whose coins this rank tosses.
         fingerprint: checksum of the frozen weights.
+        frozen: layers below the first that trains, whose states are computed once; None where there are none.
     """
 
     spec: RunSpec
@@ -108,6 +110,7 @@ class RankRun:
     entropy: Entropy
     ranks: Ranks
     fingerprint: str
+    frozen: FrozenLayers | None = field(default=None, kw_only=True, repr=False)
 
     @property
     def weights(self) -> list[torch.Tensor]:

@@ -57,7 +57,7 @@ def rehearse(model: Any, pairs: Sequence[Block], *, checkpointing: bool = False)
         fix = "take it out of config.json, or call model.gradient_checkpointing_disable(); and set "
         fix += "training.gradient_checkpointing"
         raise ConfigError("model", problem, fix=fix)
-    ids, mask = _records(model)
+    ids, mask = made_up_records(model)
     with evaluation_mode(model), _random_up_factors(pairs):
         try:
             off, alone = _distances(model, pairs, ids, mask, checkpointing)
@@ -258,15 +258,22 @@ def first_evaluation(model: Any) -> Iterator[None]:
         ) from error
 
 
-def _records(model: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """(records, tokens) plain tokens, padded on the right, and their mask; a classifier's rows end in a label."""
+def made_up_records(
+    model: Any, lengths: Sequence[int] = _LENGTHS, width: int | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(records, tokens) plain tokens, padded on the right, and their mask; a classifier's rows end in a label.
+
+    Args:
+        lengths: tokens of each record, three at least.
+        width: tokens in all (default: those of the longest record).
+    """
     device = next(model.parameters()).device
     tokens, generator = plain_tokens(model.get_base_model()), torch.Generator().manual_seed(1)
-    shape = (len(_LENGTHS), max(_LENGTHS))
+    shape = (len(lengths), max(lengths) if width is None else width)
     ids = tokens[torch.randint(len(tokens), shape, generator=generator)]
-    mask = (torch.arange(shape[1]) < torch.tensor(_LENGTHS)[:, None]) * COUNTED
+    mask = (torch.arange(shape[1]) < torch.tensor(lengths)[:, None]) * COUNTED
     if is_classifier(model):
-        rows, ends = torch.arange(shape[0]), torch.tensor(_LENGTHS) - 1
+        rows, ends = torch.arange(shape[0]), torch.tensor(lengths) - 1
         mask *= CONTEXT
         mask[rows, ends], ids[rows, ends] = COUNTED, rows % model.get_base_model().config.num_labels
     return ids.to(device), mask.to(device, torch.int64)
