@@ -228,7 +228,7 @@ def test_a_layer_that_only_rounds_is_taken_by_its_gradients_in_float64(tmp_path:
     before = {name: (one, one.clone(), one.data_ptr()) for name, one in model.named_parameters()}
     close = gradient_check._DOUBTFUL[torch.float32][1]
     with evaluation_mode(model), gradient_check._random_up_factors(pairs):
-        off, _ = gradient_check._distances(model, pairs, *gradient_check._records(model), False)
+        off, _ = gradient_check._distances(model, pairs, *gradient_check.made_up_records(model), False)
     assert max(off) > close
     rehearse(model, pairs)
     for name, parameter in model.named_parameters():
@@ -304,7 +304,7 @@ def test_rows_that_are_mixed_are_refused_in_half_precision_too(memory: bool, mon
     model = _mixing(lambda states: states + 0.5 * (len(states) > 1) * states.roll(1, 0)).to(torch.bfloat16)
     pairs = lora_pairs(model)
     with evaluation_mode(model), gradient_check._random_up_factors(pairs):
-        off, _ = gradient_check._distances(model, pairs, *gradient_check._records(model), False)
+        off, _ = gradient_check._distances(model, pairs, *gradient_check.made_up_records(model), False)
     assert 0.3 < max(off) < 0.9
     with pytest.raises(ConfigError, match="gives a record another gradient"):
         rehearse(model, pairs)
@@ -350,7 +350,7 @@ def test_nothing_is_rounded_to_float32_in_float64(family: str) -> None:
     model = attach_lora(tiny(family), Lora(4, 8, 0.0, "all-linear"), 0)
     pairs = lora_pairs(model)
     with evaluation_mode(model), gradient_check._random_up_factors(pairs), gradient_check.in_float64(model):
-        off, _ = gradient_check._distances(model, pairs, *gradient_check._records(model), False)
+        off, _ = gradient_check._distances(model, pairs, *gradient_check.made_up_records(model), False)
     assert max(off) < 1e-12
 
 

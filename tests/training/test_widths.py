@@ -59,7 +59,9 @@ def test_the_shapes_of_a_run_follow_from_its_plan_alone(drawn_units: int) -> Non
     model = adapted("llama", randomised=True)
     model.get_input_embeddings().register_forward_pre_hook(lambda _layer, inputs: shapes.append(tuple(inputs[0].shape)))
     plan = make_plan(expected_batch_size=48.0, physical_batch_size=3)
-    run: Any = SimpleNamespace(pairs=lora_pairs(model), spec=SimpleNamespace(model=model, tokens=tokens, plan=plan))
+    run: Any = SimpleNamespace(
+        frozen=None, pairs=lora_pairs(model), spec=SimpleNamespace(model=model, tokens=tokens, plan=plan)
+    )
     assert public_widths(129, 48.0, 3) == (129, 65, 33, 17)
     batch = [np.array([number]) for number in range(drawn_units)]
     list(BatchGradients(run, batch).of_losses())
@@ -87,7 +89,9 @@ def test_gradients_are_those_of_each_record_alone_and_no_newcomer_moves_them() -
     assert public_widths(32, 64.0, 3) == (32, 16)
     seen: list[tuple[int, ...]] = []
     model.get_input_embeddings().register_forward_pre_hook(lambda _layer, inputs: seen.append(tuple(inputs[0].shape)))
-    run: Any = SimpleNamespace(pairs=lora_pairs(model), spec=SimpleNamespace(model=model, tokens=tokens, plan=plan))
+    run: Any = SimpleNamespace(
+        frozen=None, pairs=lora_pairs(model), spec=SimpleNamespace(model=model, tokens=tokens, plan=plan)
+    )
 
     def found(chosen: list[int]) -> dict[int, torch.Tensor]:
         """The gradient of each chosen record, in the order in which widths bring them."""
