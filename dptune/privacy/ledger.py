@@ -212,7 +212,7 @@ class Ledger:
             unknown = f"{release.sampler.name} is a sampler that no training draws its batches by"
             fix = f"use {' or '.join(TRAINED)}; `dptune account` prices other samplers"
             raise LedgerError(f"{self.path}: {unknown}. Fix: {fix}.")
-        if problem := row_problem(self._last, release, self.releases):
+        if problem := row_problem(self._last, release, self.releases, self.header.units):
             again = "resume with the noise and the sampler that the run was started with"
             fix = f"{again}; or {fresh_start(self.path.parent)}"
             raise LedgerError(f"{self.path}: the next release {problem}. Fix: {fix}.")

@@ -28,6 +28,7 @@ from numpy.typing import NDArray
 
 from dptune.core.errors import ConfigError
 from dptune.privacy.entropy import Entropy, poisson_sample, uniform
+from dptune.privacy.release import Release
 from dptune.training.privacy_units import PrivacyUnits
 
 _WORDS = 4  # of 64 bits: the length of a secret
@@ -118,6 +119,23 @@ class Bins:
         alike[order] = np.arange(len(order)) - first
         whole = np.stack([self.keys.astype("<i8"), alike.astype("<i8")], axis=1).tobytes()
         return [whole[at : at + 16] for at in range(0, len(whole), 16)]
+
+
+def drawn_units(
+    release: Release, row: int, units: int, bins: Bins | None, entropy: Entropy
+) -> NDArray[np.int64] | None:
+    """Numbers of the units in the batch of a charged row; None where each rank draws its own, as for Poisson.
+
+    Args:
+        row: number of the release in the ledger, from 0.
+        bins: those of a run by balls_in_bins, which needs them.
+    """
+    if release.sampler.name == "balls_in_bins":
+        assert bins is not None  # ``run_start`` made them
+        return bins.batch(row)
+    if release.sampler.name == "truncated_poisson":
+        return truncated_sample(entropy, units, release.sample_rate, release.sampler.max_batch)
+    return None
 
 
 def keys_of(units: PrivacyUnits) -> NDArray[np.int64]:

@@ -34,11 +34,11 @@ from dptune.privacy.accounting.renyi_filter import renyi_cost
 from dptune.privacy.budget_gate import BudgetError
 from dptune.privacy.entropy import Entropy
 from dptune.privacy.ledger import Ledger
-from dptune.privacy.release import Composition, Release
+from dptune.privacy.release import Composition
 from dptune.privacy.run_folder import RunFolder
 from dptune.privacy.set_aside import fresh_start
 from dptune.training.checkpoints import Progress, save_checkpoint
-from dptune.training.draws import Bins, truncated_sample
+from dptune.training.draws import Bins, drawn_units
 from dptune.training.evaluation import mean_loss
 from dptune.training.gradients.parameter_groups import Block, PairModules
 from dptune.training.models.model import assert_trained
@@ -161,18 +161,11 @@ class Run(RankRun):
         turn = Turn.of(self.ledger.header.run_id, mechanism.bands, row, mechanism.dealt_by)
         self.ledger.charge(release)
         mark_used(self.spec, self.ledger.header.run_id)
-        order = Order(knobs, mechanism.statistics(knobs), release.sample_rate, turn, self._drawn(release, row))
+        drawn = drawn_units(release, row, len(self.spec.units), self.bins, self.entropy)
+        order = Order(knobs, mechanism.statistics(knobs), release.sample_rate, turn, drawn)
         self.ranks.broadcast(order)
         self.ranks.copy(self.weights)
         return Step(knobs, *split_batch(self.batch_of(order)), row)
-
-    def _drawn(self, release: Release, row: int) -> NDArray[np.int64] | None:
-        """Numbers of the units in the batch of a charged row; None where each rank draws its own, as for Poisson."""
-        if self.bins is not None:
-            return self.bins.batch(row)
-        if release.sampler.name == "truncated_poisson":
-            return truncated_sample(self.entropy, len(self.spec.units), release.sample_rate, release.sampler.max_batch)
-        return None
 
     def complete(self, step: Step, gradients: Iterable[Gradients]) -> None:
         """Clip, sum, add noise, move the weights, and save them where the plan says so.

@@ -12,13 +12,18 @@ from dataclasses import fields
 from dptune.privacy.release import Release
 
 
-def row_problem(last: Release | None, release: Release, row: int) -> str | None:
+def row_problem(last: Release | None, release: Release, row: int, units: int) -> str | None:
     """Why ``release`` may not be row ``row`` of a ledger whose row before is ``last``, as a clause; None if it may.
 
     Rows of independent noise and Poisson samples may follow one another in any way. With a strategy, every row has the
     same one, and the same rate, noise and sensitivity; only its group differs, which the number of the row decides.
     Samplers may differ between rows about different parts of the units, for these are priced apart.
+
+    Args:
+        units: number of units that the ledger's first line states; the chance that a batch is cut hangs on it.
     """
+    if release.sampler.units not in (0, units):
+        return f"is priced for {release.sampler.units} units, and the run has {units}"
     if problem := _sampler_problem(last, release):
         return problem
     if not release.coefficients and (last is None or not last.coefficients):
