@@ -153,6 +153,14 @@ def schedule_of(
     )
 
 
+def at_whole_bins(settings: TuneSettings, units: int) -> TuneSettings:
+    """The settings with the expected batch of balls_in_bins that is nearest what they ask for, of so many units."""
+    batch = settings.expected_batch_size
+    if settings.sampler != "balls_in_bins" or batch is None:
+        return settings
+    return replace(settings, expected_batch_size=units / max(1, round(units / batch)))
+
+
 def largest_batch(settings: ScheduleSettings, sample_rate: float, steps: int, delta: float, units: int) -> int | None:
     """The batch that truncated_poisson cuts to, given or chosen; for another sampler what is given, to be refused."""
     if settings.sampler != "truncated_poisson" or settings.max_batch is not None:
