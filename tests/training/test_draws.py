@@ -343,7 +343,7 @@ def test_a_ledger_holds_one_sampler(tmp_path: Path) -> None:
         (cut, fewer, "has sample rate 0.125, and the row before 0.25"),
     ):
         path = tmp_path / f"{len(list(tmp_path.iterdir()))}.jsonl"
-        with Ledger.open(path, make_header(), Counter()) as ledger:
+        with Ledger.open(path, make_header(units=80), Counter()) as ledger:
             ledger.charge(first)
             with pytest.raises(LedgerError, match=f"the next release {problem}.*Fix: "):
                 ledger.charge(then)
@@ -383,3 +383,13 @@ def test_what_has_no_proof_is_refused_before_anything_is_charged(
 def test_bins_need_keys(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="units: have no keys of their own, by which balls_in_bins"):
         train(spec_of(bins_plan(), units=PrivacyUnits.records(UNITS)), tmp_path, OsEntropy())
+
+
+def test_a_cut_is_priced_for_the_runs_own_units(tmp_path: Path) -> None:
+    """The chance of a cut hangs on their number, and the ledger's first line says it."""
+    cut = Release(0.25, 1.0, sampler=Sampler("truncated_poisson", units=80, max_batch=60))
+    with (
+        Ledger.open(tmp_path / "ledger.jsonl", make_header(units=81), Counter()) as ledger,
+        pytest.raises(LedgerError, match="the next release is priced for 80 units, and the run has 81"),
+    ):
+        ledger.charge(cut)
