@@ -49,9 +49,10 @@ def train(
         ranks: the processes of the run, of which this is rank 0. The others call ``follow`` with the same ``spec``, in
             which an auditor's slots are empty.
 
-    A resumed run takes the same units with the same keys, in the same order. With several bands that is a part of the
-    guarantee: a unit's key says in which steps it can be drawn, and one that got another key could be drawn once more
-    than is charged. ``tune`` and the pipeline check it by digests of records and keys; here the caller answers for it.
+    A resumed run takes the same units with the same keys, in the same order. With several bands, and with bins, that is
+    a part of the guarantee: a unit's key says in which steps it can be drawn, and one that got another key could be
+    drawn once more than is charged. ``tune`` and the pipeline check it by digests of records and keys; here the caller
+    answers for it.
 
     With sampler balls_in_bins the checkpoint holds the secret by which units choose their batches, until the last one
     is drawn; a run that was killed goes on with the same choices, and not without its checkpoint.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tiny_pipeline import UNITS, static
+from tiny_pipeline import UNITS, static, write_params
 
 from dptune.core.errors import ConfigError
 from dptune.core.files import write_text
@@ -13,7 +13,9 @@ from dptune.privacy.accounting.samplers import Sampler
 from dptune.privacy.ledger_file import read_ledger
 from tasks.audit.attacks import audit_cell
 from tasks.experiment.finetune import run_cell
+from tasks.search.request import check_search
 from tasks.settings.audit import Audit
+from tasks.settings.params import load_settings
 
 CRAFTED = 20
 _UNITS = UNITS + CRAFTED
@@ -58,3 +60,10 @@ def test_a_cell_is_charged_and_audited_by_its_sampler(
 def test_a_cell_whose_bins_are_no_whole_number_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"expected_batch_size: balls_in_bins needs a whole .* Fix: use 16.6, for 10"):
         run_cell(static({"training": {"sampler": "balls_in_bins", "epochs": 1}}), "cpu")
+
+
+@pytest.mark.usefixtures("pipeline")
+def test_a_pipelines_search_by_another_sampler_is_refused() -> None:
+    write_params({"training": {"sampler": "balls_in_bins"}})
+    with pytest.raises(ConfigError, match=r"^training\.sampler: balls_in_bins does not go with a search"):
+        check_search(load_settings())
