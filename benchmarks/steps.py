@@ -20,6 +20,7 @@ import torch
 from torch.nn.functional import cross_entropy, pad
 
 from benchmarks.shapes import Setting, trainable
+from dptune.core.settings import TrainingSampler
 from dptune.mechanisms.mechanism import Mechanism
 from dptune.mechanisms.registry import MECHANISMS, build
 from dptune.privacy.entropy import OsEntropy
@@ -148,12 +149,17 @@ def private(name: str, setting: Setting, steps: int, tick: Tick) -> dict[str, fl
     return {"controller_share": watched.seconds * (steps - 1) / steps / elapsed} if elapsed else {}
 
 
-def private_poisson(name: str, setting: Setting, steps: int, tick: Tick) -> dict[str, float]:
-    """A mechanism as a real run has it: batches vary in size, micro-batches are filled up, checkpoints are written."""
+def private_poisson(
+    name: str, setting: Setting, steps: int, tick: Tick, sampler: TrainingSampler = "poisson"
+) -> dict[str, float]:
+    """A mechanism as a real run has it: batches vary in size, micro-batches are filled up, checkpoints are written.
+
+    Truncated batches are cut to the physical batch, so that each step is one micro-batch of one shape.
+    """
     model = setting.model(ours=True)
     bands = {"bands": 8} if name == "banded" else {}
     mechanism = build(name, bands | {"noise_multiplier": 1.0, "pairs": len(trained_blocks(model))})
-    _train(setting, model, mechanism, setting.poisson_records, steps, tick, checkpoint_every=10)
+    _train(setting, model, mechanism, setting.poisson_records, steps, tick, 10, sampler)
     return {}
 
 
@@ -165,6 +171,7 @@ def _train(
     steps: int,
     tick: Tick,
     checkpoint_every: int = 1_000_000,
+    sampler: TrainingSampler = "poisson",
 ) -> None:
     shape, count = setting.shape, len(records.rows)
     units = PrivacyUnits.of("record", np.arange(count), 1)
@@ -177,6 +184,8 @@ def _train(
         physical_batch_size=shape.physical,
         checkpoint_every=checkpoint_every,
         autocast=shape.autocast,
+        sampler=sampler,
+        max_batch=shape.physical if sampler == "truncated_poisson" else None,
     )
     entropy = OsEntropy()
     header = header_of(mechanism, units, entropy, delta=1e-5)

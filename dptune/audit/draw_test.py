@@ -1,4 +1,4 @@
-"""Exact test of the draw: many batches of a run's own units, compared with the Poisson sampling that is charged.
+"""Exact test of the draw: many batches of a run's own units, compared with the law of the sampler that is charged.
 
 An attack on one run learns little about its draw, and would not notice batches of a fixed size. The draw itself is
 cheap: it is repeated, with new coins, until the test would notice a single unit that never enters. This test does not
@@ -18,6 +18,7 @@ from scipy.stats import binom, chi2
 
 from dptune.core.digits import at_most
 from dptune.privacy.entropy import Entropy, uniform
+from dptune.training.draws import Bins, truncated_sample
 from dptune.training.privacy_units import PrivacyUnits
 from dptune.training.unit_groups import Turn
 
@@ -30,6 +31,14 @@ _TESTS = {
     "spread": "how often each unit was drawn",
     "unit": "the unit that was drawn least or most often",
 }
+#: The same for balls in bins, where a unit is drawn once in every epoch.
+_TESTS_OF_BINS = {
+    "rate": "units that enter the same bin in two epochs",
+    "sizes": "how batch sizes vary",
+    "spread": "how often each unit enters the first half of the bins",
+    "unit": "the unit whose bins are the least likely",
+}
+_FEWEST_EPOCHS, _MOST_EPOCHS = 20, 100
 
 
 @dataclass(frozen=True)
@@ -45,6 +54,8 @@ class DrawAudit:
         fault: a fault that no Poisson sample of whole units can have, in words; empty if none was found.
         rate_refutable: multiple of ``sample_rate`` from which a true rate is detected in 19 of 20 audits.
         sees_one_unit: whether one unit that is never drawn is certain to be detected.
+        sampler: the sampler that is charged, "poisson" for the rows of correlated noise. Of balls_in_bins, ``draws``
+            are whole epochs, and ``rate_refutable`` means nothing.
     """
 
     draws: int
@@ -55,6 +66,7 @@ class DrawAudit:
     fault: str
     rate_refutable: float
     sees_one_unit: bool
+    sampler: str = "poisson"
 
     @property
     def p_value(self) -> float:
@@ -66,14 +78,16 @@ class DrawAudit:
         """The accusation in one sentence, or None."""
         if self.p_value >= self.alarm:
             return None
+        bins = self.sampler == "balls_in_bins"
+        tests = _TESTS_OF_BINS if bins else _TESTS
         found = self.fault or " and ".join(
-            f"{_TESTS[name]} (p = {at_most(value, 2)})"
+            f"{tests[name]} (p = {at_most(value, 2)})"
             for name, value in self.p_values.items()
             if value < self.alarm / len(_TESTS)
         )
-        return (
-            f"{self.draws} draws are not Poisson samples of {self.units} units at rate {self.sample_rate:.4g}: {found}"
-        )
+        law = f"{'truncated ' if self.sampler == 'truncated_poisson' else ''}Poisson samples"
+        one = "epochs do not put each unit into one of their bins" if bins else f"draws are not {law}"
+        return f"{self.draws} {one} of {self.units} units at rate {self.sample_rate:.4g}: {found}"
 
     @property
     def power(self) -> str:
@@ -81,6 +95,11 @@ class DrawAudit:
         one = f"one of {self.units} units that is never drawn"
         if self.sample_rate >= 1:
             return f"could have refuted: {one}"
+        if self.sampler == "balls_in_bins":
+            return (
+                f"could have refuted, by {self.draws} epochs of its own and not by those of the run: {one}, one that "
+                "is drawn twice in an epoch, bins that stay for the next epoch, batches of one size"
+            )
         rest = f", {one}" if self.sees_one_unit else f"; NO POWER on {one}"
         return (
             f"could have refuted, by {self.draws} draws of its own and not by those of the run: "
@@ -102,6 +121,7 @@ def audit_draw(
     false_alarms: float,
     entropy: Entropy,
     turns: Sequence[Turn | None] = (None,),
+    max_batch: int | None = None,
 ) -> DrawAudit:
     """Draw many batches and test whether each present unit enters each by a coin of its own, at the charged rate.
 
@@ -118,12 +138,18 @@ def audit_draw(
         entropy: source of the draws' coins.
         turns: with correlated noise, those of as many rows as there are groups; a draw is then of all these rows
             together, which each unit must enter once at most.
+        max_batch: most units of a batch of truncated_poisson. Its law is taken for Poisson's: the chance that a batch
+            is cut adds to ``false_alarms``, and is below a thousandth of delta where the run chose it.
     """
     owners, fault = _owners(units, absent)
     draws = _draws_for(len(units), charged, false_alarms)
     batches = []
     for _ in range(draws):
-        drawn = [one for turn in turns for one in units.draw(sample_rate, entropy, turn)]
+        if max_batch is None:
+            drawn = [one for turn in turns for one in units.draw(sample_rate, entropy, turn)]
+        else:
+            drawn = units.bring(truncated_sample(entropy, len(units), sample_rate, max_batch), entropy)
+            fault = fault or ("a batch holds more than its largest size" if len(drawn) > max_batch else "")
         fault = fault or _fault(drawn, owners, units)
         batches.append(_numbers(drawn, owners, len(units.members)))
     entries, sizes = np.concatenate(batches), np.array([len(batch) for batch in batches])
@@ -145,6 +171,59 @@ def audit_draw(
         fault=fault,
         rate_refutable=_rate_refutable(draws * len(units), charged, false_alarms),
         sees_one_unit=_never_drawn(draws, len(units), charged) <= false_alarms,
+        sampler="poisson" if max_batch is None else "truncated_poisson",
+    )
+
+
+def audit_bins(
+    units: PrivacyUnits, absent: NDArray[np.bool_], bins: Bins, false_alarms: float, entropy: Entropy
+) -> DrawAudit:
+    """Draw many epochs of balls in bins, and test whether each present unit enters one bin of each by its own choice.
+
+    Guarantee: as ``audit_draw``, if bins are uniform and independent, over units and over epochs. Tested are the size
+    of one batch of each epoch; in how many epochs each unit enters the first half of the bins; and in how many pairs of
+    epochs, none of which is in two pairs, it enters the same bin. Each of these is binomial, and by itself independent
+    over epochs or units. That every unit enters exactly one batch of each epoch is no matter of chance.
+
+    Args:
+        units, absent, entropy: as for ``audit_draw``.
+        bins: bins of these units, by a new secret.
+    """
+    owners, fault = _owners(units, absent)
+    present = _present(units, owners)
+    epochs = 2 * (max(_FEWEST_EPOCHS, min(_MOST_EPOCHS, _MOST_ENTRIES // max(1, len(units)))) // 2)
+    found, sizes = np.zeros((epochs, len(present)), dtype=np.int64), np.zeros(epochs, dtype=np.int64)
+    for epoch in range(epochs):
+        drawn = [units.bring(bins.batch(bins.count * epoch + number), entropy) for number in range(bins.count)]
+        numbers = [_numbers(batch, owners, len(units.members)) for batch in drawn]
+        entered = np.concatenate(numbers)
+        fault = fault or next(filter(None, (_fault(batch, owners, units) for batch in drawn)), "")
+        if not np.array_equal(np.sort(entered), present):
+            fault = fault or "a unit is not in exactly one batch of an epoch"
+            break
+        found[epoch, np.searchsorted(present, entered)] = np.repeat(np.arange(bins.count), [len(n) for n in numbers])
+        sizes[epoch] = len(numbers[epoch % bins.count])
+    alike, half = found[::2] == found[1::2], bins.count // 2
+    rate, pairs = 1 / bins.count, len(alike)
+    by_half = _two_sided((found < half).sum(axis=0), epochs, half * rate, entropy)
+    by_pair = _two_sided(alike.sum(axis=0), pairs, rate, entropy)
+    total = _two_sided(alike.sum(keepdims=True).ravel(), pairs * len(present), rate, entropy)
+    both = np.concatenate([by_half, by_pair])
+    return DrawAudit(
+        draws=epochs,
+        units=len(units),
+        sample_rate=rate,
+        alarm=false_alarms,
+        p_values={
+            "rate": float(total[0]),
+            "sizes": _fisher(_two_sided(sizes, len(present), rate, entropy)),
+            "spread": _fisher(by_half),
+            "unit": min(1.0, float(both.min(initial=1.0)) * max(1, len(both))),
+        },
+        fault=fault,
+        rate_refutable=1.0,
+        sees_one_unit=True,
+        sampler="balls_in_bins",
     )
 
 

@@ -18,7 +18,7 @@ from scipy.special import ndtr
 
 from dptune.audit.epsilon_bounds import coins_refute, gaussian_epsilon, one_run_mu
 from dptune.audit.one_run import A_QUARTER, few_guesses, right_guesses
-from dptune.audit.verdict import DELTAS, Certificate
+from dptune.audit.verdict import DELTAS, Certificate, certified_pairs
 from dptune.core.digits import at_least, at_most
 from dptune.privacy.release import Composition
 from dptune.privacy.run_header import RunHeader
@@ -33,9 +33,9 @@ def run_certificate(header: RunHeader, releases: Composition) -> Certificate:
     epsilon = header.price(releases).certified
     if math.isinf(epsilon):
         return Certificate(epsilon, None)
-    others = ((replace(header, delta=one).price(releases).certified, one) for one in DELTAS if one != header.delta)
-    pairs = [(epsilon, header.delta), *others]
-    return Certificate(epsilon, None, tuple(pair for pair in pairs if math.isfinite(pair[0])))
+    deltas = (one for one in DELTAS if one != header.delta)
+    others = certified_pairs(lambda one: replace(header, delta=one).price(releases).certified, deltas)
+    return Certificate(epsilon, None, ((epsilon, header.delta), *others))
 
 
 @dataclass(frozen=True)

@@ -86,6 +86,7 @@ def audited_sample_rate(
     confidence: float,
     alarm: float,
     entropy: Entropy,
+    bins: int = 0,
 ) -> SampleRate | Unseen:
     """Bound the rate of a draw from below.
 
@@ -93,13 +94,15 @@ def audited_sample_rate(
     else in its coordinate is independent of its coin, each bound exceeds r with probability ``1 - confidence``
     (or ``1 - alarm``) at most. Proof: entries at rate r are simulated for canaries outside the data; scores and coins
     are then independent, and the rank sum of canaries in the data has the law of Mann and Whitney 1947, whatever the
-    noise is.
+    noise is. With balls in bins a canary enters one batch of each epoch, and is simulated so: by one entry an epoch,
+    with the chance that its rate has left, and above that rate by more coins.
 
     Args:
         scores: (canaries,) scores of ``CraftedCanaries``, as are ``included`` and ``moves``.
         sample_rate: the rate that was charged.
+        bins: number of batches in an epoch of balls_in_bins; 0 for a coin of its own at each step.
 
-    Returns: ``Unseen`` if either side has no canary, or a move is not known.
+    Returns: ``Unseen`` if either side has no canary, a move is not known, or epochs of bins were not seen whole.
     """
     steps = np.asarray(moves, dtype=np.float64)
     if included.all() or not included.any():
@@ -110,9 +113,13 @@ def audited_sample_rate(
             "how much a planted gradient moves a release is not known where the mechanism clips in other coordinates, "
             "or by the batch itself, or correlates its noise",
         )
+    if bins and len(steps) % bins:
+        return Unseen(sample_rate, "a process was killed, and which batches of an epoch it drew is not known")
     inside, outside = scores[included], scores[~included]
     coins = uniform(entropy, len(outside) * len(steps)).reshape(len(outside), len(steps))
     ties = uniform(entropy, len(scores))
+    if bins:
+        coins = _one_an_epoch(coins, bins, entropy)
 
     def p_value(rate: float) -> float:
         simulated = outside + np.where(coins < rate, steps, 0.0).sum(axis=1)
@@ -128,6 +135,16 @@ def audited_sample_rate(
         alarm=_largest_refuted(p_value, 1 - alarm),
         refutable=sample_rate + sees,
     )
+
+
+def _one_an_epoch(coins: NDArray[np.float64], bins: int, entropy: Entropy) -> NDArray[np.float64]:
+    """(canaries, steps) the rate from which on a canary enters each batch: of one batch an epoch below 1 / bins, of the
+    others above.
+    """
+    whole = coins.reshape(len(coins), -1, bins)
+    first = uniform(entropy, whole.shape[0] * whole.shape[1]).reshape(*whole.shape[:2], 1)
+    chosen = np.arange(bins) == np.floor(first * bins)
+    return np.where(chosen, whole / bins, 1 / bins + whole * (1 - 1 / bins)).reshape(coins.shape)
 
 
 def _rank_p_value(inside: NDArray[np.float64], outside: NDArray[np.float64], ties: NDArray[np.float64]) -> float:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 
@@ -19,6 +20,7 @@ from dptune.audit.contrast import shown_above
 from dptune.audit.epsilon_bounds import epsilon_from_errors, mu_from_errors, rate_at_most
 from dptune.audit.scene import StepAudit
 from dptune.core.digits import at_least, at_most
+from dptune.core.errors import ConfigError
 from dptune.privacy.accountants import epsilons
 from dptune.privacy.accounting.mixture_bounds import gaussian_dp_multiplier
 from dptune.privacy.accounting.parts import disjoint
@@ -105,8 +107,23 @@ def certificate(composition: Composition, delta: float) -> Certificate:
     if all(release.sample_rate == 1.0 for release in fixed):
         is_gaussian = all(release.noise == "gaussian" for release in fixed)
         return Certificate(epsilon, max(_mu(part) for part in disjoint(fixed)), is_gaussian=is_gaussian)
-    pairs = ((epsilons(fixed, one).certified, one) for one in DELTAS)
-    return Certificate(epsilon, None, tuple(pair for pair in pairs if math.isfinite(pair[0])))
+    return Certificate(epsilon, None, certified_pairs(lambda one: epsilons(fixed, one).certified, DELTAS))
+
+
+def certified_pairs(price: Callable[[float], float], deltas: Iterable[float]) -> tuple[tuple[float, float], ...]:
+    """The (epsilon, delta) that are certified; no pair at a delta where nothing is.
+
+    Truncated Poisson sampling has no price at a delta that its cuts alone take.
+    """
+    found = []
+    for delta in deltas:
+        try:
+            epsilon = price(delta)
+        except ConfigError:
+            continue
+        if math.isfinite(epsilon):
+            found.append((epsilon, delta))
+    return tuple(found)
 
 
 def _mu(composition: Composition) -> float:

@@ -155,7 +155,7 @@ def audit_run(run: str | Path, confidence: float = 0.95, false_alarms: float = 0
     header, alarm = contents.header, 1 - false_alarms / CHECKS
     scores, included = canaries.guesses_by, canaries.included
     charged = contents.composition
-    rate = max(release.sample_rate for release in charged)
+    rate, bins = max(release.sample_rate for release in charged), max(one.sampler.batches for one in charged)
     noise = min(release.effective_noise_multiplier for release in charged)
     gaussian = all(release.noise == "gaussian" for release in charged)
     # The draw's test simulates entries. Their seed is the run's random number, which depends on no coin and no score:
@@ -165,7 +165,7 @@ def audit_run(run: str | Path, confidence: float = 0.95, false_alarms: float = 0
         contents=contents,
         coins=one_run(scores, included, header.delta, confidence),
         against=refutation(scores, included, run_certificate(header, contents.composition), header.delta, alarm),
-        draw=audited_sample_rate(canaries.scores, included, canaries.moves, rate, confidence, alarm, simulated),
+        draw=audited_sample_rate(canaries.scores, included, canaries.moves, rate, confidence, alarm, simulated, bins),
         noise=audited_noise(
             canaries.squares,
             canaries.moves,

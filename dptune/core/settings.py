@@ -84,6 +84,8 @@ class UpdateRule:
         return max(0, steps - max(math.ceil(self.average_share * steps), bands)) if self.average == "tail" else 0
 
 
+#: Samplers that training draws batches by. A mechanism with bands brings its own, cyclic_poisson, under the first name.
+TrainingSampler = Literal["poisson", "truncated_poisson", "balls_in_bins"]
 #: Tokens that count in the loss.
 LossOn = Literal["completion", "assistant", "all"]
 BatchSize = Annotated[float, Ge(1e-3), Le(1e9)]
@@ -123,8 +125,11 @@ class ScheduleSettings(StepSettings, UpdateRule):
     """Schedule of a private run, as every door that trains takes it. Public.
 
     Attributes:
-        expected_batch_size: expected number of units of a batch; each enters by its own coin.
+        expected_batch_size: expected number of units of a batch.
         epochs: expected number of batches that contain each unit.
+        sampler: how units get into batches: "poisson", each by its own coin; "truncated_poisson", the same, and a batch
+            of more than max_batch units is cut at random; "balls_in_bins", each into exactly one batch of every epoch.
+        max_batch: most units of a batch of truncated_poisson; left out, so many that cuts take a thousandth of delta.
         max_length: width of every batch in tokens, including one of padding; longer records are cut, never split.
         records_per_unit: most records of one unit in a batch, if the unit is a column.
     """
@@ -133,6 +138,8 @@ class ScheduleSettings(StepSettings, UpdateRule):
     epochs: Epochs
     max_length: Width
     records_per_unit: Rows
+    sampler: TrainingSampler = "poisson"
+    max_batch: Count | None = None
 
     @property
     def rule(self) -> UpdateRule:

@@ -9,9 +9,11 @@ import math
 from dataclasses import dataclass, field, replace
 
 from dptune.core.errors import ConfigError
-from dptune.core.settings import UpdateRule
+from dptune.core.settings import ScheduleSettings, TrainingSampler, UpdateRule
 from dptune.job.settings import TuneSettings
 from dptune.mechanisms.planning import Schedule
+from dptune.privacy.accounting.fixed_batches import advised_batch
+from dptune.privacy.accounting.samplers import sampler_of_run
 from dptune.privacy.calibration import check_delta, sampling
 
 _BATCHES = (64, 1024)
@@ -37,6 +39,7 @@ _HEAD_RADIUS, _HEAD_RATE, _HEAD_RATIO = 3.0, 0.001, 10.0
 #: Those of a classifier by label words, which has no head.
 _WORDS_RADIUS, _SMALL_WORDS_RATE = 1.0, 0.01
 _AT_RADIUS = ("static", "banded")
+_WHOLE_BINS = "a whole part of the units"
 
 
 @dataclass(frozen=True)
@@ -49,6 +52,8 @@ class TuneSchedule:
         options: the mechanism's own options.
         rule: how released gradients move the weights.
         reasons: for each setting that the user left open, why its value was chosen.
+        sampler: how units get into batches.
+        max_batch: most units of a batch of truncated_poisson; None for other samplers.
     """
 
     delta: float
@@ -63,6 +68,8 @@ class TuneSchedule:
     options: dict[str, object]
     rule: UpdateRule
     reasons: dict[str, str] = field(repr=False)
+    sampler: TrainingSampler = "poisson"
+    max_batch: int | None = None
 
     @property
     def head_rate(self) -> float:
@@ -72,7 +79,8 @@ class TuneSchedule:
     @property
     def priced(self) -> Schedule:
         """What the price of a run depends on."""
-        return Schedule(self.sample_rate, self.steps, self.delta)
+        law = sampler_of_run(self.sampler, self.sample_rate, self.steps, self.expected_batch_size, self.max_batch)
+        return Schedule(self.sample_rate, self.steps, self.delta, law)
 
 
 def schedule_of(
@@ -98,11 +106,13 @@ def schedule_of(
 
     delta = pick("delta", settings.delta, default_delta(units), "the power of ten at or below 1 / (10 x units)")
     check_delta(delta, units, fix=f"use {default_delta(units):g}, or leave it out")
+    usual, bins = default_batch(units), settings.sampler == "balls_in_bins"
     batch = pick(
         "expected_batch_size",
         settings.expected_batch_size,
-        default_batch(units),
-        "near 4 x sqrt(units), a power of two, but a quarter of the units at most: noise shrinks with it",
+        units / round(units / usual) if bins else usual,
+        f"near 4 x sqrt(units), {_WHOLE_BINS if bins else 'a power of two'}, but a quarter of the units at most: noise "
+        "shrinks with it",
     )
     if batch > units:
         problem = f"{batch:g} is more than the {units} units"
@@ -110,6 +120,10 @@ def schedule_of(
     epochs = pick("epochs", settings.epochs, default_epochs(units, batch), "3 to 20, so that there are some 100 steps")
     sample_rate, _ = sampling(units, batch, epochs)
     steps = math.ceil(epochs / sample_rate - 1e-9)  # rounding up once: an epoch need not be whole steps
+    max_batch = largest_batch(settings, sample_rate, steps, delta, units)
+    if max_batch != settings.max_batch:
+        reasons["max_batch"] = "the least whose cuts, over all steps, take at most a thousandth of delta"
+    sampler_of_run(settings.sampler, sample_rate, steps, batch, max_batch)  # refuses what does not go together
     rate, rate_reason = _rate(settings, parameters, bands)
     learning_rate = pick("learning_rate", settings.learning_rate, rate, rate_reason)
     ratio = settings.head_rate_ratio
@@ -134,7 +148,24 @@ def schedule_of(
         options=options,
         rule=replace(settings.rule, head_rate_ratio=ratio or 1.0),
         reasons=reasons,
+        sampler=settings.sampler,
+        max_batch=max_batch,
     )
+
+
+def at_whole_bins(settings: TuneSettings, units: int) -> TuneSettings:
+    """The settings with the expected batch of balls_in_bins that is nearest what they ask for, of so many units."""
+    batch = settings.expected_batch_size
+    if settings.sampler != "balls_in_bins" or batch is None:
+        return settings
+    return replace(settings, expected_batch_size=units / max(1, round(units / batch)))
+
+
+def largest_batch(settings: ScheduleSettings, sample_rate: float, steps: int, delta: float, units: int) -> int | None:
+    """The batch that truncated_poisson cuts to, given or chosen; for another sampler what is given, to be refused."""
+    if settings.sampler != "truncated_poisson" or settings.max_batch is not None:
+        return settings.max_batch
+    return advised_batch(units, sample_rate, steps, delta)
 
 
 def _radius(settings: TuneSettings, small: bool) -> tuple[float, str]:

@@ -15,7 +15,7 @@ from dptune.core.errors import ConfigError
 from dptune.core.units import MADE_OF_OTHERS, RECORD
 from dptune.job.audit_canaries import check_count, price_of
 from dptune.job.base_model import Base
-from dptune.job.defaults import TuneSchedule, max_length_of, schedule_of
+from dptune.job.defaults import TuneSchedule, at_whole_bins, max_length_of, schedule_of
 from dptune.job.delivery.verification import LABELS, RECORDS, WORDS
 from dptune.job.label_checks import check_labels
 from dptune.job.run_spec import job_header, mechanism_of, training_plan
@@ -243,8 +243,10 @@ def prepare_sides(sides: Sides, base: Base, settings: TuneSettings, unit: str | 
     if form == "messages":
         check_template(base.tokenizer)
     units, price = units_of_side(sides.train, unit, settings.records_per_unit), ""
-    schedule, mechanism = calibrated_schedule(settings, base, len(units))
-    if planted := settings.audit_canaries:
+    planted = settings.audit_canaries
+    own = at_whole_bins(settings, len(units)) if planted else settings  # the run without canaries is a comparison
+    schedule, mechanism = calibrated_schedule(own, base, len(units))
+    if planted:
         check_count(planted, len(units), base.pair_sizes, has_head=bool(base.head))
         alone, batch, units = (
             mechanism.mechanism,

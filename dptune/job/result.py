@@ -33,7 +33,7 @@ _OF_A_CELL = (
 )
 #: Fields that are left out of a cell's file where the cell has none of them.
 _LEFT_OUT = (
-    *("scores", "signatures", "decoding", "inputs", "restarts", "together", "adapter_sha256", "code"),
+    *("scores", "signatures", "decoding", "inputs", "sampler", "restarts", "together", "adapter_sha256", "code"),
     *("base", "revision", "loaded_by", "settings", "labels", "template", "words", "search", "model_about"),
 )
 
@@ -59,6 +59,7 @@ class RunResult:
         data: label of the private records.
         noise_multiplier: noise of a release over its sensitivity.
         sample_rate: probability of a unit to be in a batch.
+        sampler: how units got into batches.
         releases: number of releases that were charged.
         planned_releases: number of planned steps.
         epsilon_published, epsilon_noise_only, epsilon_certified: the run's epsilons, or the whole search's; infinite
@@ -119,6 +120,7 @@ class RunResult:
     data: str = ""
     noise_multiplier: float = 0.0
     sample_rate: float = 0.0
+    sampler: str = "poisson"
     releases: int = 0
     planned_releases: int = 0
     epsilon_published: float = float("inf")
@@ -241,6 +243,7 @@ def charged(
         "data": header.data,
         "noise_multiplier": mechanism.noise.noise_multiplier,
         "sample_rate": plan.sample_rate,
+        "sampler": plan.sampler,
         "planned_releases": plan.steps,
         "releases": contents.releases,
         **prices.to_dict(),

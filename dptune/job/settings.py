@@ -179,7 +179,12 @@ class TuneSettings(JobSettings):
             raise ConfigError("options.noise_multiplier", problem, fix="leave it out, and change epsilon")
 
     def check_search(self) -> None:
-        """Raise ConfigError for canaries: a search would plant them in every candidate, and releases only one."""
+        """Raise ConfigError for canaries, which a search would plant in every candidate, and releases only one; and for
+        a sampler other than poisson.
+        """
+        if self.sampler != "poisson":
+            problem = f"{self.sampler} does not go with a search, whose price is proven for Poisson sampling"
+            raise ConfigError("sampler", problem, fix="use poisson, or tune without a search")
         if self.audit_canaries:
             problem = "are planted in single runs, not in the candidates of a search"
             raise ConfigError("audit_canaries", problem, fix="leave them out, or tune without a search")

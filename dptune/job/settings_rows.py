@@ -12,7 +12,7 @@ from dptune.training.models.classifier import described_head
 
 #: Settings that the card has rows for whatever they are, or under names of its own.
 _ROWS = (
-    *("expected_batch_size", "epochs", "learning_rate", "max_length", "records_per_unit"),
+    *("expected_batch_size", "max_batch", "epochs", "learning_rate", "max_length", "records_per_unit"),
     *("optimizer", "schedule", "average", "head_rate_ratio"),
     *("rank", "alpha", "target_modules", "rslora", "rank_pattern", "alpha_pattern", "init_lora_weights"),
 )
@@ -36,6 +36,7 @@ def public_settings(prepared: PreparedRun) -> dict[str, Any]:
         **schedule.options,
         **({"bands": bands} if (bands := prepared.mechanism.mechanism.bands) > 1 else {}),
         "expected batch": schedule.expected_batch_size,
+        **({"largest batch": schedule.max_batch} if schedule.max_batch else {}),
         "epochs": schedule.epochs,
         "steps": schedule.steps,
         "learning rate": schedule.learning_rate,

@@ -228,7 +228,8 @@ def trial(
         problem = f"has {count} units to train on, fewer than {_batches(bands)} of {schedule.expected_batch_size:g}"
         raise ConfigError("public", problem, fix="give more public records, or leave trials out")
     mechanism = _rebuild_mechanism(settings, base, calibrated.mechanism, schedule)
-    own = replace(schedule, sample_rate=schedule.expected_batch_size / count, learning_rate=learning_rate)
+    rate = schedule.expected_batch_size / count
+    own = replace(schedule, sample_rate=rate, learning_rate=learning_rate, sampler="poisson", max_batch=None)
     plan = training_plan(settings, replace(own, checkpoint_every=schedule.steps))
     entropy = OsEntropy()
     header = header_of(mechanism, records.units, entropy, delta=schedule.delta, data="public records")

@@ -48,19 +48,33 @@ class Calibrated:
 def planned(mechanism: Mechanism, schedule: Schedule) -> Composition:
     """The releases of a run whose knobs stay where they start; with correlated noise, those about each group.
 
-    Raises: ConfigError for more bands than steps, or so many that a unit would be drawn with a chance above 1.
+    Raises: ConfigError for more bands than steps, or so many that a unit would be drawn with a chance above 1, and for
+    a sampler that no proof covers with the mechanism.
     """
     if mechanism.bands > schedule.steps:
         problem = f"{mechanism.bands} are more than the {schedule.steps} steps"
         raise ConfigError("bands", problem, fix=f"use at most {schedule.steps}")
-    return Counter(
-        {
-            replace(
-                mechanism.release(mechanism.knobs(), schedule.sample_rate, row=group), sampler=schedule.sampler
-            ): rows
-            for group, rows in enumerate(visits(schedule.steps, mechanism.bands))
-        }
-    )
+    knobs, found = mechanism.knobs(), Counter[Release]()
+    for group, rows in enumerate(visits(schedule.steps, mechanism.bands)):
+        release = mechanism.release(knobs, schedule.sample_rate, row=group)
+        found[sampled(release, schedule.sampler, mechanism)] = rows
+    return found
+
+
+def sampled(release: Release, sampler: Sampler, mechanism: Mechanism) -> Release:
+    """A mechanism's release on a batch that this sampler drew.
+
+    Radii may move, as of quantile, adaclip or dc_sgd: the proofs of all samplers let what one unit adds hang on earlier
+    releases, as long as its bound over the noise stays. They do not cover noise that moves, is correlated or is not
+    Gaussian.
+
+    Raises: ConfigError naming the mechanism, where no proof covers both.
+    """
+    if not sampler.like_poisson and not release.fits_any_sampler:
+        needs = "independent Gaussian noise that never moves, on sums that are clipped in l2"
+        problem = f"{sampler.name} does not go with {mechanism.name}: it is priced for {needs}"
+        raise ConfigError("sampler", problem, fix="use the mechanism static, or sampler poisson")
+    return replace(release, sampler=sampler)
 
 
 def fitted(mechanism: Mechanism, schedule: Schedule, bands: int | None = None) -> Mechanism:
@@ -228,6 +242,9 @@ def _calibrated(
 
 def _check_inherited(mechanism: Mechanism, epsilon: float, schedule: Schedule, accounting: str) -> None:
     inherited = mechanism.controller.inherited
+    if inherited and not schedule.sampler.like_poisson:
+        problem = f"is not priced together with sampler {schedule.sampler.name}"
+        raise ConfigError("init_from", problem, fix="use sampler poisson, or leave it out")
     if not inherited or accounting == "published":
         return
     spent = float(getattr(epsilons(inherited, schedule.delta), accounting))

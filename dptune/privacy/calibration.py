@@ -104,11 +104,12 @@ def sampling(records: int, batch: float, epochs: float) -> tuple[float, int]:
         raise ConfigError("batch", f"{batch} is not in (0, {records}]", fix="use an expected batch below the records")
     if not epochs > 0:
         raise ConfigError("epochs", f"{epochs} is not positive", fix="use a positive number of epochs")
-    steps = epochs * math.ceil(records / batch)
+    batches = math.ceil(records / batch - 1e-9)  # a batch that is records / n has n batches, whatever its last digit
+    steps = epochs * batches
     if steps > MOST_STEPS:
         problem = f"{epochs:g} passes are {steps:.3g} steps, and at most {MOST_STEPS:g} are priced"
         raise ConfigError("epochs", problem, fix="lower the epochs, or raise the batch")
-    return batch / records, math.ceil(epochs * math.ceil(records / batch))
+    return batch / records, math.ceil(epochs * batches)
 
 
 def check_delta(delta: float, units: int, fix: str) -> None:

@@ -15,8 +15,8 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-#: Version of the samplers: ``poisson_sample`` here and ``PrivacyUnits.draw``. Raise it when a change moves what they
-#: draw from the same words: tests/golden says when.
+#: Version of the samplers: ``poisson_sample`` here, ``PrivacyUnits.draw`` and ``training.draws``. Raise it when a
+#: change moves what they draw from the same words: tests/golden says when.
 VERSION = 1
 _SMALL = np.uint64(2**47)
 _ONE = np.float64(1.0).view(np.uint64)

@@ -11,6 +11,7 @@ from typing import Any, Self
 
 from dptune.core.files import fsync_directory, holder_of, lock_now
 from dptune.privacy.accounting.cyclic_rows import row_problem
+from dptune.privacy.accounting.samplers import TRAINED
 from dptune.privacy.budget_gate import BudgetError, BudgetGate
 from dptune.privacy.ledger_file import (
     GENESIS,
@@ -204,14 +205,16 @@ class Ledger:
 
         Raises:
             BudgetError: the release would pass the budget. Nothing was written.
-            LedgerError: the disk refused the line, or the release is not the row that correlated noise has here (see
-                ``cyclic_rows``). Nothing counts as released.
+            LedgerError: the disk refused the line; or the release is not the row that correlated noise has here, or
+                its sampler not that of the rows before (see ``cyclic_rows``). Nothing counts as released.
         """
-        if not release.sampler.like_poisson:
-            unknown = f"{release.sampler.name} is a sampler that no training draws its batches by yet"
-            raise LedgerError(f"{self.path}: {unknown}. Fix: use poisson; `dptune account` prices other samplers.")
-        if problem := row_problem(self._last, release, self.releases):
-            fix = f"resume with the noise that the run was started with; or {fresh_start(self.path.parent)}"
+        if not release.sampler.like_poisson and release.sampler.name not in TRAINED:
+            unknown = f"{release.sampler.name} is a sampler that no training draws its batches by"
+            fix = f"use {' or '.join(TRAINED)}; `dptune account` prices other samplers"
+            raise LedgerError(f"{self.path}: {unknown}. Fix: {fix}.")
+        if problem := row_problem(self._last, release, self.releases, self.header.units):
+            again = "resume with the noise and the sampler that the run was started with"
+            fix = f"{again}; or {fresh_start(self.path.parent)}"
             raise LedgerError(f"{self.path}: the next release {problem}. Fix: {fix}.")
         if not self.admits(release):
             raise BudgetError(

@@ -124,7 +124,7 @@ def read_ledger(path: Path) -> LedgerContents:
         elif isinstance(content, _Charge):
             if content.step != releases:
                 raise _bad_line(path, number, f"is not step {releases}: lines are missing or reordered")
-            if problem := row_problem(last, content.release, content.step):
+            if problem := row_problem(last, content.release, content.step, header.units if header else 0):
                 raise _bad_line(path, number, problem)
             last = content.release
             composition[last] += 1

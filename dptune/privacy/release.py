@@ -175,11 +175,19 @@ class Release:
             raise ConfigError("sensitivity", problem, fix="give the clipper's sensitivity times that norm")
 
     def _check_sampler(self) -> None:
-        proven = (self.noise, self.norm, self.adaptive, self.coefficients) == ("gaussian", "l2", False, ())
-        if not self.sampler.like_poisson and not proven:
+        if not self.sampler.like_poisson and not self.fits_any_sampler:
             problem = f"{self.sampler.name} is priced for independent Gaussian noise that never moves, clipped in l2"
             raise ConfigError("sampler", problem, fix="use the mechanism static, or sampler poisson")
         self.sampler.check_rate(self.sample_rate)
+
+    @property
+    def fits_any_sampler(self) -> bool:
+        """Whether proofs of samplers other than Poisson cover it: fixed, independent Gaussian noise on sums in l2.
+
+        What has no noise at all has an infinite price with every sampler.
+        """
+        proven = (self.noise, self.norm, self.adaptive, self.coefficients) == ("gaussian", "l2", False, ())
+        return proven or self.noise == "none"
 
     def _check_law(self) -> None:
         if self.noise.endswith("laplace_mixture") != (self.law is not None):

@@ -24,6 +24,7 @@ from dptune.mechanisms.mechanism import Mechanism
 from dptune.privacy.ledger import Ledger
 from dptune.privacy.ledger_file import chain_after
 from dptune.privacy.set_aside import fresh_start
+from dptune.training.draws import check_kept
 from dptune.training.optimizers import AVERAGED, State, kind_of
 
 
@@ -42,6 +43,8 @@ class Progress:
         chain: the ledger's checksum at that length.
         controller: the controller's state; as public as what it reads.
         restarts: lengths of the ledger at which correlated noise began anew, because the process before had ended.
+        bins: secret by which units choose their batches (``draws.Bins.kept``), while some are still to be drawn; empty
+            for other samplers than balls_in_bins. Private.
     """
 
     run_id: str
@@ -50,6 +53,7 @@ class Progress:
     chain: str
     controller: dict[str, Any]
     restarts: list[int] = field(default_factory=list)
+    bins: str = field(default="", repr=False)
 
 
 def save_checkpoint(path: Path, model: torch.nn.Module, optimizer: torch.optim.Optimizer, progress: Progress) -> None:
@@ -72,8 +76,10 @@ def save_checkpoint(path: Path, model: torch.nn.Module, optimizer: torch.optim.O
         else:
             plain[key] = value
     with replacing(path) as temporary:
-        described = json.dumps(asdict(replace(progress, controller=plain)))
-        save_file(tensors, temporary, metadata={"progress": described})
+        described = asdict(replace(progress, controller=plain))
+        if not progress.bins:
+            del described["bins"]  # as earlier versions wrote it
+        save_file(tensors, temporary, metadata={"progress": json.dumps(described)})
 
 
 def load_checkpoint(path: Path, model: torch.nn.Module, optimizer: torch.optim.Optimizer, ledger: Ledger) -> Progress:
@@ -151,6 +157,11 @@ def _check_progress(path: Path, progress: Progress) -> None:
         raise _damage_error(path, "its step or number of releases is not a whole number")
     if not 0 <= progress.step <= progress.releases:
         raise _damage_error(path, f"it says step {progress.step} of {progress.releases} releases")
+    try:
+        if progress.bins != "":
+            check_kept(progress.bins)
+    except (TypeError, ValueError):
+        raise _damage_error(path, "the secret of its bins is not whole") from None
     rows = progress.restarts
     if not isinstance(rows, list) or any(type(row) is not int for row in rows) or rows != sorted(set(rows)):
         raise _damage_error(path, "its restarts are not rising row numbers")

@@ -50,9 +50,13 @@ def train(
         ranks: the processes of the run, of which this is rank 0. The others call ``follow`` with the same ``spec``, in
             which an auditor's slots are empty.
 
-    A resumed run takes the same units with the same keys, in the same order. With several bands that is a part of the
-    guarantee: a unit's key says in which steps it can be drawn, and one that got another key could be drawn once more
-    than is charged. ``tune`` and the pipeline check it by digests of records and keys; here the caller answers for it.
+    A resumed run takes the same units with the same keys, in the same order. With several bands, and with bins, that is
+    a part of the guarantee: a unit's key says in which steps it can be drawn, and one that got another key could be
+    drawn once more than is charged. ``tune`` and the pipeline check it by digests of records and keys; here the caller
+    answers for it.
+
+    With sampler balls_in_bins the checkpoint holds the secret by which units choose their batches, until the last one
+    is drawn; a run that was killed goes on with the same choices, and not without its checkpoint.
 
     A run whose controller moves the noise may use up its budget early; it then ends with fewer releases. Ctrl-C and
     SIGTERM stop a run at the end of a step, with a checkpoint, by a KeyboardInterrupt.
@@ -97,8 +101,7 @@ def follow(spec: RunSpec, entropy: Entropy, ranks: Ranks) -> None:
     train_adapters(spec.model)
     while (order := ranks.broadcast(None, rank.weights[0].device)) is not None:
         ranks.copy(rank.weights)
-        batch = rank.own_units.draw(order.sample_rate, entropy, order.turn)
-        contribute(rank, order, gradients_of(rank, batch))
+        contribute(rank, order, gradients_of(rank, rank.batch_of(order)))
 
 
 def gradients_of(run: RankRun, batch: list[NDArray[np.int64]]) -> Iterator[Gradients]:

@@ -1,4 +1,4 @@
-"""Privacy units: the assignment of records to units, and the Poisson batches drawn from them."""
+"""Privacy units: the assignment of records to units, and the batches drawn from them."""
 
 from __future__ import annotations
 
@@ -222,6 +222,20 @@ class PrivacyUnits:
         chosen = poisson_sample(entropy, len(self), sample_rate)
         if turn is not None:
             chosen = chosen[self.of_turn(turn, chosen)]
+        return self._bring(chosen, entropy)
+
+    def bring(self, numbers: NDArray[np.int64], entropy: Entropy) -> list[NDArray[np.int64]]:
+        """A batch as ``draw`` gives it, of the units with these numbers in the whole run; those of other ranks are
+        left out.
+        """
+        if isinstance(self.members, _Span):
+            first, own, everybody = self.members.numbers.start, len(self.members), len(self.members.whole)
+            mine = numbers[(numbers >= first) & (numbers < first + own)] - first
+            slots = numbers[(numbers >= everybody) & (numbers < everybody + len(self.planted))]
+            numbers = np.concatenate([mine, slots - everybody + own])
+        return self._bring(numbers, entropy)
+
+    def _bring(self, chosen: NDArray[np.int64], entropy: Entropy) -> list[NDArray[np.int64]]:
         drawn = (self._brought(int(unit)) for unit in chosen)
         return [self._choose(records, entropy) for records in drawn if len(records)]
 
@@ -230,13 +244,19 @@ class PrivacyUnits:
         numbers = self._numbers(units)
         if turn.dealt_by == "rank":
             return turn.holds(numbers)
-        if self.keys is None:
+        if (keys := self.own_keys(numbers)) is None:
             problem = "have no keys of their own, by which correlated noise deals them into groups"
             raise ConfigError("units", problem, fix="make them with PrivacyUnits.of, and give it the keys")
+        return turn.holds(keys)
+
+    def own_keys(self, numbers: NDArray[np.int64]) -> NDArray[np.int64] | None:
+        """(numbers,) the own key of each unit or slot by its number in the whole run; None for units without keys."""
+        if self.keys is None:
+            return None
         keys, are_units = np.zeros(len(numbers), dtype=np.int64), numbers < len(self.keys)
         keys[are_units] = self.keys[numbers[are_units]]
         keys[~are_units] = _SLOTS + (numbers[~are_units] - len(self.keys))  # a slot's own place, and no unit's number
-        return turn.holds(keys)
+        return keys
 
     def _numbers(self, units: NDArray[np.int64]) -> NDArray[np.int64]:
         """The numbers that units have in the whole run, of which these may be one rank's part; slots come last."""

@@ -10,8 +10,9 @@ add noise once, move the weights              wait
 
 Guarantee: that of the same run in one process. Units are dealt to ranks by a public rule and every unit has a coin of
 its own, so the union of the ranks' batches is a Poisson batch of all units; the sum over ranks is its clipped sum; one
-rank adds noise to it, once, after the charge. Everything else that ranks are told is a function of releases and of
-public data. What they send, exact sums, is private and not encrypted: the network between them must be trusted.
+rank adds noise to it, once, after the charge. For another sampler rank 0 draws the batch of all units, and tells their
+numbers. Everything else that ranks are told is a function of releases and of public data. What they send, exact sums,
+is private and not encrypted: the network between them must be trusted.
 
 The other ranks keep no state (no optimiser, controller, ledger or checkpoint), so they cannot drift apart and have
 nothing to resume. All traffic is through Gloo in host memory, for GPUs too: it is the size of the adapters, a rank
@@ -24,12 +25,14 @@ import io
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
+from numpy.typing import NDArray
 
 from dptune.core.errors import ConfigError
 from dptune.mechanisms.interfaces import Knobs, Statistics
@@ -45,19 +48,22 @@ class LostRankError(RuntimeError):
 
 @dataclass(frozen=True)
 class Order:
-    """The order that rank 0 sends to all ranks for a charged step. Public.
+    """The order that rank 0 sends to all ranks for a charged step. Public but for ``drawn``.
 
     Attributes:
         knobs: knobs to clip with.
         statistics: statistics to sum beside the gradients.
         sample_rate: the rate that was charged, to draw with.
         turn: the group of units to draw from; None draws from all.
+        drawn: numbers of the units in the batch, where rank 0 draws for all ranks; None: each rank tosses the coins of
+            its own units. Private, as the sums that ranks send.
     """
 
     knobs: Knobs
     statistics: Statistics | None
     sample_rate: float
     turn: Turn | None
+    drawn: NDArray[np.int64] | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 knobs    = mechanism.knobs()                 # from past releases only                               begin
 ledger.charge(mechanism.release(knobs, q))   # on disk before the noisy value exists; may refuse
-batch    = units.draw(q)                     # Poisson, secret coins; may be empty (correlated noise: of one group)
+batch    = units.draw(q)                     # by the sampler, secret coins; may be empty (bands: of one group)
 released = mechanism.privatise(per-sample gradients of the batch, knobs)                           # complete
 optimizer.step(released.gradient)
 controller.observe(released)
@@ -29,6 +29,7 @@ from dptune.mechanisms.controllers.control import total_norms
 from dptune.mechanisms.gradient_interfaces import Gradients
 from dptune.mechanisms.interfaces import Knobs, Observation, Released
 from dptune.mechanisms.mechanism import Mechanism, clipped_sums
+from dptune.mechanisms.planning import sampled
 from dptune.privacy.accounting.renyi_filter import renyi_cost
 from dptune.privacy.budget_gate import BudgetError
 from dptune.privacy.entropy import Entropy
@@ -37,6 +38,7 @@ from dptune.privacy.release import Composition
 from dptune.privacy.run_folder import RunFolder
 from dptune.privacy.set_aside import fresh_start
 from dptune.training.checkpoints import Progress, save_checkpoint
+from dptune.training.draws import Bins, drawn_units
 from dptune.training.evaluation import mean_loss
 from dptune.training.gradients.frozen_layers import FrozenLayers
 from dptune.training.gradients.parameter_groups import Block, PairModules
@@ -117,6 +119,12 @@ class RankRun:
         """All weights that the run trains."""
         return [parameter for pair in self.pairs for parameter in pair.parameters]
 
+    def batch_of(self, order: Order) -> list[NDArray[np.int64]]:
+        """This rank's part of an ordered batch: for each drawn unit the records that it brings. Private."""
+        if order.drawn is not None:
+            return self.own_units.bring(order.drawn, self.entropy)
+        return self.own_units.draw(order.sample_rate, self.entropy, order.turn)
+
 
 @dataclass
 class Run(RankRun):
@@ -124,6 +132,7 @@ class Run(RankRun):
 
     Attributes:
         restarts: lengths of the ledger at which correlated noise began anew.
+        bins: which batches of an epoch units enter; None but for sampler balls_in_bins. Private.
         computing: whether gradients are being computed. What is raised then is the pass's error, and no run's own.
     """
 
@@ -134,6 +143,7 @@ class Run(RankRun):
     initial: dict[str, torch.Tensor] = field(repr=False)
     step: int
     restarts: list[int] = field(default_factory=list)
+    bins: Bins | None = field(default=None, repr=False)
     computing: bool = False
 
     def begin(self) -> Step | None:
@@ -150,13 +160,15 @@ class Run(RankRun):
             return None
         knobs = knobs or mechanism.knobs()
         row = self.ledger.releases
-        release = mechanism.release(knobs, plan.sample_rate, row)
+        release = sampled(mechanism.release(knobs, plan.sample_rate, row), plan.law, mechanism)
         turn = Turn.of(self.ledger.header.run_id, mechanism.bands, row, mechanism.dealt_by)
         self.ledger.charge(release)
         mark_used(self.spec, self.ledger.header.run_id)
-        self.ranks.broadcast(Order(knobs, mechanism.statistics(knobs), release.sample_rate, turn))
+        drawn = drawn_units(release, row, len(self.spec.units), self.bins, self.entropy)
+        order = Order(knobs, mechanism.statistics(knobs), release.sample_rate, turn, drawn)
+        self.ranks.broadcast(order)
         self.ranks.copy(self.weights)
-        return Step(knobs, *split_batch(self.own_units.draw(release.sample_rate, self.entropy, turn)), row)
+        return Step(knobs, *split_batch(self.batch_of(order)), row)
 
     def complete(self, step: Step, gradients: Iterable[Gradients]) -> None:
         """Clip, sum, add noise, move the weights, and save them where the plan says so.
@@ -212,7 +224,11 @@ class Run(RankRun):
             self.spec.auditor.on_save()
         controller = self.spec.mechanism.controller.state_dict()
         ledger = self.ledger
-        progress = Progress(ledger.header.run_id, self.step, ledger.releases, ledger.chain, controller, self.restarts)
+        drawn = ledger.releases >= self.spec.plan.steps  # nothing is drawn any more
+        secret = "" if self.bins is None or drawn else self.bins.kept
+        progress = Progress(
+            ledger.header.run_id, self.step, ledger.releases, ledger.chain, controller, self.restarts, secret
+        )
         save_checkpoint(RunFolder(self.directory).checkpoint, self.spec.model, self.optimizer, progress)
 
 
@@ -247,7 +263,8 @@ def _affordable(mechanism: Mechanism, ledger: Ledger, plan: TrainingPlan) -> Kno
         if not math.isfinite(allowed):
             return None
         knobs = mechanism.at_effective_noise_multiplier(knobs, allowed)
-    return knobs if ledger.admits(mechanism.release(knobs, plan.sample_rate, ledger.releases)) else None
+    release = mechanism.release(knobs, plan.sample_rate, ledger.releases)
+    return knobs if ledger.admits(sampled(release, plan.law, mechanism)) else None
 
 
 def _complete(run: Run, step: Step, gradients: Iterable[Gradients]) -> StepReport:

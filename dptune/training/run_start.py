@@ -26,6 +26,7 @@ from dptune.privacy.run_header import composition_of
 from dptune.privacy.set_aside import fresh_start
 from dptune.training.checkpoints import CheckpointError, Progress, load_checkpoint
 from dptune.training.data import Tokens
+from dptune.training.draws import Bins, keys_of
 from dptune.training.gradients.frozen_layers import FrozenLayers, frozen_layers
 from dptune.training.gradients.gradient_check import check_width, rehearse
 from dptune.training.gradients.micro_batches import public_widths
@@ -77,6 +78,7 @@ def open_run(
         restarts=sorted({*progress.restarts, *_restarts(spec.mechanism, ledger)}),
     )
     try:
+        run.bins = _bins(spec, ledger, progress, run.entropy)
         if spec.auditor is not None:
             spec.auditor.on_open(ledger.releases)
         # Written before anything is charged: on a full disk every new try would pay for steps that are then lost.
@@ -222,6 +224,8 @@ def _check_units(spec: RunSpec) -> None:
     if mechanism.bands > 1 and (units.keys is None or len(units.keys) != len(units.members)):
         problem = f"do not have a key each, by which {mechanism.name} deals them into groups"
         raise ConfigError("units", problem, fix="make them with PrivacyUnits.of, and give it the keys")
+    if plan.law.name == "balls_in_bins":
+        keys_of(units)
     if federation is None and units.most > plan.physical_batch_size:
         problem = f"{plan.physical_batch_size} is less than the {units.most} rows that one unit may bring"
         raise ConfigError("training.physical_batch_size", problem, fix="raise it")
@@ -252,7 +256,7 @@ def _check_header(spec: RunSpec, entropy: Entropy) -> None:
 def _open(spec: RunSpec, optimizer: torch.optim.Optimizer, directory: Path) -> tuple[Ledger, Progress]:
     """Start the run, or resume it from its ledger and checkpoint."""
     folder, mechanism = RunFolder(directory), spec.mechanism
-    releases = planned(mechanism, Schedule(spec.plan.sample_rate, spec.plan.steps, spec.header.delta))
+    releases = planned(mechanism, Schedule(spec.plan.sample_rate, spec.plan.steps, spec.header.delta, spec.plan.law))
     if not folder.ledger.exists():
         refuse_used(spec)
     ledger, checkpoint = Ledger.open(folder.ledger, spec.header, releases, spec.booked), folder.checkpoint
@@ -267,6 +271,25 @@ def _open(spec: RunSpec, optimizer: torch.optim.Optimizer, directory: Path) -> t
         ledger.close()
         raise
     return ledger, progress
+
+
+def _bins(spec: RunSpec, ledger: Ledger, progress: Progress, entropy: Entropy) -> Bins | None:
+    """The bins of a run by balls_in_bins: new ones for a new run, those of its checkpoint for one that goes on.
+
+    Raises: CheckpointError for a run that drew some of its batches, and whose secret is gone.
+    """
+    law = spec.plan.law
+    if law.name != "balls_in_bins" or ledger.releases >= spec.plan.steps:
+        return None
+    keys = keys_of(spec.units)
+    if progress.bins:
+        return Bins.restored(law.batches, keys, progress.bins)
+    if ledger.releases:
+        path = RunFolder(ledger.path.parent).checkpoint
+        why = f"{'does not hold' if path.exists() else 'is missing, with'} the secret of the run's bins"
+        problem = f"{path}: {why}, and by other bins a unit could enter an epoch twice"
+        raise CheckpointError(f"{problem}. Fix: restore it; or {fresh_start(path.parent)}.")
+    return Bins.toss(law.batches, keys, entropy)
 
 
 def _restarts(mechanism: Mechanism, ledger: Ledger) -> list[int]:

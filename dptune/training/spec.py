@@ -12,10 +12,11 @@ import torch
 from numpy.typing import NDArray
 
 from dptune.core.errors import ConfigError
-from dptune.core.settings import StepSettings, UpdateRule
+from dptune.core.settings import StepSettings, TrainingSampler, UpdateRule
 from dptune.mechanisms.gradient_interfaces import Gradients
 from dptune.mechanisms.interfaces import Released
 from dptune.mechanisms.mechanism import Mechanism
+from dptune.privacy.accounting.samplers import Sampler, sampler_of_run
 from dptune.privacy.entropy import Entropy
 from dptune.privacy.ledger import Booked
 from dptune.privacy.run_header import RunHeader
@@ -32,12 +33,21 @@ class TrainingPlan(StepSettings):
         expected_batch_size: q times units; divides every sum, never the realised size.
         steps: releases to make; charges of a killed process count among them.
         rule: optimiser, schedule of the learning rate, and average of the weights.
+        sampler: how units get into batches.
+        max_batch: most units of a batch of truncated_poisson, which needs it; None for other samplers.
     """
 
     sample_rate: float
     expected_batch_size: float
     steps: int
     rule: UpdateRule = field(default_factory=UpdateRule)
+    sampler: TrainingSampler = "poisson"
+    max_batch: int | None = None
+
+    @property
+    def law(self) -> Sampler:
+        """The sampler with its numbers, as releases name it. Raises: ConfigError as ``sampler_of_run``."""
+        return sampler_of_run(self.sampler, self.sample_rate, self.steps, self.expected_batch_size, self.max_batch)
 
     def learning_rate_at(self, step: int, row: int | None = None) -> float:
         """Linear warm-up over the steps in the weights, then what the schedule has at a release.

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dptune.audit.draw_test import audit_draw
+from dptune.audit.draw_test import audit_bins, audit_draw
 from dptune.audit.one_run import one_run
 from dptune.audit.refutation import refutation, run_certificate
 from dptune.audit.run_twin import audit_twin, unplayable
@@ -23,9 +23,11 @@ from dptune.core.files import jsonable
 from dptune.mechanisms.mechanism import Mechanism
 from dptune.mechanisms.planning import Schedule, as_charged, fitted, price
 from dptune.mechanisms.registry import build, of_model, takes_noise
+from dptune.privacy.accounting.samplers import POISSON
 from dptune.privacy.entropy import OsEntropy
 from dptune.privacy.release import Release
 from dptune.privacy.run_folder import RunFolder
+from dptune.training.draws import Bins, keys_of
 from dptune.training.gradients.parameter_groups import trained_blocks
 from dptune.training.unit_groups import Turn
 from tasks.audit.target import Target
@@ -62,6 +64,7 @@ def crafted_attack(target: Target) -> dict[str, Any]:
         target.settings.confidence,
         target.alarm_confidence,
         OsEntropy(),
+        max(release.sampler.batches for release in target.contents.composition),
     )
     return {"crafted": shown, "draw": draw.to_dict()}
 
@@ -78,15 +81,21 @@ def sampling_audit(target: Target) -> dict[str, Any]:
     # The ledger holds the rate of a unit's own group, which with b bands is b times the plain sample rate.
     charged = min(target.contents.composition, key=lambda release: release.sample_rate)
     bands, run_id = len(charged.coefficients) or 1, target.contents.header.run_id
-    rate = plan_of(cell.training, len(units), expected_batch_size).sample_rate
+    rate = plan_of(cell.training, len(units), expected_batch_size, cell.delta).sample_rate
+    filled = units.with_slots(np.ones(cell.crafted, dtype=bool))
+    absent = np.zeros(records, dtype=bool) if corpus.absent is None else corpus.absent
+    if charged.sampler.name == "balls_in_bins":
+        bins = Bins.toss(charged.sampler.batches, keys_of(filled), OsEntropy())
+        return {"sampling": audit_bins(filled, absent, bins, 1 - target.alarm_confidence, OsEntropy()).to_dict()}
     found = audit_draw(
-        units.with_slots(np.ones(cell.crafted, dtype=bool)),
-        np.zeros(records, dtype=bool) if corpus.absent is None else corpus.absent,
+        filled,
+        absent,
         min(1.0, bands * rate),
         charged.sample_rate,
         1 - target.alarm_confidence,
         OsEntropy(),
         [Turn.of(run_id, bands, row, charged.dealt_by) for row in range(bands)],
+        charged.sampler.max_batch or None,
     )
     return {"sampling": found.to_dict()}
 
@@ -129,7 +138,8 @@ def _one_step(target: Target) -> dict[str, Any]:
     attacked = replace(found.release, raw_inputs=charged.raw_inputs) if inherits else found.release
     check_audited(attacked, charged, RunFolder(target.directory).ledger)
     # The certified figures are those of the ledger, whatever was attacked; the attacked sample is in every batch.
-    certified = certificate(Counter({replace(charged, sample_rate=1.0): 1}), target.cell.delta)
+    once = replace(charged, sample_rate=1.0, sampler=POISSON)
+    certified = certificate(Counter({once: 1}), target.cell.delta)
     verdict = judged(found, certified, settings.false_alarms, target.checks)
     figures: dict[str, Any] = {
         "scene": found.scene,
@@ -148,7 +158,7 @@ def _whole_run(target: Target) -> dict[str, Any]:
     # The most noise of any step: where it moved, the twin then leaks no more than the run.
     charged = max(composition, key=lambda release: release.noise_multiplier)
     mechanism, _ = _mechanism(target, charged.noise_multiplier)
-    if unplayable(mechanism) is not None:
+    if unplayable(mechanism) is not None or not charged.sampler.like_poisson:  # games draw Poisson samples
         return {}
     bands = len(charged.coefficients) or 1
     schedule = Schedule(charged.sample_rate / bands, sum(composition.values()), target.cell.delta)
@@ -174,7 +184,7 @@ def check_audited(audited_release: Release, charged_release: Release, ledger: Pa
 
     Raises: DataError that names what differs.
     """
-    expected = replace(charged_release, sample_rate=audited_release.sample_rate)
+    expected = replace(charged_release, sample_rate=audited_release.sample_rate, sampler=audited_release.sampler)
     pairs = [(item.name, getattr(audited_release, item.name), getattr(expected, item.name)) for item in fields(Release)]
     different = [f"{name} {_shortly(ours)} in place of {_shortly(its)}" for name, ours, its in pairs if ours != its]
     if different:

@@ -67,7 +67,8 @@ def _train_shadow(target: Target, canaries: Sequence[Canary], included: NDArray[
     tokens = stored_tokens(texts, target.tokenizer, form=target.form, file=label, max_length=length)
     model = attach_lora(load_base(cell.model.weights, next(target.public.parameters()).device), cell.lora, cell.seed)
     units = PrivacyUnits.records(len(texts))
-    plan = plan_of(cell.training, len(units), min(cell.training.expected_batch_size, len(units)))
+    training = replace(cell.training, sampler="poisson", max_batch=None)  # of other units, and without a price
+    plan = plan_of(training, len(units), min(training.expected_batch_size, len(units)), cell.delta)
     mechanism, entropy = build("nonprivate", {}), FixedSeed(seed)
     header = header_of(mechanism, units, entropy, delta=cell.delta)
     with tempfile.TemporaryDirectory() as directory:

@@ -15,6 +15,7 @@ import torch
 
 from dptune.core.errors import ConfigError
 from dptune.job.base_model import Base
+from dptune.job.defaults import largest_batch
 from dptune.job.run_spec import job_header, job_spec, mechanism_of, training_plan
 from dptune.job.settings import JobSettings
 from dptune.job.versions import versions_of
@@ -137,8 +138,8 @@ def prepare(cell: Cell, shared: SharedInputs, entropy: Entropy) -> PreparedCell:
         raise ConfigError("plugins", "changed since the cell was made", fix="run the flow again")
     base, job = shared.base, job_of(cell, shared.base.device, called=str(shared.about["label"]))
     units, expected_batch_size = units_of(cell, shared.train)
-    plan = plan_of(cell.training, len(units), expected_batch_size)
-    priced = Schedule(plan.sample_rate, plan.steps, cell.delta)
+    plan = plan_of(cell.training, len(units), expected_batch_size, cell.delta)
+    priced = Schedule(plan.sample_rate, plan.steps, cell.delta, plan.law)
     options = of_model(cell.mechanism, cell.options, base.pairs, base.dimension)
     ready = mechanism_of(job, options, priced, cell.accounting)
     mechanism = ready.mechanism
@@ -174,10 +175,16 @@ def job_of(cell: Cell, device: torch.device, **rest: Any) -> JobSettings:
     )
 
 
-def plan_of(training: TrainingSettings, units: int, expected_batch_size: float) -> TrainingPlan:
+def plan_of(training: TrainingSettings, units: int, expected_batch_size: float, delta: float) -> TrainingPlan:
     """The public schedule of a run on ``units`` privacy units."""
     sample_rate, steps = sampling(units, expected_batch_size, training.epochs)
-    return training_plan(training, sample_rate=sample_rate, expected_batch_size=expected_batch_size, steps=steps)
+    return training_plan(
+        training,
+        sample_rate=sample_rate,
+        expected_batch_size=expected_batch_size,
+        steps=steps,
+        max_batch=largest_batch(training, sample_rate, steps, delta, units),
+    )
 
 
 def units_of(cell: Cell, corpus: Corpus) -> tuple[PrivacyUnits, float]:

@@ -205,7 +205,8 @@ def _line(
 def _facts(study: FinishedStudy, scores: ScoreTable | None) -> Iterator[str]:
     results, first = study.results, study.results[0]
     units = sorted({f"one {one['unit']}, of {one['units']} in training" for one in results})
-    yield f"Unit of privacy: {'; '.join(units)}. Add or remove one; delta {at_most(first['delta'])}; Poisson sampling."
+    sampled = f"{first.get('sampler', 'Poisson')} sampling"  # a result names other samplers alone
+    yield f"Unit of privacy: {'; '.join(units)}. Add or remove one; delta {at_most(first['delta'])}; {sampled}."
     most = first.get("final_records")
     which = f"at most {most} held-out records, evenly spread over the file" if most else "all held-out records"
     yield f"Perplexity is of {which}; where labels are learned, exp of their mean loss. Lower is better."

@@ -203,6 +203,7 @@ def _write_page(
         privacy_units=sorted(
             {
                 f"one {result['unit']}, of {result['units']} in training, sampled at rate {result['sample_rate']:.4g}"
+                + (f" by {result['sampler']}" if result.get("sampler") else "")
                 for result in results
             }
         ),

@@ -14,8 +14,9 @@ from numpy.typing import NDArray
 from scipy.stats import kstest
 
 from dptune.audit import draw_test as module
-from dptune.audit.draw_test import DrawAudit, audit_draw
+from dptune.audit.draw_test import DrawAudit, audit_bins, audit_draw
 from dptune.privacy.entropy import Entropy, FixedSeed, uniform
+from dptune.training.draws import Bins, keys_of
 from dptune.training.privacy_units import PrivacyUnits
 from dptune.training.unit_groups import Turn
 
@@ -231,3 +232,101 @@ def test_a_corpus_too_large_to_miss_one_unit_says_so(monkeypatch: pytest.MonkeyP
     found = audited(each_record())
     assert found.draws == 7000 // round(RATE * COUNT)
     assert "NO POWER on one of 605 units that is never drawn" in found.power
+
+
+def audited_bins(units: PrivacyUnits, seed: int = 0, alarm: float = ALARM, count: int = 8, **kind: type) -> DrawAudit:
+    bins = kind.get("kind", Bins).toss(count, keys_of(units), FixedSeed(seed))  # type: ignore[attr-defined]
+    return audit_bins(units, ABSENT, bins, alarm, FixedSeed(seed + 1000))
+
+
+@pytest.mark.parametrize("units", [each_record, of_patients, clients])
+def test_sound_bins_are_accused_as_rarely_as_is_said(units: Callable[[], PrivacyUnits]) -> None:
+    """8 audits at 10 %: more than 5 accuse with chance 2e-5. Also with one bin, which holds all units."""
+    found = [audited_bins(units(), seed, alarm=0.1) for seed in range(8)]
+    assert sum(one.accusation is not None for one in found) <= 5
+    assert audited_bins(units()).accusation is audited_bins(units(), count=1).accusation is None
+    assert "could have refuted, by 100 epochs of its own" in found[0].power
+
+
+class _Lasting(Bins):
+    """The same bins in every epoch."""
+
+    def of_epoch(self, epoch: int) -> NDArray[np.int64]:
+        return super().of_epoch(0)
+
+
+class _Dealt(Bins):
+    """As many units in every bin."""
+
+    def of_epoch(self, epoch: int) -> NDArray[np.int64]:
+        bins = np.argsort(super().of_epoch(epoch), kind="stable") % self.count
+        return np.asarray(bins)
+
+
+class _Crowded(Bins):
+    """The first bin takes a half more."""
+
+    def of_epoch(self, epoch: int) -> NDArray[np.int64]:
+        bins = super().of_epoch(epoch)
+        return np.where((bins == 7) & (super().of_epoch(epoch + 10**6) < 4), 0, bins)
+
+
+class _One(Bins):
+    """One unit never leaves its bin."""
+
+    def of_epoch(self, epoch: int) -> NDArray[np.int64]:
+        bins = super().of_epoch(epoch)
+        bins[5] = 3
+        return bins
+
+
+class _Twice(Bins):
+    """A unit is in two batches, as if bins were drawn anew within an epoch."""
+
+    def batch(self, row: int) -> NDArray[np.int64]:
+        return (
+            np.union1d(super().batch(row), super().batch(self.count - 1))
+            if row % self.count == 0
+            else super().batch(row)
+        )
+
+
+class _Without(Bins):
+    """A unit is in no batch."""
+
+    def batch(self, row: int) -> NDArray[np.int64]:
+        found = super().batch(row)
+        return found[found != 7]
+
+
+@pytest.mark.parametrize(
+    ("kind", "problem"),
+    [
+        (_Lasting, "the same bin in two epochs"),
+        (_Dealt, "how batch sizes vary"),
+        (_Crowded, "first half of the bins"),
+        (_One, "whose bins are the least likely"),
+        (_Twice, "is not in exactly one batch of an epoch"),
+        (_Without, "is not in exactly one batch of an epoch"),
+    ],
+)
+def test_an_error_in_the_bins_is_found_in_every_audit(kind: type, problem: str) -> None:
+    for seed in range(2):
+        accusation = audited_bins(each_record(), seed, kind=kind).accusation
+        assert accusation is not None
+        assert problem in accusation
+        assert accusation.startswith(
+            "100 epochs do not put each unit into one of their bins of 605 units at rate 0.125"
+        )
+
+
+def test_truncated_draws_are_tested_by_the_law_of_poisson_and_their_largest_size() -> None:
+    """At most 120 of 605 at rate 0.1 are never passed; at most 60 cut half of the batches."""
+
+    def cut_to(most: int, seed: int) -> DrawAudit:
+        return audit_draw(each_record(), ABSENT, RATE, RATE, ALARM, FixedSeed(seed), max_batch=most)
+
+    assert all(cut_to(120, seed).accusation is None for seed in range(3))
+    accusation = cut_to(60, 0).accusation
+    assert accusation is not None
+    assert "draws are not truncated Poisson samples of 605 units at rate 0.1" in accusation

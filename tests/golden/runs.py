@@ -46,6 +46,7 @@ from dptune.privacy.release import Composition, Release
 from dptune.privacy.run_header import RunHeader
 from dptune.records.reading.record import Labelled, PromptTarget, Record, Text
 from dptune.training.data import Tokens, encode
+from dptune.training.draws import Bins, truncated_sample
 from dptune.training.evaluation import mean_loss
 from dptune.training.gradients.parameter_groups import lora_pairs
 from dptune.training.gradients.per_sample import PairGradients
@@ -255,6 +256,16 @@ def sampler_figures() -> Figures:
     return found | {"drawn of one group": len(turn), "sum of one group": float(np.concatenate(turn).sum())}
 
 
+def other_sampler_figures() -> Figures:
+    """A batch that was cut, and two epochs of balls in bins, with equal keys among the units'."""
+    entropy = FixedSeed(10)
+    cut = truncated_sample(entropy, 20_000, 0.13, 2500)
+    bins = Bins.toss(16, np.arange(5000) // 2, entropy)
+    epochs = [bins.of_epoch(epoch) for epoch in (0, 1)]
+    found = {"units of the cut batch": len(cut), "sum of the cut batch": float(cut.sum())}
+    return found | {f"epoch {n}": float(one @ np.arange(5000)) for n, one in enumerate(epochs)}
+
+
 def _published_compositions() -> dict[str, Composition]:
     """For each published accountant, releases that it prices."""
     gaussian: Composition = Counter({Release(0.02, 0.9): 300, Release(0.01, 1.3, sensitivity=1.2): 100})
@@ -424,6 +435,7 @@ RUNS: dict[str, GoldenRun] = {
     "training of clients": _loop_of("dp_lora_fed", clients=6, clients_per_round=3),
     "tokens": GoldenRun(("loop",), token_figures),
     "sampler": GoldenRun(("sampler",), sampler_figures),
+    "other samplers": GoldenRun(("sampler",), other_sampler_figures),
     "accountant": GoldenRun(("accountant",), accountant_figures),
     "budget of static, certified": _calibrated("static", "certified"),
     "budget of static, published": _calibrated("static", "published"),

@@ -200,7 +200,7 @@ def mechanism_of(cell: Cell, noise: float = 1.0) -> Mechanism:
 
 
 def schedule_of(cell: Cell) -> Schedule:
-    plan = plan_of(cell.training, UNITS, cell.training.expected_batch_size)
+    plan = plan_of(cell.training, UNITS, cell.training.expected_batch_size, cell.delta)
     return Schedule(plan.sample_rate, plan.steps, cell.delta)
 
 

@@ -6,6 +6,7 @@ import os
 import signal
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -99,10 +100,15 @@ class Noting:
 def spied(case: Case, ranks: Ranks) -> dict[str, Any]:
     """One rank's part of the run, and all that came of it."""
     noted: dict[str, Any] = {"batches": [], "gradients": [], "reports": []}
-    draw, apply = PrivacyUnits.draw, running._apply
+    draw, bring, apply = PrivacyUnits.draw, PrivacyUnits.bring, running._apply
 
     def drawing(self: PrivacyUnits, *args: Any) -> Any:
         batch = draw(self, *args)
+        noted["batches"].append([int(record) for unit in batch for record in unit])
+        return batch
+
+    def bringing(self: PrivacyUnits, *args: Any) -> Any:
+        batch = bring(self, *args)
         noted["batches"].append([int(record) for unit in batch for record in unit])
         return batch
 
@@ -110,11 +116,11 @@ def spied(case: Case, ranks: Ranks) -> dict[str, Any]:
         noted["gradients"].append(torch.cat(gradients))
         apply(pairs, gradients, *rest)
 
-    PrivacyUnits.draw, running._apply = drawing, applying  # type: ignore[method-assign]
+    PrivacyUnits.draw, PrivacyUnits.bring, running._apply = drawing, bringing, applying  # type: ignore[method-assign]
     try:
         return noted | run(case, Watched(ranks.rank, ranks.world), noted["reports"])
     finally:
-        PrivacyUnits.draw, running._apply = draw, apply  # type: ignore[method-assign]
+        PrivacyUnits.draw, PrivacyUnits.bring, running._apply = draw, bring, apply  # type: ignore[method-assign]
 
 
 def run(case: Case, ranks: Ranks, reports: list[Any]) -> dict[str, Any]:
@@ -237,6 +243,29 @@ def test_each_rank_tosses_the_coins_of_its_own_units_after_the_charge_and_only_r
     assert max(count for _, count in follower["drawn"]) < size / 10
     sizes = [len(a) + len(b) for a, b in zip(leader["batches"], follower["batches"], strict=True)]
     assert [report.private["batch_units"] for report in leader["reports"]] == sizes
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [
+        make_plan(sample_rate=0.25, steps=12, sampler="balls_in_bins"),
+        make_plan(steps=30, sampler="truncated_poisson", max_batch=4),
+    ],
+)
+def test_rank_0_draws_bins_and_cut_batches_for_all_ranks(tmp_path: Path, plan: TrainingPlan) -> None:
+    """Every unit once in every epoch, on the rank that has it; or over all ranks never more than four in a batch."""
+    case = Case(tmp_path / "run", plan=plan)
+    leader, *followers = results(tmp_path / "ranks", work, case, world=3)
+    batches = [sorted(chain(*parts)) for parts in zip(*(one["batches"] for one in (leader, *followers)), strict=True)]
+    assert set().union(*leader["batches"]) <= {0, 1}
+    assert set().union(*followers[0]["batches"]) <= {2, 3, 4}
+    if plan.sampler == "balls_in_bins":
+        assert [sorted(chain(*batches[start : start + 4])) for start in (0, 4, 8)] == [list(range(8))] * 3
+    else:
+        assert max(map(len, batches)) == 4
+        assert len(set(map(tuple, batches))) > 10
+    assert [report.private["batch_units"] for report in leader["reports"]] == list(map(len, batches))
+    assert read_ledger(case.directory / "ledger.jsonl").releases == plan.steps
 
 
 @pytest.mark.parametrize("world", [2, 3])

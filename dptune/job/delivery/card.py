@@ -17,6 +17,7 @@ from dptune.core.metric import CHANGES
 from dptune.job.delivery.card_code import cell, rule_of_words, use, use_of_classifier, use_of_words
 from dptune.job.delivery.named_base import NamedBase
 from dptune.job.result import PUBLIC, RunResult
+from dptune.privacy.accounting.samplers import POISSON
 from dptune.privacy.certificate import SearchCertificate
 from dptune.privacy.ledger_file import LedgerContents
 from dptune.privacy.run_header import RunHeader
@@ -179,13 +180,23 @@ def privacy_section(
 
 def release_rows(contents: LedgerContents) -> dict[str, str]:
     """The noise of a ledger's releases, rounded up, and how units got into them, by name."""
+    return {NOISE: noise_text(contents), "sampling": _sampling(contents)}
+
+
+def _sampling(contents: LedgerContents) -> str:
+    """The law by which units got into batches, with its numbers."""
     rates, bands = sorted({release.sample_rate for release in contents.composition}), _bands(contents)
-    return {
-        NOISE: noise_text(contents),
-        "sampling": f"Poisson: at each of {contents.releases} steps each unit"
-        + (f" of one of {bands} groups in turn" if bands else "")
-        + f" by a secret coin of {_range([f'{rate:.6g}' for rate in rates])}",
-    }
+    coins = f" by a secret coin of {_range([f'{rate:.6g}' for rate in rates])}"
+    each = f"at each of {contents.releases} steps each unit"
+    sampler = next((release.sampler for release in contents.composition), POISSON)
+    if sampler.name == "balls_in_bins":
+        return (
+            f"balls in bins: in each epoch of {sampler.batches} steps each unit in one batch, by a secret choice of "
+            f"its own; {contents.releases} steps"
+        )
+    if sampler.name == "truncated_poisson":
+        return f"truncated Poisson: {each}{coins}; of more than {sampler.max_batch} units so many, at random"
+    return f"Poisson: {each}{f' of one of {bands} groups in turn' if bands else ''}{coins}"
 
 
 def not_covered(contents: LedgerContents, certificate: SearchCertificate | None, *, classifies: bool) -> list[str]:

@@ -59,10 +59,21 @@ def delta_without_cuts(units: int, sample_rate: float, max_batch: int, steps: in
     cut = chance_of_a_cut(units, sample_rate, max_batch, steps)
     if cut < delta:
         return delta - cut
-    low, high = max_batch, units + 1
+    problem = f"a batch is cut to {max_batch} with a chance of {cut:.2g} in {steps} steps, which is not below delta"
+    raise ConfigError("max_batch", problem, fix=f"use {advised_batch(units, sample_rate, steps, delta)} or more")
+
+
+def advised_batch(units: int, sample_rate: float, steps: int, delta: float) -> int:
+    """The least batch to cut to whose cuts, over all steps, take at most a thousandth of delta. Public.
+
+    Example:
+        >>> from dptune.privacy.accounting.fixed_batches import advised_batch
+        >>> advised_batch(units=10_000, sample_rate=0.01, steps=1000, delta=1e-5)
+        175
+    """
+    low, high = 0, units + 1
     while high - low > 1:
         middle = (low + high) // 2
         enough = chance_of_a_cut(units, sample_rate, middle, steps) <= _ADVISED * delta
         low, high = (low, middle) if enough else (middle, high)
-    problem = f"a batch is cut to {max_batch} with a chance of {cut:.2g} in {steps} steps, which is not below delta"
-    raise ConfigError("max_batch", problem, fix=f"use {high} or more")
+    return high

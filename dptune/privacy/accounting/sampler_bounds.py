@@ -11,7 +11,7 @@ from dptune.privacy.accounting.gaussian_dp import gdp_epsilon
 from dptune.privacy.accounting.random_allocation import allocation_epsilon
 from dptune.privacy.accounting.sampled_gaussian import Kind
 from dptune.privacy.accounting.shuffled_batches import least_shuffled_epsilon
-from dptune.privacy.release import Composition, Release
+from dptune.privacy.release import UNBOUNDED, Composition, Release
 
 
 def is_like_poisson(composition: Composition) -> bool:
@@ -28,19 +28,26 @@ def check_like_poisson(composition: Composition) -> None:
 
 
 def sampled_epsilon(composition: Composition, delta: float, *, quick: bool = False) -> float:
-    """Upper bound for releases of one sampler other than Poisson, all alike. Each part is priced apart.
+    """Upper bound for releases of one sampler other than Poisson, at one rate. Each part is priced apart.
 
     Guarantee: never below the truth, at any delta, for the neighbours that ``samplers.SAMPLERS`` names. For shuffle it
     is the bound without any amplification within an epoch. Given the batches of all other units, the unit is in one
     known batch of an epoch; the other sums are the same for both data sets, so the epoch is one Gaussian release. A
     mixture with the same weights diverges by no more than its worst part, and Gaussian DP composes exactly.
 
+    The bound holds after every release: those of an epoch that was begun are a part of the whole epoch's, whose price
+    counts. Epochs begin with the first release, and their bins are never drawn anew within one (``training.draws``).
+    Where noise differs, as by its last digits where a controller moves radii, the least counts for all: more noise is
+    less noise with some added.
+
     Args:
-        composition: the count of one distinct release; an epoch that was begun counts as a whole one.
+        composition: the count of each distinct release; an epoch that was begun counts as a whole one.
         delta: a number in (0, 1).
         quick: a looser bound, several times faster.
 
-    Raises: ConfigError for releases that differ.
+    Returns: infinity where a release has no noise.
+
+    Raises: ConfigError for releases that differ in sampler or sample rate.
 
     Example:
         >>> from collections import Counter
@@ -51,6 +58,8 @@ def sampled_epsilon(composition: Composition, delta: float, *, quick: bool = Fal
         >>> round(sampled_epsilon(Counter({step: 65}), delta=7.424e-6), 5)
         3.14878
     """
+    if any(release.noise in UNBOUNDED for release in composition):
+        return math.inf
     release, count = _only(composition)
     name, rate, noise = release.sampler.name, release.sample_rate, release.effective_noise_multiplier
     if name == "truncated_poisson":
@@ -81,6 +90,8 @@ def least_epsilon(composition: Composition, delta: float) -> float | None:
         2.35463
     """
     release, count = _only(composition)
+    if len(composition) > 1:  # the least noise of several would overstate what they cost at least
+        return None
     # A statistic beside the gradient may take a share of the sensitivity that the data of the proof do not reach.
     if release.sampler.name != "shuffle" or release.statistics != ("gradient sum",):
         return None
@@ -89,11 +100,11 @@ def least_epsilon(composition: Composition, delta: float) -> float | None:
 
 
 def _only(composition: Composition) -> tuple[Release, int]:
-    """The one distinct release and its count."""
-    releases = [(release, count) for release, count in composition.items() if count]
-    if len(releases) == 1:
-        return releases[0]
-    names = ", ".join(sorted({release.sampler.name for release, _ in releases})) or "none"
+    """The release with the least noise, and the count of all, if they have one sampler and one sample rate."""
+    releases = [release for release, count in composition.items() if count]
+    if len({(release.sampler, release.sample_rate) for release in releases}) == 1:
+        return min(releases, key=lambda release: release.effective_noise_multiplier), composition.total()
+    names = ", ".join(sorted({release.sampler.name for release in releases})) or "none"
     problem = f"{len(releases)} kinds of release (samplers: {names}) have no joint price with a sampler but poisson"
     raise ConfigError("sampler", problem, fix="price each kind alone, and add up their epsilons and their deltas")
 

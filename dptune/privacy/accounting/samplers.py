@@ -11,9 +11,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
-from typing import Any
+from typing import Any, get_args
 
 from dptune.core.errors import ConfigError
+from dptune.core.settings import TrainingSampler
 
 _WHOLE = 1e-9
 
@@ -81,6 +82,8 @@ SAMPLERS: dict[str, Law] = {
 }
 #: Samplers of releases that accountants of Poisson sampling price; a full batch is a Poisson sample of rate 1.
 LIKE_POISSON = ("poisson", "full")
+#: Samplers that training draws its batches by.
+TRAINED: tuple[str, ...] = get_args(TrainingSampler)
 #: Those that a mechanism with bands, and only such a one, gives.
 CYCLIC = "cyclic_poisson"
 
@@ -207,6 +210,37 @@ def sampler_of(
     if name == "truncated_poisson":
         return _truncated(records, batch, max_batch)
     return Sampler(name)
+
+
+def sampler_of_run(
+    name: str, sample_rate: float, steps: int, expected_batch_size: float, max_batch: int | None = None
+) -> Sampler:
+    """The sampler of a training run, checked; all its numbers are settled.
+
+    Args:
+        expected_batch_size: sample rate times the number of units.
+
+    Raises: ConfigError as ``sampler_of``; for balls_in_bins also for steps that are not whole epochs.
+
+    Example:
+        >>> from dptune.privacy.accounting.samplers import sampler_of_run
+        >>> sampler_of_run("balls_in_bins", sample_rate=0.25, steps=12, expected_batch_size=50.0).batches
+        4
+    """
+    if name not in TRAINED:
+        problem = f"{name!r} is a sampler that no training draws its batches by"
+        raise ConfigError("sampler", problem, fix=f"use {' or '.join(TRAINED)}")
+    units = round(expected_batch_size / sample_rate)
+    try:
+        found = sampler_of(name, sample_rate, records=units, batch=expected_batch_size, max_batch=max_batch)
+    except ConfigError as error:
+        field = "expected_batch_size" if error.field == "batch" else error.field
+        raise ConfigError(field, error.problem, fix=error.fix) from None
+    if name == "balls_in_bins" and steps % found.batches:
+        epochs = steps / found.batches
+        problem = f"{epochs:g} is not a whole number, and in balls_in_bins every unit enters one batch of each epoch"
+        raise ConfigError("epochs", problem, fix=f"use {math.ceil(epochs)}")
+    return found
 
 
 def _whole_bins(name: str, sample_rate: float, records: int | None) -> int:
