@@ -84,8 +84,9 @@ def least_epsilon(composition: Composition, delta: float) -> float | None:
     # A statistic beside the gradient may take a share of the sensitivity that the data of the proof do not reach.
     if release.sampler.name != "shuffle" or release.statistics != ("gradient sum",):
         return None
-    epochs = count // release.sampler.batches
-    return least_shuffled_epsilon(release.effective_noise_multiplier, release.sampler.batches, epochs, delta)
+    batches, left_out = release.sampler.batches, release.sampler.left_out(release.sample_rate)
+    noise, epochs = release.effective_noise_multiplier, count // batches
+    return least_shuffled_epsilon(noise, batches, epochs, delta, left_out)
 
 
 def _only(composition: Composition) -> tuple[Release, int]:
