@@ -10,11 +10,11 @@ Implementations?, who give the pair and the event for one epoch. The composition
 that holds the unit has mean 2 (or, zeroed, 1: of its size all but one are -1), every other batch mean 0. So the
 released vector of an epoch is x = 2 e_J + z N(0, I), or e_J + z N(0, I) zeroed. Its largest entry is below c with
 probability Phi((c - 2) / z) Phi(c / z)^(T - 1), or with 1 in place of 2, whatever the law of J: batches need not be of
-one size. By the definition of differential privacy every event gives delta >= P(event) - e^epsilon Q(event); "the
-largest entry is at least c" is one, and its complement another, from the other side. Over epochs, J is drawn anew, so
-the largest entries are independent, and any function of them is a post-processing: here each is rounded to a cell, and
-the cells' losses log(p / q) add up. E_P of (1 - e^(epsilon - sum))_+ is a lower bound of delta, and falls where a loss
-is rounded down. QED
+one size, nor J uniform. By the definition of differential privacy every event gives delta >= P(event) - e^epsilon
+Q(event); "the largest entry is at least c" is one, and its complement another, from the other side. Over epochs the
+noise is fresh, and no J changes that law, so the largest entries are independent however units are ordered. Any
+function of them is a post-processing: here each is rounded to a cell, and the cells' losses log(p / q) add up. E_P of
+(1 - e^(epsilon - sum))_+ is a lower bound of delta, and falls where a loss is rounded down. QED
 
 **A last batch that is dropped.** If each epoch uses only its first T full batches, a share r of the units, r < 1, is
 left out of it at random. The statement holds with (1 - r) Phi((c - 2) / z) Phi(c / z)^(T - 1) + r Phi(c / z)^T as the
