@@ -71,7 +71,7 @@ def least_shuffled_epsilon(
         >>> round(least_shuffled_epsilon(1.3521, batches=65, epochs=1, delta=7.424e-6), 5)
         2.35463
         >>> round(least_shuffled_epsilon(1.3521, batches=64, epochs=1, delta=7.424e-6, left_out=477 / 66013), 5)
-        2.35715
+        2.35712
     """
     if not epochs:
         return 0.0
