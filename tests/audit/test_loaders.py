@@ -156,6 +156,16 @@ def test_the_loader_of_opacus_is_accused_only_where_it_shuffles_and_poisson_is_c
     assert (found.accusation is not None) == (poisson != (claimed == "poisson"))
 
 
+@pytest.mark.parametrize("claimed", ["poisson", "shuffle"])
+def test_the_loader_of_a_trainer_shuffles(claimed: str, tmp_path: Path) -> None:
+    pytest.importorskip("opacus", reason="Opacus is not installed")
+    pytest.importorskip("transformers", reason="transformers is not installed")
+    from opacus_loops import trainer_loader
+
+    found = audited(trainer_loader(loops.UNITS, loops.SIZE, tmp_path), claimed)
+    assert (found.accusation is not None) == (claimed == "poisson")
+
+
 # The command.
 
 CODE = """

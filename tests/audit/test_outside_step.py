@@ -184,10 +184,11 @@ def test_ghost_clipping_with_a_loss_that_is_a_mean_is_accused() -> None:
 
 
 @pytest.mark.long
-def test_the_step_of_a_trainer_is_not_accused(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("package", "step"), [("transformers", "trainer_step"), ("trl", "sft_step")])
+def test_the_step_of_a_trainer_is_not_accused(package: str, step: str, tmp_path: Path) -> None:
     module = opacus_loops()
-    pytest.importorskip("transformers", reason="transformers is not installed")
-    found, verdict = audited(module.trainer_step(tmp_path), 600, parameters=1024)
+    pytest.importorskip(package, reason=f"{package} is not installed")
+    found, verdict = audited(getattr(module, step)(tmp_path), 600, parameters=1024)
     assert verdict.accusation is None
     assert found.mu_audited > 0.2
 
