@@ -103,7 +103,8 @@ def sft_step(folder: Path) -> Step:
     from tokenizers import Tokenizer
     from tokenizers.models import WordLevel
     from transformers import GenerationConfig, PretrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
-    from trl import SFTConfig, SFTTrainer
+    from trl.trainer.sft_config import SFTConfig
+    from trl.trainer.sft_trainer import SFTTrainer
 
     class Body(torch.nn.Module):
         def __init__(self) -> None:
