@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any
 
 import numpy as np
 from annotated_types import Ge, Gt, Le, Lt
@@ -13,11 +13,12 @@ from scipy.sparse import csr_array
 
 from dptune.core.declarations import check
 from dptune.core.errors import ConfigError
+from dptune.privacy.accounting.samplers import SAMPLERS
 
 Numbers = NDArray[np.int64]
 _DENSE = 2 * 10**7  # multiplications up to which the pairs of all units are counted one by one
-Sampler = Literal["poisson", "truncated_poisson", "balls_in_bins", "shuffle", "fixed_size"]
-SAMPLERS: tuple[Sampler, ...] = get_args(Sampler)
+#: Names of the samplers that a loader can be tested against.
+TESTED = tuple(name for name, law in SAMPLERS.items() if law.tested)
 #: The statistics of ``Entries``, in words; "varies" stands before "too much" or "too little".
 STATISTICS = {
     "entries": "the number of units in all batches is",
@@ -40,10 +41,11 @@ class LoaderClaim:
     """The claim about a loader.
 
     Attributes:
-        sampler: claimed sampler.
+        sampler: claimed sampler, one of ``TESTED``.
         sample_rate: expected share of the units in a batch.
         units: number of ids, which are 0, 1, ..., units - 1.
         max_batch: size at which truncated Poisson batches are cut.
+        drop_last: whether a shuffle leaves the last, smaller batch of an epoch out.
 
     Example:
         >>> from dptune.audit.loader_claim import LoaderClaim
@@ -51,13 +53,19 @@ class LoaderClaim:
         10
     """
 
-    sampler: Sampler
+    sampler: str
     sample_rate: Annotated[float, Gt(0), Lt(1)]
     units: Annotated[int, Ge(2), Le(10**7)]
     max_batch: Annotated[int, Ge(1), Le(10**7)] | None = None
+    drop_last: bool = False
 
     def __post_init__(self) -> None:
+        if self.sampler not in TESTED:
+            problem = f"a loader cannot be tested against {self.sampler!r}"
+            raise ConfigError("sampler", problem, fix=f"use one of {', '.join(TESTED)}")
         check(self)
+        if self.drop_last and self.sampler != "shuffle":
+            raise ConfigError("drop_last", f"does not go with sampler {self.sampler}", fix="leave it out")
         if (self.max_batch is None) == (self.sampler == "truncated_poisson"):
             problem = "is about truncated_poisson, which cannot be tested without it"
             raise ConfigError("max_batch", problem, fix="give it with that sampler, and with no other")
@@ -82,7 +90,7 @@ class LoaderClaim:
     def batches(self) -> int | None:
         """Number of batches that the sampler has in an epoch; None if any number is right."""
         if self.sampler == "shuffle":
-            return math.ceil(self.units / self.size)
+            return self.units // self.size if self.drop_last else math.ceil(self.units / self.size)
         return self.bins if self.sampler == "balls_in_bins" else None
 
 
@@ -164,7 +172,7 @@ def simulated(claim: LoaderClaim, epochs: int, batches: int, coins: np.random.Ge
     poisson: each unit enters each batch with probability sample_rate, independently. truncated_poisson: the same, and
     of a larger batch a uniform subset of max_batch units stays. balls_in_bins: each unit enters one batch of every
     epoch, which it chooses uniformly. shuffle: a uniform permutation of the units in every epoch is cut into batches;
-    the last may be smaller. fixed_size: each batch is a uniform subset of one size.
+    the last may be smaller, or left out. fixed_size: each batch is a uniform subset of one size.
 
     Example:
         >>> import numpy as np

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dptune.audit.loader_claim import SAMPLERS, STATISTICS, Entries, LoaderClaim, Numbers, Sampler, simulated
+from dptune.audit.loader_claim import STATISTICS, TESTED, Entries, LoaderClaim, Numbers, simulated
 from dptune.audit.user_code import running
 from dptune.core.errors import ConfigError
 from dptune.core.progress import Meter
@@ -73,7 +73,7 @@ class LoaderAudit:
 
     def to_dict(self) -> dict[str, Any]:
         """The result in plain JSON types."""
-        claim = {name: value for name, value in vars(self.claim).items() if value is not None}
+        claim = {name: value for name, value in vars(self.claim).items() if value not in (None, False)}
         names = ("epochs", "batches", "false_alarms", "p_value", "accusation", "power")
         return claim | {name: getattr(self, name) for name in names}
 
@@ -198,10 +198,10 @@ def audit_loader(
 def _errors(claim: LoaderClaim) -> dict[str, Callable[[int, int, np.random.Generator], Entries]]:
     """Loaders with one error each, by its name; the least rate that is noticed is among them."""
 
-    def at(sampler: Sampler, rate: float = claim.sample_rate) -> Callable[[int, int, np.random.Generator], Entries]:
+    def at(sampler: str, rate: float = claim.sample_rate) -> Callable[[int, int, np.random.Generator], Entries]:
         most = claim.max_batch if sampler == "truncated_poisson" else None
         other = LoaderClaim.__new__(LoaderClaim)  # unchecked: a rate of another sampler need not be 1 / batches
-        vars(other).update(sampler=sampler, sample_rate=rate, units=claim.units, max_batch=most)
+        vars(other).update(sampler=sampler, sample_rate=rate, units=claim.units, max_batch=most, drop_last=False)
         return lambda epochs, batches, coins: simulated(other, epochs, batches, coins)
 
     def without_one(epochs: int, batches: int, coins: np.random.Generator) -> Entries:
@@ -214,7 +214,7 @@ def _errors(claim: LoaderClaim) -> dict[str, Callable[[int, int, np.random.Gener
         slots = (np.arange(epochs)[:, None] * batches + made.slots).ravel()
         return Entries(slots, np.tile(made.ids, epochs), (epochs, batches, claim.units))
 
-    others = [one for one in SAMPLERS if one not in (claim.sampler, "truncated_poisson")]
+    others = [one for one in TESTED if one not in (claim.sampler, "truncated_poisson")]
     found = {f"batches of {one}": at(one) for one in others if claim.size * claim.bins}
     if claim.sampler in ("poisson", "truncated_poisson"):
         rates = [factor for factor in _RATES if factor * claim.sample_rate < 1]

@@ -30,10 +30,10 @@ def imported(text: str) -> Any:
     """
     module, _, name = text.partition(":")
     if not all(part.isidentifier() for part in (*module.split("."), *name.split("."))):
-        problem = "is not of the form MODULE:NAME"
-        raise ConfigError(
-            text, problem, fix="write the module as in `import`, a colon, and the name in it: my_loop:step"
-        )
+        dotted = all(part.isidentifier() for part in text.split(".")) and "." in text
+        meant = ":".join(text.rsplit(".", 1)) if dotted else "my_loop:step"
+        fix = f"write the module as in `import`, a colon, and the name in it: {meant}"
+        raise ConfigError(text, "is not of the form MODULE:NAME", fix=fix)
     if os.getcwd() not in sys.path and "" not in sys.path:
         sys.path.append(os.getcwd())  # the command `dptune` starts without it, python -m with it
     try:

@@ -108,8 +108,10 @@ def of_sampler(mechanism: Mechanism, schedule: Schedule, name: str | None) -> di
     plain = type(mechanism.controller).statistics is Constant.statistics and not leaks_of(releases)
     least = least_epsilon(releases, schedule.delta) if plain else None
     as_poisson = planned(mechanism, replace(schedule, sampler=POISSON))
+    left_out = schedule.sampler.left_out(schedule.sample_rate)
     return {
         **found,
+        **({"left_out_of_an_epoch": left_out} if left_out else {}),
         **{key: value for key, value in schedule.sampler.to_dict().items() if key != "name"},
         **({} if least is None else {"epsilon_at_least": least}),
         "epsilon_if_it_were_poisson": smallest_epsilon(as_poisson, schedule.delta),

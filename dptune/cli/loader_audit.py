@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 
 from dptune.cli.console import notice, show, show_progress
-from dptune.cli.options import AsJson
+from dptune.cli.options import AsJson, DropLast, MaxBatch
 
 
 def audit_draw(
@@ -22,10 +22,10 @@ def audit_draw(
     units: Annotated[int, typer.Option(help="Number of ids; they are 0, 1, ..., units - 1.")],
     sample_rate: Annotated[float, typer.Option(help="Claimed expected share of the units in a batch.")],
     sampler: Annotated[
-        Literal["poisson", "truncated_poisson", "balls_in_bins", "shuffle", "fixed_size"],
-        typer.Option(help="Claimed sampler."),
+        str, typer.Option(help="Claimed sampler; `dptune samplers` lists them. Not cyclic_poisson, not full.")
     ] = "poisson",
-    max_batch: Annotated[int | None, typer.Option(help="Size at which truncated_poisson cuts a batch.", min=1)] = None,
+    max_batch: MaxBatch = None,
+    drop_last: DropLast = False,
     epochs: Annotated[
         int | None,
         typer.Option(help="Number of epochs to read (default: as many as hold about 20,000 ids).", min=1, max=10**6),
@@ -46,7 +46,7 @@ def audit_draw(
     from dptune.audit.user_code import imported
     from dptune.privacy.entropy import OsEntropy
 
-    claim = LoaderClaim(sampler=sampler, sample_rate=sample_rate, units=units, max_batch=max_batch)
+    claim = LoaderClaim(sampler=sampler, sample_rate=sample_rate, units=units, max_batch=max_batch, drop_last=drop_last)
     show_progress()
     found = audit_loader(
         imported(loader), claim, false_alarms=false_alarms, entropy=OsEntropy(), epochs=epochs, name=loader

@@ -45,6 +45,9 @@ SamplerName = Annotated[
 MaxBatch = Annotated[
     int | None, typer.Option(help="Number of units that a batch is cut to, for the sampler truncated_poisson.", min=1)
 ]
+DropLast = Annotated[
+    bool, typer.Option("--drop-last", help="The sampler shuffle leaves the last, smaller batch of an epoch out.")
+]
 Delta = Annotated[float, typer.Option(help="Delta of the guarantee.")]
 Options = Annotated[
     list[str] | None, typer.Option("--set", help="Sets an option of the mechanism, as KEY=VALUE; repeatable.")

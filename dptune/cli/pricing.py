@@ -16,6 +16,7 @@ from dptune.cli.options import (
     Batch,
     Candidates,
     Delta,
+    DropLast,
     Epochs,
     MaxBatch,
     Mechanism,
@@ -53,6 +54,7 @@ def account(
     epochs: Epochs = None,
     sampler: SamplerName = None,
     max_batch: MaxBatch = None,
+    drop_last: DropLast = False,
     candidates: Candidates = None,
     shape: Shape = None,
     bound: SelectionBound = None,
@@ -67,19 +69,20 @@ def account(
     from dptune.prediction.protocols import PROTOCOLS, protocol_of
 
     warn_of_delta(delta, records)
+    plan = (sample_rate, steps, records, batch, epochs, sampler, max_batch, drop_last or None)
     law = law_of(candidates, shape, bound)
     if mechanism in PROTOCOLS or mechanism == method.NAME:
         refuse_selection(mechanism, law)
     if mechanism in PROTOCOLS:
-        refuse_sampling(mechanism, sample_rate, steps, records, batch, epochs, sampler, max_batch)
+        refuse_sampling(mechanism, *plan)
         show(figures.of_answers(protocol_of(mechanism, read_options(options) | {"delta": delta})), as_json)
         return
     if mechanism == method.NAME:
-        refuse_sampling(mechanism, sample_rate, steps, records, batch, epochs, sampler, max_batch)
+        refuse_sampling(mechanism, *plan)
         show(figures.of_policy_gradient(method.method_of(read_options(options)), delta), as_json)
         return
     check_mechanism(mechanism)
-    schedule = _schedule(delta, sample_rate, steps, records, batch, epochs, sampler, max_batch)
+    schedule = _schedule(delta, *plan)
     built = build(mechanism, read_options(options))
     _check_bands(built, sampler)
     built = fitted(built, schedule)
@@ -100,6 +103,7 @@ def calibrate(
     epochs: Epochs = None,
     sampler: SamplerName = None,
     max_batch: MaxBatch = None,
+    drop_last: DropLast = False,
     candidates: Candidates = None,
     shape: Shape = None,
     bound: SelectionBound = None,
@@ -116,20 +120,21 @@ def calibrate(
 
     chosen = read_options(options)
     warn_of_delta(delta, records)
+    plan = (sample_rate, steps, records, batch, epochs, sampler, max_batch, drop_last or None)
     law = law_of(candidates, shape, bound)
     if mechanism in PROTOCOLS or mechanism == method.NAME:
         refuse_selection(mechanism, law)
     if mechanism in PROTOCOLS:
-        refuse_sampling(mechanism, sample_rate, steps, records, batch, epochs, sampler, max_batch)
+        refuse_sampling(mechanism, *plan)
         show(figures.of_answers(protocol_of(mechanism, chosen | {"epsilon": epsilon, "delta": delta})), as_json)
         return
     if mechanism == method.NAME:
-        refuse_sampling(mechanism, sample_rate, steps, records, batch, epochs, sampler, max_batch)
+        refuse_sampling(mechanism, *plan)
         least = method.calibrated_method(without_noise(chosen), epsilon, delta, accounting)
         show(figures.of_policy_gradient(least, delta), as_json)
         return
     check_mechanism(mechanism)
-    schedule = _schedule(delta, sample_rate, steps, records, batch, epochs, sampler, max_batch)
+    schedule = _schedule(delta, *plan)
     if not takes_noise(mechanism, chosen):
         problem = f"{mechanism} adds no noise with a proven bound, or an option fixes it: nothing to calibrate"
         raise ConfigError("mechanism", problem, fix=f"price it with `dptune account {mechanism}`, or choose another")
@@ -167,6 +172,7 @@ def _schedule(
     epochs: float | None,
     sampler: str | None,
     max_batch: int | None,
+    drop_last: bool | None,
 ) -> Schedule:
     """The schedule that the options give. Raises: ConfigError naming the option that is wrong."""
     from dptune.mechanisms.planning import Schedule
@@ -179,7 +185,9 @@ def _schedule(
         rate, count = rate_and_steps(sample_rate, steps)
     else:
         rate, count = sampling_of(sample_rate, steps, records, batch, epochs)
-    law = sampler_of(sampler or "poisson", rate, records=records, batch=batch, max_batch=max_batch)
+    law = sampler_of(
+        sampler or "poisson", rate, records=records, batch=batch, max_batch=max_batch, drop_last=bool(drop_last)
+    )
     if law.batches and epochs is not None:  # where 1 / rate is rounded, an epoch still has that many batches
         count = math.ceil(epochs * law.batches)
     return Schedule(rate, count, delta, law)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dptune.cli.console import notice, show, show_progress
-from dptune.cli.mechanisms import check_mechanism, completions
+from dptune.cli.mechanisms import check_mechanism, completions, summaries
 from dptune.cli.options import AsJson, Delta, Options, read_options
 from dptune.core.errors import ConfigError
 
@@ -74,7 +74,7 @@ def audit(
     torch.set_num_threads(1)  # vectors here are short
     show_progress()
     chosen = read_options(options)
-    if ":" in mechanism:
+    if ":" in mechanism or ("." in mechanism and mechanism not in summaries()):
         _refuse_runs(steps, sample_rate, whole_run)
         _audit_outside_step(mechanism, chosen, trials, confidence, false_alarms, delta, as_json)
         return

@@ -12,12 +12,13 @@ from typing import Any
 import loops
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 from scipy.stats import binom
 from typer.testing import CliRunner, Result
 
 from dptune.audit import loader_claim as claims
 from dptune.audit import loader_test as module
-from dptune.audit.loader_claim import SAMPLERS, LoaderClaim, simulated
+from dptune.audit.loader_claim import TESTED, LoaderClaim, simulated
 from dptune.audit.loader_test import LoaderAudit, audit_loader
 from dptune.cli import app
 from dptune.core.errors import ConfigError
@@ -71,7 +72,7 @@ def test_of_200_sound_loaders_few_are_accused() -> None:
 
 def test_each_sampler_is_simulated_by_its_law() -> None:
     coins = np.random.default_rng(1)
-    for sampler in SAMPLERS:
+    for sampler in TESTED:
         entries = simulated(claim_of(sampler), 300, 10, coins)
         sizes = np.bincount(entries.slots, minlength=3000)
         keys = np.unique(entries.slots * 100 + entries.ids)
@@ -153,6 +154,16 @@ def test_the_loader_of_opacus_is_accused_only_where_it_shuffles_and_poisson_is_c
 
     found = audited(opacus_loader(loops.UNITS, loops.SIZE, poisson=poisson), claimed)
     assert (found.accusation is not None) == (poisson != (claimed == "poisson"))
+
+
+@pytest.mark.parametrize("claimed", ["poisson", "shuffle"])
+def test_the_loader_of_a_trainer_shuffles(claimed: str, tmp_path: Path) -> None:
+    pytest.importorskip("opacus", reason="Opacus is not installed")
+    pytest.importorskip("transformers", reason="transformers is not installed")
+    from opacus_loops import trainer_loader
+
+    found = audited(trainer_loader(loops.UNITS, loops.SIZE, tmp_path), claimed)
+    assert (found.accusation is not None) == (claimed == "poisson")
 
 
 # The command.
@@ -248,6 +259,33 @@ def test_what_is_no_loader_is_refused_in_the_last_line(
     last = done.stderr.splitlines()[-1]
     assert words in last
     assert ". Fix: " in last
+
+
+def test_a_last_batch_that_is_left_out_is_a_claim_of_its_own() -> None:
+    """64 ids in batches of 10: six whole ones, and four ids that miss the epoch at random."""
+    coins = np.random.default_rng()
+
+    def dropped() -> list[NDArray[np.int64]]:
+        return np.split(coins.permutation(64), range(10, 64, 10))[:6]
+
+    def found(loader: Any, drop_last: bool) -> LoaderAudit:
+        claim = LoaderClaim(sampler="shuffle", sample_rate=10 / 64, units=64, drop_last=drop_last)
+        return audit_loader(loader, claim, false_alarms=0.001, entropy=OsEntropy(), epochs=EPOCHS)
+
+    assert found(dropped, True).accusation is None
+    assert "so that 4 units miss each of them" in str(found(dropped, False).accusation)
+    kept = np.split(coins.permutation(64), range(10, 64, 10))
+    assert "7 batches instead of 6" in found(lambda: kept, True).fault
+    # The same four ids are left out of every epoch.
+    assert found(lambda: np.split(coins.permutation(60), 6), True).accusation is not None
+
+
+@pytest.mark.parametrize("sampler", ["full", "cyclic_poisson", "shufle"])
+def test_a_sampler_without_a_law_for_loaders_is_refused(sampler: str) -> None:
+    with pytest.raises(ConfigError, match=f"sampler: a loader cannot be tested against '{sampler}'. Fix: use one of"):
+        claim_of(sampler)
+    with pytest.raises(ConfigError, match="drop_last: does not go with sampler poisson"):
+        LoaderClaim(sampler="poisson", sample_rate=0.1, units=64, drop_last=True)
 
 
 def test_a_claim_of_less_than_one_unit_is_refused() -> None:

@@ -184,10 +184,11 @@ def test_ghost_clipping_with_a_loss_that_is_a_mean_is_accused() -> None:
 
 
 @pytest.mark.long
-def test_the_step_of_a_trainer_is_not_accused(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("package", "step"), [("transformers", "trainer_step"), ("trl", "sft_step")])
+def test_the_step_of_a_trainer_is_not_accused(package: str, step: str, tmp_path: Path) -> None:
     module = opacus_loops()
-    pytest.importorskip("transformers", reason="transformers is not installed")
-    found, verdict = audited(module.trainer_step(tmp_path), 600, parameters=1024)
+    pytest.importorskip(package, reason=f"{package} is not installed")
+    found, verdict = audited(getattr(module, step)(tmp_path), 600, parameters=1024)
     assert verdict.accusation is None
     assert found.mu_audited > 0.2
 
@@ -271,7 +272,13 @@ def test_the_command_accuses_with_status_1(folder: Path) -> None:
         ("broken_loop:step", (), "broken_loop cannot be imported (ModuleNotFoundError at broken_loop.py, line "),
         (f"{MODULE}:stop", (), f"module {MODULE} has no stop. Fix: write a name that the module defines"),
         (f"{MODULE}:number", (), "is a int, which cannot be called"),
-        (f"{MODULE}:", (), "is not of the form MODULE:NAME"),
+        (
+            f"{MODULE}:",
+            (),
+            "is not of the form MODULE:NAME. Fix: write the module as in `import`, a colon, and the name",
+        ),
+        (f"{MODULE}.step", (), f"colon, and the name in it: {MODULE}:step"),
+        (f"a.{MODULE}.step", (), f"colon, and the name in it: a.{MODULE}:step"),
         (f"{MODULE}:short", (), "returned an array of shape (31,) instead of 32 numbers on a batch of"),
         (f"{MODULE}:nothing", (), "returned a NoneType instead of 32 numbers"),
         (f"{MODULE}:no_number", (), "returned nan on a batch of 1"),

@@ -19,6 +19,7 @@ from dptune.privacy.accounting.loss_profile import profile_of
 from dptune.privacy.accounting.renyi_filter import RenyiFilter
 from dptune.privacy.accounting.sampler_bounds import least_epsilon
 from dptune.privacy.accounting.samplers import POISSON, SAMPLERS, Sampler, sampler_of
+from dptune.privacy.accounting.shuffled_batches import least_shuffled_epsilon
 from dptune.privacy.ledger import Ledger
 from dptune.privacy.ledger_file import LedgerError
 from dptune.privacy.release import Release
@@ -138,6 +139,21 @@ def test_shuffled_batches_are_priced_as_an_interval() -> None:
     assert "(zero-out of one unit)" in text
 
 
+def test_a_last_batch_that_is_left_out_counts_as_such() -> None:
+    """66,013 units in batches of 1,024: 64 whole ones, and 477 units that an epoch leaves out."""
+    shuffled = "account static --sampler shuffle --delta 7.424e-6 --set noise_multiplier=1.3521 --epochs 2 --batch 1024"
+    dropped = priced(f"{shuffled} --records 66013 --drop-last")
+    assert (dropped["batches"], dropped["steps"]) == (64, 128)
+    assert dropped["left_out_of_an_epoch"] == pytest.approx(477 / 66013)
+    expected = least_shuffled_epsilon(1.3521, 64, 2, 7.424e-6, 477 / 66013)
+    assert dropped["epsilon_at_least"] == pytest.approx(expected, rel=1e-12)
+    assert dropped["epsilon_certified"] == priced(f"{shuffled} --records 66013")["epsilon_certified"]
+    whole = [priced(f"{shuffled} --records 65536 {last}") for last in ("", "--drop-last")]
+    assert whole[0] == whole[1], "nothing is left out"
+    release = Release(1024 / 66013, 1.3521, sampler=Sampler("shuffle", batches=64))
+    assert Release.from_dict(release.to_dict()) == release
+
+
 @pytest.mark.parametrize("mechanism", ["quantile", "dc_sgd_p"])
 def test_nothing_is_shown_at_least_of_a_run_that_will_count(mechanism: str) -> None:
     """Before a run these controllers plan no statistics, and so the planned releases name none."""
@@ -181,6 +197,12 @@ def test_calibrated_noise_keeps_the_certified_budget(sampler: str) -> None:
         ("account static --sampler truncated_poisson --max-batch 110 " + PLAN, "Fix: use 172 or more"),
         ("account static --sampler truncated_poisson --sample-rate 0.1 --steps 9", "records: is missing"),
         ("account static --max-batch 90 " + PLAN, "max_batch: does not go with sampler poisson"),
+        (
+            "account static --drop-last " + PLAN,
+            "drop_last: does not go with sampler poisson. Fix: leave it out, or use",
+        ),
+        ("account static --sampler full --drop-last " + PLAN, "drop_last: does not go with sampler full"),
+        ("account pmixed --drop-last", "pmixed takes no batches of records"),
         ("account static --sampler fixed_size --records 100 --batch 10.5 --epochs 1", "10.5 is not a whole number"),
         ("account static --sampler full " + PLAN, "puts all units into every batch"),
         ("account static --sampler cyclic_poisson " + PLAN, "static has no bands"),

@@ -32,8 +32,9 @@ def sampled_epsilon(composition: Composition, delta: float, *, quick: bool = Fal
 
     Guarantee: never below the truth, at any delta, for the neighbours that ``samplers.SAMPLERS`` names. For shuffle it
     is the bound without any amplification within an epoch. Given the batches of all other units, the unit is in one
-    known batch of an epoch; the other sums are the same for both data sets, so the epoch is one Gaussian release. A
-    mixture with the same weights diverges by no more than its worst part, and Gaussian DP composes exactly.
+    known batch of an epoch, or left out with the last one; the other sums are the same for both data sets, so the epoch
+    is one Gaussian release at most. A mixture with the same weights diverges by no more than its worst part, and
+    Gaussian DP composes exactly.
 
     The bound holds after every release: those of an epoch that was begun are a part of the whole epoch's, whose price
     counts. Epochs begin with the first release, and their bins are never drawn anew within one (``training.draws``).
@@ -81,13 +82,13 @@ def least_epsilon(composition: Composition, delta: float) -> float | None:
     Guarantee: no epsilon below it holds at this delta, for data that ``shuffled_batches`` names.
 
     Example:
-        >>> from collections import Counter
         >>> from dptune.privacy.accounting.sampler_bounds import least_epsilon
-        >>> from dptune.privacy.accounting.samplers import Sampler
+        >>> from dptune.privacy.accounting.samplers import sampler_of
         >>> from dptune.privacy.release import Release
-        >>> step = Release(sample_rate=1 / 65, noise_multiplier=1.3521, sampler=Sampler("shuffle", batches=65))
-        >>> round(least_epsilon(Counter({step: 65}), delta=7.424e-6), 5)
-        2.35463
+        >>> rate = 1024 / 66013
+        >>> step = Release(rate, 1.3521, sampler=sampler_of("shuffle", rate, records=66013, drop_last=True))
+        >>> round(least_epsilon({step: 64}, delta=7.424e-6), 5)
+        2.35712
     """
     release, count = _only(composition)
     if len(composition) > 1:  # the least noise of several would overstate what they cost at least
@@ -95,8 +96,9 @@ def least_epsilon(composition: Composition, delta: float) -> float | None:
     # A statistic beside the gradient may take a share of the sensitivity that the data of the proof do not reach.
     if release.sampler.name != "shuffle" or release.statistics != ("gradient sum",):
         return None
-    epochs = count // release.sampler.batches
-    return least_shuffled_epsilon(release.effective_noise_multiplier, release.sampler.batches, epochs, delta)
+    batches, left_out = release.sampler.batches, release.sampler.left_out(release.sample_rate)
+    noise, epochs = release.effective_noise_multiplier, count // batches
+    return least_shuffled_epsilon(noise, batches, epochs, delta, left_out)
 
 
 def _only(composition: Composition) -> tuple[Release, int]:

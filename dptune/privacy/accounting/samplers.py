@@ -28,12 +28,14 @@ class Law:
         needs: what its price takes beside noise and delta.
         neighbours: the two data sets that the price compares.
         bound: which bound is proven, and from where.
+        tested: whether ``dptune audit-draw`` can test a loader against it.
     """
 
     law: str
     needs: str
     neighbours: str
     bound: str
+    tested: bool = True
 
 
 SAMPLERS: dict[str, Law] = {
@@ -54,6 +56,7 @@ SAMPLERS: dict[str, Law] = {
         "sample rate, steps, a mechanism with bands",
         "add or remove one unit",
         "tight about one group: Poisson sampling at bands times the rate, in the steps of that group",
+        tested=False,
     ),
     "balls_in_bins": Law(
         "In each epoch each unit enters exactly one batch, which it chooses uniformly by itself.",
@@ -62,7 +65,8 @@ SAMPLERS: dict[str, Law] = {
         "tight: loss distribution of random allocation",
     ),
     "shuffle": Law(
-        "In each epoch all units are put in random order and cut into batches of one size; a smaller last one is kept.",
+        "In each epoch all units are put in random order and cut into batches of one size; a smaller last one is kept, "
+        "or left out (--drop-last).",
         "units, batch, epochs",
         "zero-out of one unit",
         "interval: at least by a lower-bound pair (Chua et al. 2024), at most without any amplification in an epoch",
@@ -78,6 +82,7 @@ SAMPLERS: dict[str, Law] = {
         "units, epochs",
         "add or remove one unit",
         "exact: Gaussian differential privacy",
+        tested=False,
     ),
 }
 #: Samplers of releases that accountants of Poisson sampling price; a full batch is a Poisson sample of rate 1.
@@ -102,7 +107,8 @@ class Sampler:
 
     Attributes:
         name: a name of ``SAMPLERS``, not cyclic_poisson.
-        batches: number of batches in an epoch, for shuffle and balls_in_bins; otherwise 0.
+        batches: number of batches in an epoch, for shuffle and balls_in_bins; otherwise 0. A shuffle with fewer than
+            1 / sample rate of them leaves the last, smaller batch of every epoch out.
         units: number of units, for truncated_poisson; otherwise 0.
         max_batch: number of units that a batch is cut to, for truncated_poisson; otherwise 0.
 
@@ -136,10 +142,14 @@ class Sampler:
         """Whether accountants of Poisson sampling price it."""
         return self.name in LIKE_POISSON
 
+    def left_out(self, sample_rate: float) -> float:
+        """Share of the units that an epoch of a shuffle leaves out, with its last batch; 0 if that batch is kept."""
+        return max(0.0, 1 - self.batches * sample_rate) if self.name == "shuffle" else 0.0
+
     def check_rate(self, sample_rate: float) -> None:
         """Refuse a rate that is not that of this sampler. Raises: ConfigError."""
         rate = 1.0 if self.name == "full" else sample_rate
-        if self.name == "shuffle" and math.ceil((1 - _WHOLE) / sample_rate) != self.batches:
+        if self.name == "shuffle" and self.batches not in (_batches(rate, dropped) for dropped in (False, True)):
             rate = 1 / self.batches
         if self.name == "balls_in_bins" and abs(self.batches * sample_rate - 1) > _WHOLE:
             rate = 1 / self.batches
@@ -160,6 +170,11 @@ class Sampler:
         return cls(**data)
 
 
+def _batches(sample_rate: float, drop_last: bool) -> int:
+    """Number of batches of one size in an epoch, with or without a smaller last one."""
+    return math.floor((1 + _WHOLE) / sample_rate) if drop_last else math.ceil((1 - _WHOLE) / sample_rate)
+
+
 #: The sampler of training, and of releases in ledgers that name none.
 POISSON = Sampler()
 
@@ -171,6 +186,7 @@ def sampler_of(
     records: int | None = None,
     batch: float | None = None,
     max_batch: int | None = None,
+    drop_last: bool = False,
 ) -> Sampler:
     """The sampler of a plan, checked.
 
@@ -180,6 +196,7 @@ def sampler_of(
         records: number of units, where it is known.
         batch: expected number of units in a batch, where it is known.
         max_batch: number of units that a batch is cut to, for truncated_poisson.
+        drop_last: whether a shuffle leaves a smaller last batch of every epoch out.
 
     Raises: ConfigError naming what is missing or does not go together, with a fix.
 
@@ -189,8 +206,10 @@ def sampler_of(
         65
     """
     check_name(name)
-    if max_batch is not None and name != "truncated_poisson":
-        raise ConfigError("max_batch", f"does not go with sampler {name}", fix="leave it out")
+    given = (("max_batch", max_batch is not None, "truncated_poisson"), ("drop_last", drop_last, "shuffle"))
+    for field, is_given, owner in given:
+        if is_given and name != owner:
+            raise ConfigError(field, f"does not go with sampler {name}", fix=f"leave it out, or use sampler {owner}")
     if name in ("poisson", CYCLIC):
         return POISSON
     if not 0 < sample_rate <= 1:
@@ -201,12 +220,11 @@ def sampler_of(
     if name in ("fixed_size", "shuffle") and batch is not None and batch != int(batch):
         problem = f"{batch} is not a whole number of units, of which every batch of {name} has the same"
         raise ConfigError("batch", problem, fix=f"use {max(1, round(batch))}")
-    if name == "shuffle":
-        if records is None:  # a rate with few digits gives another number of batches, and thereby of epochs
-            return Sampler(name, batches=_whole_bins(name, sample_rate, records))
-        return Sampler(name, batches=math.ceil((1 - _WHOLE) / sample_rate))
-    if name == "balls_in_bins":
+    # Of a shuffle, a rate with few digits would give another number of batches, and thereby of epochs.
+    if name == "balls_in_bins" or (name == "shuffle" and records is None):
         return Sampler(name, batches=_whole_bins(name, sample_rate, records))
+    if name == "shuffle":
+        return Sampler(name, batches=_batches(sample_rate, drop_last))
     if name == "truncated_poisson":
         return _truncated(records, batch, max_batch)
     return Sampler(name)

@@ -10,11 +10,18 @@ Implementations?, who give the pair and the event for one epoch. The composition
 that holds the unit has mean 2 (or, zeroed, 1: of its size all but one are -1), every other batch mean 0. So the
 released vector of an epoch is x = 2 e_J + z N(0, I), or e_J + z N(0, I) zeroed. Its largest entry is below c with
 probability Phi((c - 2) / z) Phi(c / z)^(T - 1), or with 1 in place of 2, whatever the law of J: batches need not be of
-one size. By the definition of differential privacy every event gives delta >= P(event) - e^epsilon Q(event); "the
-largest entry is at least c" is one, and its complement another, from the other side. Over epochs, J is drawn anew, so
-the largest entries are independent, and any function of them is a post-processing: here each is rounded to a cell, and
-the cells' losses log(p / q) add up. E_P of (1 - e^(epsilon - sum))_+ is a lower bound of delta, and falls where a loss
-is rounded down. QED
+one size, nor J uniform. By the definition of differential privacy every event gives delta >= P(event) - e^epsilon
+Q(event); "the largest entry is at least c" is one, and its complement another, from the other side. Over epochs the
+noise is fresh, and no J changes that law, so the largest entries are independent however units are ordered. Any
+function of them is a post-processing: here each is rounded to a cell, and the cells' losses log(p / q) add up. E_P of
+(1 - e^(epsilon - sum))_+ is a lower bound of delta, and falls where a loss is rounded down. QED
+
+**A last batch that is dropped.** If each epoch uses only its first T full batches, a share r of the units, r < 1, is
+left out of it at random. The statement holds with (1 - r) Phi((c - 2) / z) Phi(c / z)^(T - 1) + r Phi(c / z)^T as the
+probability that the largest entry is below c, or with 1 in place of 2. *Proof.* The order does not hang on the data, so
+the unit is left out with chance r in either world, anew in every epoch. Then each sum is -B of others and nothing of
+the unit, so every entry has mean 0: the largest of T is below c with probability Phi(c / z)^T. If it is not left out,
+all is as above. The rest of the proof only uses the law of the largest entry. QED
 
 Everything is rounded to the side of too small an epsilon. All of this is public.
 """
@@ -22,6 +29,7 @@ Everything is rounded to the side of too small an epsilon. All of this is public
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
@@ -42,7 +50,9 @@ _EXACT = 1e-12
 
 
 @lru_cache(maxsize=1024)
-def least_shuffled_epsilon(noise_multiplier: float, batches: int, epochs: int, delta: float) -> float:
+def least_shuffled_epsilon(
+    noise_multiplier: float, batches: int, epochs: int, delta: float, left_out: float = 0.0
+) -> float:
     """An epsilon that every bound for shuffled batches must reach.
 
     For one epoch it is at most 1e-6 of itself below the lemma's. For several, a grid takes more from it, the more the
@@ -54,38 +64,62 @@ def least_shuffled_epsilon(noise_multiplier: float, batches: int, epochs: int, d
         batches: number T of batches in an epoch.
         epochs: number E of whole epochs; with 0 the answer is 0.
         delta: a number in (0, 1).
+        left_out: share r of the units, in [0, 1), that every epoch leaves out at random.
 
     Example:
         >>> from dptune.privacy.accounting.shuffled_batches import least_shuffled_epsilon
         >>> round(least_shuffled_epsilon(1.3521, batches=65, epochs=1, delta=7.424e-6), 5)
         2.35463
+        >>> round(least_shuffled_epsilon(1.3521, batches=64, epochs=1, delta=7.424e-6, left_out=477 / 66013), 5)
+        2.35712
     """
     if not epochs:
         return 0.0
-    one, counted = _one_epoch(noise_multiplier, batches, delta), min(epochs, _MOST_EPOCHS)
-    return max(one, _several_epochs(noise_multiplier, batches, counted, delta)) if epochs > 1 else one
+    law = _Largest(noise_multiplier, batches, left_out)
+    one, counted = _one_epoch(law, delta), min(epochs, _MOST_EPOCHS)
+    return max(one, _several_epochs(law, counted, delta)) if epochs > 1 else one
 
 
-def _below(at: Array | float, mean: float, noise: float, batches: int) -> Array:
-    """Logarithm of the probability that the largest entry is below ``at``, if the unit's batch has this mean."""
-    at = np.asarray(at, dtype=np.float64)
-    return np.asarray(log_ndtr((at - mean) / noise) + (batches - 1) * log_ndtr(at / noise))
+@dataclass(frozen=True)
+class _Largest:
+    """The law of the largest entry of an epoch.
+
+    Attributes:
+        noise: standard deviation of an entry.
+        batches: number T of entries.
+        left_out: chance r that no entry holds the unit.
+    """
+
+    noise: float
+    batches: int
+    left_out: float
+
+    def sides(self, at: Array | float, mean: float) -> tuple[Array, Array]:
+        """Probabilities that the largest entry is below ``at``, and above, if the unit's batch has this mean.
+
+        Each is a sum of positive terms, for a small one must keep its digits.
+        """
+        at, kept = np.asarray(at, dtype=np.float64), 1 - self.left_out
+        other = log_ndtr(at / self.noise)
+        mine, none = log_ndtr((at - mean) / self.noise) + (self.batches - 1) * other, self.batches * other
+        below = kept * np.exp(mine) + self.left_out * np.exp(none)
+        return below, kept * -np.expm1(mine) + self.left_out * -np.expm1(none)
 
 
-def _one_epoch(noise: float, batches: int, delta: float) -> float:
+def _one_epoch(law: _Largest, delta: float) -> float:
     """The largest epsilon that one event refutes, by bisection from below."""
 
     def shown(epsilon: float) -> float:
         def gap(at: Array | float) -> Array:
-            with_unit, zeroed = _below(at, 2.0, noise, batches), _below(at, 1.0, noise, batches)
+            (below, above), (below_zeroed, above_zeroed) = law.sides(at, 2.0), law.sides(at, 1.0)
             # Each probability is rounded to the side of less.
             more = math.exp(epsilon) * (1 + _EXACT)
-            rises = -np.expm1(with_unit) * (1 - _EXACT) + more * np.expm1(zeroed)
-            falls = np.exp(zeroed) * (1 - _EXACT) - more * np.exp(with_unit)
+            rises, falls = above * (1 - _EXACT) - more * above_zeroed, below_zeroed * (1 - _EXACT) - more * below
             return np.maximum(rises, falls)
 
         # The event's best bound lies where both are likely: from the bulk of the zeroed entries up to far above.
-        at = np.linspace(1 - 40 * noise, 2 + 40 * noise, 4001) + noise * noise * epsilon * np.linspace(0, 1, 4001)
+        noise, shares = law.noise, np.linspace(0, 1, 4001)
+        at = np.linspace(1 - 40 * noise, 2 + 40 * noise, 4001) + noise * noise * epsilon * shares
         place = int(np.argmax(gap(at)))
         ends = float(at[max(place - 1, 0)]), float(at[min(place + 1, len(at) - 1)])
         found = minimize_scalar(lambda c: -float(gap(c)), bounds=ends, method="bounded", options={"xatol": 1e-9})
@@ -103,12 +137,12 @@ def _one_epoch(noise: float, batches: int, delta: float) -> float:
     return low
 
 
-def _several_epochs(noise: float, batches: int, epochs: int, delta: float) -> float:
+def _several_epochs(law: _Largest, epochs: int, delta: float) -> float:
     """The epsilon that the sum of all epochs' losses refutes, with the unit over zeroed, the side that costs more.
 
     The cells' probabilities are tilted by exp(tilt loss), so that the FFT's round-off is relative to delta.
     """
-    mine, other = _cells(noise, batches)
+    mine, other = _cells(law)
     kept = (mine > 1e-290) & (other > 1e-290)  # what is dropped only takes from delta
     losses = np.log(mine[kept]) - np.log(other[kept]) - _ROUNDING
     logs = np.log(mine[kept] * (1 - _ROUNDING))
@@ -163,15 +197,14 @@ def _several_epochs(noise: float, batches: int, epochs: int, delta: float) -> fl
     return float(places[reached[-1]]) if len(reached) else 0.0
 
 
-def _cells(noise: float, batches: int) -> tuple[Array, Array]:
+def _cells(law: _Largest) -> tuple[Array, Array]:
     """Probabilities of the cells of the largest entry, with the unit and zeroed; narrow where both are likely."""
     # The largest of T entries without the unit is below this with probability 1e-18 or so, and rarely above the top.
-    ends = np.linspace(1 - 12 * noise, 2 + 12 * noise, _CELLS)
+    ends = np.linspace(1 - 12 * law.noise, 2 + 12 * law.noise, _CELLS)
     found = []
     for mean in (2.0, 1.0):
-        below = _below(ends, mean, noise, batches)
+        below, above = law.sides(ends, mean)
         # Differences of tails: of what is above where that is small, of what is below elsewhere.
-        lower, upper = np.diff(np.exp(below)), -np.diff(-np.expm1(below))
-        inner = np.where(below[1:] < -0.7, lower, upper)
-        found.append(np.concatenate([[math.exp(below[0])], inner, [-math.expm1(below[-1])]]))
+        inner = np.where(below[1:] < 0.5, np.diff(below), -np.diff(above))
+        found.append(np.concatenate([[below[0]], inner, [above[-1]]]))
     return found[0], found[1]
