@@ -26,6 +26,8 @@ from dptune.privacy.run_header import RunHeader
 #: Shares of the coins among which the number of guesses is chosen.
 _SHARES = tuple(2 ** (-step / 2) for step in range(9))
 _MOST_MU = 20.0
+#: The most canaries for which it is asked whether they could refute a certificate.
+_MOST_COINS = 1 << 16
 
 
 def run_certificate(header: RunHeader, releases: Composition) -> Certificate:
@@ -50,6 +52,7 @@ class Refutation:
         needed: least number of right ones among them that refutes the certificate; None if not even all would.
         epsilon_refutable: the largest epsilon that these canaries could have refuted, with every coin guessed right:
             of a Gaussian run, and that of this certificate if it is larger; 0 if they could not have refuted this one.
+        too_few: a sentence if they could not have refuted this certificate, as ``coins_too_few`` has it; else empty.
     """
 
     certified: float
@@ -58,6 +61,7 @@ class Refutation:
     correct: int
     needed: int | None
     epsilon_refutable: float
+    too_few: str = ""
 
     @property
     def refuted(self) -> bool:
@@ -81,7 +85,7 @@ class Refutation:
         if math.isinf(self.certified):
             return "nothing finite is certified, so there is nothing to refute"
         if self.needed is None:
-            return f"NO POWER on epsilon: too few coins, it cannot refute the certified {at_most(self.certified)}"
+            return f"NO POWER on epsilon: {self.too_few}"
         could = f"could have refuted the certified epsilon {at_most(self.certified)}, and any up to "
         by = f"by {self.needed} of {self.guesses} right guesses; {self.correct} were right"
         return f"{could}{at_least(self.epsilon_refutable)}: {by}"
@@ -135,7 +139,41 @@ def refutation(
         correct=counts[best][1],
         needed=needed[best],
         epsilon_refutable=max(finite, gaussian_epsilon(most, delta)) if could else 0.0,
+        too_few="" if could else coins_too_few(canaries, certificate, confidence),
     )
+
+
+def coins_too_few(canaries: int, certificate: Certificate, confidence: float) -> str:
+    """A sentence if the coins of so many canaries cannot refute a certificate, even if each is guessed right.
+
+    It says about how many could. It is empty if they can, or if nothing finite is certified.
+
+    Example:
+        >>> from dptune.audit.refutation import coins_too_few
+        >>> from dptune.audit.verdict import Certificate
+        >>> coins_too_few(10, Certificate(1.0, mu=0.25), confidence=0.999)
+        '10 canaries are too few to refute the certified epsilon 1, even if every coin is guessed right; about 16 could'
+        >>> coins_too_few(100, Certificate(1.0, mu=0.25), confidence=0.999)
+        ''
+    """
+    if math.isinf(certificate.epsilon) or _can_refute(canaries, certificate, confidence):
+        return ""
+    few, enough = canaries, 2 * canaries
+    while enough <= _MOST_COINS and not _can_refute(enough, certificate, confidence):
+        few, enough = enough, 2 * enough
+    said = f"{canaries} canaries are too few to refute the certified epsilon {at_most(certificate.epsilon)}, even if "
+    if enough > _MOST_COINS:
+        return f"{said}every coin is guessed right; so are {few}"
+    while enough - few > max(1, few // 50):
+        middle = (few + enough) // 2
+        few, enough = (few, middle) if _can_refute(middle, certificate, confidence) else (middle, enough)
+    return f"{said}every coin is guessed right; about {enough} could"
+
+
+def _can_refute(canaries: int, certificate: Certificate, confidence: float) -> bool:
+    """Whether canaries refute a certificate if every coin is guessed right."""
+    tried = _plans(certificate, canaries, 1 - confidence)
+    return any(_needed(certificate, canaries, *one) is not None for one in tried)
 
 
 def _plans(certificate: Certificate, canaries: int, chance: float) -> list[tuple[int, float]]:

@@ -17,7 +17,7 @@ import numpy as np
 from dptune.audit.contrast import shown_above
 from dptune.audit.noise_test import NoiseBound, audited_noise
 from dptune.audit.one_run import OneRun, one_run
-from dptune.audit.refutation import Refutation, refutation, run_certificate
+from dptune.audit.refutation import Refutation, coins_too_few, refutation, run_certificate
 from dptune.audit.sample_rate import SampleRate, Unseen, audited_sample_rate
 from dptune.core.digits import at_least
 from dptune.core.errors import ConfigError, DataError
@@ -29,7 +29,9 @@ from dptune.job.path_checks import kind_of
 from dptune.job.result import RunResult
 from dptune.privacy.entropy import FixedSeed
 from dptune.privacy.ledger_file import LedgerContents, read_ledger
+from dptune.privacy.release import Composition
 from dptune.privacy.run_folder import RunFolder
+from dptune.privacy.run_header import RunHeader
 
 #: Comparisons with the ledger that may accuse a run: of its coins, of their entries into batches, and of its noise.
 CHECKS = 3
@@ -125,6 +127,16 @@ def most_shown(canaries: int, delta: float, confidence: float = 0.95) -> float:
     """
     coins = np.arange(canaries) % 2 == 0
     return one_run(coins.astype(float), coins, delta, confidence).most
+
+
+def planned_power(canaries: int, header: RunHeader, releases: Composition, false_alarms: float = 0.001) -> str:
+    """A sentence if so many canaries will not be able to refute what a planned run certifies; empty if they can.
+
+    Args:
+        releases: what the run is going to release.
+        false_alarms: as of the later ``audit_run``.
+    """
+    return coins_too_few(canaries, run_certificate(header, releases), 1 - false_alarms / CHECKS)
 
 
 def audit_run(run: str | Path, confidence: float = 0.95, false_alarms: float = 0.001) -> RunAudit:

@@ -23,7 +23,8 @@ def rmia_of_the_paper(
 ) -> float:
     """The share of texts z with (p(x) / P(x)) / (p(z) / P(z)) >= gamma; z are in the training data of no model.
 
-    P offline is that of the authors' program with its coefficient a; online P is the mean of the means over models with the text and without.
+    P offline is that of the authors' program with its coefficient a; online P is the mean of the means over models
+    with the text and without.
     """
 
     def mean(values: list[float]) -> float:
