@@ -20,6 +20,7 @@ from dptune.audit.epsilon_bounds import coins_refute, gaussian_epsilon, one_run_
 from dptune.audit.one_run import A_QUARTER, few_guesses, right_guesses
 from dptune.audit.verdict import DELTAS, Certificate
 from dptune.core.digits import at_least, at_most
+from dptune.privacy.accounting.gaussian_dp import gdp_delta
 from dptune.privacy.release import Composition
 from dptune.privacy.run_header import RunHeader
 
@@ -38,6 +39,18 @@ def run_certificate(header: RunHeader, releases: Composition) -> Certificate:
     others = ((replace(header, delta=one).price(releases).certified, one) for one in DELTAS if one != header.delta)
     pairs = [(epsilon, header.delta), *others]
     return Certificate(epsilon, None, tuple(pair for pair in pairs if math.isfinite(pair[0])))
+
+
+def gaussian_certificate(epsilon: float, delta: float) -> Certificate:
+    """The certificate of releases with a Gaussian curve, of which one epsilon is known.
+
+    Example:
+        >>> from dptune.audit.refutation import gaussian_certificate
+        >>> round(gaussian_certificate(2.0, 1e-5).mu, 3)
+        0.502
+    """
+    mu = brentq(lambda one: gdp_delta(one, epsilon) - delta, 1e-6, math.sqrt(2 * epsilon) + 2 * _MOST_MU)
+    return Certificate(epsilon, float(mu))
 
 
 @dataclass(frozen=True)
@@ -167,7 +180,8 @@ def coins_too_few(canaries: int, certificate: Certificate, confidence: float) ->
     while enough - few > max(1, few // 50):
         middle = (few + enough) // 2
         few, enough = (few, middle) if _can_refute(middle, certificate, confidence) else (middle, enough)
-    return f"{said}every coin is guessed right; about {enough} could"
+    step = 10 ** max(0, len(str(enough)) - 2)  # rounded up to two digits
+    return f"{said}every coin is guessed right; about {-(-enough // step) * step} could"
 
 
 def _can_refute(canaries: int, certificate: Certificate, confidence: float) -> bool:

@@ -17,7 +17,7 @@ import numpy as np
 from dptune.audit.contrast import shown_above
 from dptune.audit.noise_test import NoiseBound, audited_noise
 from dptune.audit.one_run import OneRun, one_run
-from dptune.audit.refutation import Refutation, coins_too_few, refutation, run_certificate
+from dptune.audit.refutation import Refutation, refutation, run_certificate
 from dptune.audit.sample_rate import SampleRate, Unseen, audited_sample_rate
 from dptune.core.digits import at_least
 from dptune.core.errors import ConfigError, DataError
@@ -29,12 +29,12 @@ from dptune.job.path_checks import kind_of
 from dptune.job.result import RunResult
 from dptune.privacy.entropy import FixedSeed
 from dptune.privacy.ledger_file import LedgerContents, read_ledger
-from dptune.privacy.release import Composition
 from dptune.privacy.run_folder import RunFolder
-from dptune.privacy.run_header import RunHeader
 
 #: Comparisons with the ledger that may accuse a run: of its coins, of their entries into batches, and of its noise.
 CHECKS = 3
+#: Probability of a false alarm that those share by default.
+FALSE_ALARMS = 0.001
 #: Least probability of an error that the bounds are computed for: they work with 1 minus parts of it.
 _LEAST_CHANCE = 1e-9
 _WRONG = "the mechanism, its accountant or its data handling is wrong"
@@ -129,17 +129,7 @@ def most_shown(canaries: int, delta: float, confidence: float = 0.95) -> float:
     return one_run(coins.astype(float), coins, delta, confidence).most
 
 
-def planned_power(canaries: int, header: RunHeader, releases: Composition, false_alarms: float = 0.001) -> str:
-    """A sentence if so many canaries will not be able to refute what a planned run certifies; empty if they can.
-
-    Args:
-        releases: what the run is going to release.
-        false_alarms: as of the later ``audit_run``.
-    """
-    return coins_too_few(canaries, run_certificate(header, releases), 1 - false_alarms / CHECKS)
-
-
-def audit_run(run: str | Path, confidence: float = 0.95, false_alarms: float = 0.001) -> RunAudit:
+def audit_run(run: str | Path, confidence: float = 0.95, false_alarms: float = FALSE_ALARMS) -> RunAudit:
     """Audit a finished run of ``tune``, or a finished cell of the pipeline, in its folder.
 
     Guarantee: each bound holds with probability ``confidence``; a run that keeps its certificate and draws as charged

@@ -183,11 +183,13 @@ def _tune(
 
 def _power_of_canaries(prepared: PreparedRun) -> str:
     """A sentence if the run's coins will not be able to refute its budget; empty if they can."""
-    from dptune.audit.whole_run import planned_power
+    from dptune.audit.refutation import coins_too_few, run_certificate
+    from dptune.audit.whole_run import CHECKS, FALSE_ALARMS
     from dptune.mechanisms.planning import planned
 
     releases = planned(prepared.mechanism.mechanism, prepared.schedule.priced)
-    found = planned_power(prepared.settings.audit_canaries, prepared.header, releases)
+    certificate, planted = run_certificate(prepared.header, releases), prepared.settings.audit_canaries
+    found = coins_too_few(planted, certificate, 1 - FALSE_ALARMS / CHECKS)
     return f"{found}. Its noise and its draw are tested all the same." if found else ""
 
 
