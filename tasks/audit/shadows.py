@@ -15,10 +15,11 @@ from dptune.audit.text.likelihood import Passage, ending_losses
 from dptune.audit.text.membership import balanced_coins, lira_scores
 from dptune.audit.text.rmia import rmia
 from dptune.core.progress import progress
-from dptune.mechanisms.registry import build
+from dptune.mechanisms.registry import build, of_model
 from dptune.privacy.entropy import FixedSeed
 from dptune.records.canaries import Canary, content_with
 from dptune.records.parquet_file import encode_content, form_at, read_records
+from dptune.training.gradients.parameter_groups import trained_blocks
 from dptune.training.loop import train
 from dptune.training.models.model import attach_lora, load_base
 from dptune.training.privacy_units import PrivacyUnits
@@ -76,7 +77,9 @@ def _train_shadow(target: Target, canaries: Sequence[Canary], included: NDArray[
     model = attach_lora(load_base(cell.model.weights, next(target.public.parameters()).device), cell.lora, cell.seed)
     units = PrivacyUnits.records(len(texts))
     plan = plan_of(cell.training, len(units), min(cell.training.expected_batch_size, len(units)))
-    mechanism, entropy = build("nonprivate", {}), FixedSeed(seed)
+    blocks, entropy = trained_blocks(model), FixedSeed(seed)
+    dimension = sum(weight.numel() for block in blocks for weight in block.parameters)
+    mechanism = build("nonprivate", of_model("nonprivate", {}, len(blocks), dimension))
     header = header_of(mechanism, units, entropy, delta=cell.delta)
     with tempfile.TemporaryDirectory() as directory:
         spec = RunSpec(model, tokens, units, mechanism, replace(plan, checkpoint_every=plan.steps), header)

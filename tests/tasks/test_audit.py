@@ -165,7 +165,8 @@ def test_no_secret_and_no_record_is_in_the_audit(audited: Path) -> None:
 
 def test_private_telemetry_attacks_no_persons_records(pipeline: Path) -> None:
     """Canaries lie in public texts: their attacks need no record, and shadow models train on public ones."""
-    directory = run(static(WHOLE, {"experiment": {"telemetry": "private"}}))
+    two_pairs = {"lora": {"target_modules": ["c_attn", "c_fc"]}}
+    directory = run(static(WHOLE, two_pairs, {"experiment": {"telemetry": "private"}}))
     for side in ("train", "attack"):
         (SPLITS / f"{side}.parquet").unlink()
     audit = audit_cell(directory, settings(shadows=4), "cpu")
