@@ -137,7 +137,7 @@ def audit_form(
     Args:
         generations: samples of the extraction attack.
         records: training records, and as many held-out ones, for the membership attacks.
-        shadows: models that the likelihood-ratio attack trains for itself: 4 or more, or 0.
+        shadows: models that LiRA and RMIA train for themselves: 4 or more, or 0.
         step_trials: trials of the white-box audit of the private step, in each world: 500 or more, or 0.
         seed: seed of samples and of the choice of records.
         overrides: other sections to merge over params.yaml, such as {"audit": {"candidates": 63}}.

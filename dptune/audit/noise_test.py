@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 import numpy as np
+from scipy.special import ndtri
 from scipy.stats import chi2
 
 from dptune.core.digits import at_least, at_most
@@ -27,7 +28,8 @@ class NoiseBound:
         noise_multiplier: the least effective noise multiplier that the ledger is charged for.
         at_most: upper bound at the confidence that is reported; infinite without power.
         alarm: upper bound at the confidence of an alarm; below ``noise_multiplier`` it accuses the noise.
-        detectable: the multiple of the charged noise below which 19 of 20 audits accuse, if records add nothing.
+        detectable: the multiple of the charged noise below which 19 of 20 audits accuse, where records add as much to
+            these coordinates as they add to this run's at most (at confidence 0.95).
         reason: reason why the audit has no power, in words; empty if it has.
 
     Example:
@@ -52,8 +54,10 @@ class NoiseBound:
         """The noise that the audit could have detected, in words."""
         if self.reason:
             return f"NO POWER on the noise: {self.reason}"
-        charged = at_most(self.noise_multiplier)
-        return f"could have refuted: noise below {at_least(self.detectable)} times the charged {charged}, at best"
+        if not self.detectable:
+            return "NO POWER on the noise: the gradients of the records in these coordinates would hide any lack of it"
+        could = f"noise below {at_least(self.detectable)} times the charged {at_most(self.noise_multiplier)}"
+        return f"could have refuted: {could}, beside what the records add here"
 
     def to_dict(self) -> dict[str, float | str]:
         """The result in plain JSON types, with the power in words."""
@@ -113,5 +117,19 @@ def audited_noise(
         least = shares.min() / chi2.ppf(failure / len(shares), absent)
         return float(math.sqrt(min(together, least)))
 
-    seen = chi2.ppf((1 - alarm) / 2, absent * len(shares)) / chi2.ppf(_POWER, absent * len(shares))
-    return NoiseBound(charged, bound(confidence), bound(alarm), float(math.sqrt(seen)))
+    numbers = absent * len(shares)
+    accused_below = chi2.ppf((1 - alarm) / 2, numbers)
+    records = max(0.0, shares.sum() / charged**2 - chi2.ppf(1 - _POWER, numbers))
+    return NoiseBound(charged, bound(confidence), bound(alarm), _detectable(numbers, records, accused_below))
+
+
+def _detectable(numbers: int, records: float, accused_below: float) -> float:
+    """The multiple f of the charged noise at which the sum of squares still is small enough in 19 of 20 runs.
+
+    In units of the charged variance, that sum is f^2 X + 2 f sqrt(records) Z + records: X is chi-squared, Z standard
+    normal. Each is taken at its own 95 % quantile.
+    """
+    if records >= accused_below:
+        return 0.0
+    square, line = chi2.ppf(_POWER, numbers), ndtri(_POWER) * math.sqrt(records)
+    return float((math.sqrt(line**2 + square * (accused_below - records)) - line) / square)

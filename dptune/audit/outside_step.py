@@ -252,7 +252,9 @@ class _Calls:
 
     def release(self, scene: _Scene, world: bool) -> Rows:
         """(parameters,) what one call returns. Raises: ConfigError as ``audit_outside_step``."""
-        with running(self.name, scene.words(world)):
+        # PyTorch says of a batch of another width only which two shapes it could not multiply.
+        fix = f"mend it; if it expects other gradients than of {self.claim.parameters} numbers, set their number: "
+        with running(self.name, scene.words(world), f"{fix}--set parameters=N"):
             returned = self.step(*(_copied(one) for one in scene.batches[world]))
             values = _numbers(returned)
         self.meter.update(self.meter.done + 1)

@@ -20,12 +20,15 @@ from dptune.audit.epsilon_bounds import coins_refute, gaussian_epsilon, one_run_
 from dptune.audit.one_run import A_QUARTER, few_guesses, right_guesses
 from dptune.audit.verdict import DELTAS, Certificate, certified_pairs
 from dptune.core.digits import at_least, at_most
+from dptune.privacy.accounting.gaussian_dp import gdp_delta
 from dptune.privacy.release import Composition
 from dptune.privacy.run_header import RunHeader
 
 #: Shares of the coins among which the number of guesses is chosen.
 _SHARES = tuple(2 ** (-step / 2) for step in range(9))
 _MOST_MU = 20.0
+#: The most canaries for which it is asked whether they could refute a certificate.
+_MOST_COINS = 1 << 16
 
 
 def run_certificate(header: RunHeader, releases: Composition) -> Certificate:
@@ -36,6 +39,18 @@ def run_certificate(header: RunHeader, releases: Composition) -> Certificate:
     deltas = (one for one in DELTAS if one != header.delta)
     others = certified_pairs(lambda one: replace(header, delta=one).price(releases).certified, deltas)
     return Certificate(epsilon, None, ((epsilon, header.delta), *others))
+
+
+def gaussian_certificate(epsilon: float, delta: float) -> Certificate:
+    """The certificate of releases with a Gaussian curve, of which one epsilon is known.
+
+    Example:
+        >>> from dptune.audit.refutation import gaussian_certificate
+        >>> round(gaussian_certificate(2.0, 1e-5).mu, 3)
+        0.502
+    """
+    mu = brentq(lambda one: gdp_delta(one, epsilon) - delta, 1e-6, math.sqrt(2 * epsilon) + 2 * _MOST_MU)
+    return Certificate(epsilon, float(mu))
 
 
 @dataclass(frozen=True)
@@ -50,6 +65,7 @@ class Refutation:
         needed: least number of right ones among them that refutes the certificate; None if not even all would.
         epsilon_refutable: the largest epsilon that these canaries could have refuted, with every coin guessed right:
             of a Gaussian run, and that of this certificate if it is larger; 0 if they could not have refuted this one.
+        too_few: a sentence if they could not have refuted this certificate, as ``coins_too_few`` has it; else empty.
     """
 
     certified: float
@@ -58,6 +74,7 @@ class Refutation:
     correct: int
     needed: int | None
     epsilon_refutable: float
+    too_few: str = ""
 
     @property
     def refuted(self) -> bool:
@@ -81,7 +98,7 @@ class Refutation:
         if math.isinf(self.certified):
             return "nothing finite is certified, so there is nothing to refute"
         if self.needed is None:
-            return f"NO POWER on epsilon: too few coins, it cannot refute the certified {at_most(self.certified)}"
+            return f"NO POWER on epsilon: {self.too_few}"
         could = f"could have refuted the certified epsilon {at_most(self.certified)}, and any up to "
         by = f"by {self.needed} of {self.guesses} right guesses; {self.correct} were right"
         return f"{could}{at_least(self.epsilon_refutable)}: {by}"
@@ -135,7 +152,42 @@ def refutation(
         correct=counts[best][1],
         needed=needed[best],
         epsilon_refutable=max(finite, gaussian_epsilon(most, delta)) if could else 0.0,
+        too_few="" if could else coins_too_few(canaries, certificate, confidence),
     )
+
+
+def coins_too_few(canaries: int, certificate: Certificate, confidence: float) -> str:
+    """A sentence if the coins of so many canaries cannot refute a certificate, even if each is guessed right.
+
+    It says about how many could. It is empty if they can, or if nothing finite is certified.
+
+    Example:
+        >>> from dptune.audit.refutation import coins_too_few
+        >>> from dptune.audit.verdict import Certificate
+        >>> coins_too_few(10, Certificate(1.0, mu=0.25), confidence=0.999)
+        '10 canaries are too few to refute the certified epsilon 1, even if every coin is guessed right; about 16 could'
+        >>> coins_too_few(100, Certificate(1.0, mu=0.25), confidence=0.999)
+        ''
+    """
+    if math.isinf(certificate.epsilon) or _can_refute(canaries, certificate, confidence):
+        return ""
+    few, enough = canaries, 2 * canaries
+    while enough <= _MOST_COINS and not _can_refute(enough, certificate, confidence):
+        few, enough = enough, 2 * enough
+    said = f"{canaries} canaries are too few to refute the certified epsilon {at_most(certificate.epsilon)}, even if "
+    if enough > _MOST_COINS:
+        return f"{said}every coin is guessed right; so are {few}"
+    while enough - few > max(1, few // 50):
+        middle = (few + enough) // 2
+        few, enough = (few, middle) if _can_refute(middle, certificate, confidence) else (middle, enough)
+    step = 10 ** max(0, len(str(enough)) - 2)  # rounded up to two digits
+    return f"{said}every coin is guessed right; about {-(-enough // step) * step} could"
+
+
+def _can_refute(canaries: int, certificate: Certificate, confidence: float) -> bool:
+    """Whether canaries refute a certificate if every coin is guessed right."""
+    tried = _plans(certificate, canaries, 1 - confidence)
+    return any(_needed(certificate, canaries, *one) is not None for one in tried)
 
 
 def _plans(certificate: Certificate, canaries: int, chance: float) -> list[tuple[int, float]]:

@@ -67,7 +67,7 @@ def imported_function(text: str) -> Callable[..., Any]:
 
 
 @contextmanager
-def running(name: str, on: str) -> Iterator[None]:
+def running(name: str, on: str, fix: str = "mend it, and audit it again") -> Iterator[None]:
     """Context in which the user's code runs: what it prints goes to standard error, and what it raises is one sentence.
 
     Args:
@@ -83,4 +83,4 @@ def running(name: str, on: str) -> Iterator[None]:
         raise
     except (Exception, SystemExit) as error:
         problem = f"raised {type(error).__name__} {on} ({first_line(error)}{_place(error)})"
-        raise ConfigError(name, problem, fix="mend it, and audit it again") from error
+        raise ConfigError(name, problem, fix=fix) from error

@@ -33,6 +33,8 @@ from dptune.privacy.run_folder import RunFolder
 
 #: Comparisons with the ledger that may accuse a run: of its coins, of their entries into batches, and of its noise.
 CHECKS = 3
+#: Probability of a false alarm that those share by default.
+FALSE_ALARMS = 0.001
 #: Least probability of an error that the bounds are computed for: they work with 1 minus parts of it.
 _LEAST_CHANCE = 1e-9
 _WRONG = "the mechanism, its accountant or its data handling is wrong"
@@ -127,7 +129,7 @@ def most_shown(canaries: int, delta: float, confidence: float = 0.95) -> float:
     return one_run(coins.astype(float), coins, delta, confidence).most
 
 
-def audit_run(run: str | Path, confidence: float = 0.95, false_alarms: float = 0.001) -> RunAudit:
+def audit_run(run: str | Path, confidence: float = 0.95, false_alarms: float = FALSE_ALARMS) -> RunAudit:
     """Audit a finished run of ``tune``, or a finished cell of the pipeline, in its folder.
 
     Guarantee: each bound holds with probability ``confidence``; a run that keeps its certificate and draws as charged

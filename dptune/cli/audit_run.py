@@ -42,6 +42,8 @@ def audit_run(
     found = audited(run, confidence, false_alarms)
     show(found.to_dict(), as_json)
     if not as_json:
+        if found.against.too_few:
+            typer.echo(f"epsilon_refutable is 0: {found.against.too_few}.")
         if not found.accusations:
             typer.echo("Not accused: coins, draw and noise agree with the ledger, as far as they can tell (power).")
         typer.echo(

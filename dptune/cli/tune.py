@@ -170,6 +170,8 @@ def _tune(
     book = Register.beside(out, register)
     for note in (*prepared.notes, *paid_before(book, prepared, out)):
         notice("warning", by_option(note))
+    if settings.audit_canaries and (weak := _power_of_canaries(prepared)):
+        notice("warning", weak)
     if dry:
         show(_plan(prepared) | _resources(prepared), as_json)
         for text in prepared.first:
@@ -177,6 +179,18 @@ def _tune(
         return
     tuned = run(prepared, out, book, on_start=lambda: None if as_json else show(_plan(prepared), as_json))
     _show_result(tuned, prepared, as_json)
+
+
+def _power_of_canaries(prepared: PreparedRun) -> str:
+    """A sentence if the run's coins will not be able to refute its budget; empty if they can."""
+    from dptune.audit.refutation import coins_too_few, run_certificate
+    from dptune.audit.whole_run import CHECKS, FALSE_ALARMS
+    from dptune.mechanisms.planning import planned
+
+    releases = planned(prepared.mechanism.mechanism, prepared.schedule.priced)
+    certificate, planted = run_certificate(prepared.header, releases), prepared.settings.audit_canaries
+    found = coins_too_few(planted, certificate, 1 - FALSE_ALARMS / CHECKS)
+    return f"{found}. Its noise and its draw are tested all the same." if found else ""
 
 
 def _plan(prepared: PreparedRun) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from dptune.audit.text.alignment import alignment_scores
 from dptune.audit.text.extraction import before_secret, chance, compare, exposures, recites, sample_endings
 from dptune.audit.text.likelihood import Passage, ending_losses, passage_ids, passage_of
 from dptune.audit.text.membership import membership_report, own_scores, roc, score_plugins
+from dptune.audit.text.rmia import rmia
 from dptune.audit.text.token_scores import ending_tokens, token_scores
 from dptune.core.declarations import plain
 from dptune.core.files import jsonable, sha256, write_json
@@ -43,7 +44,7 @@ from tasks.paths import AUDITS, EVAL, PUBLIC_VALIDATION, SPLITS, TRAIN, planted_
 from tasks.settings.audit import Audit
 
 #: Version of these results, part of their names. Raise it when a change moves their figures: tests/golden says when.
-VERSION = 2
+VERSION = 3
 _log = logging.getLogger(__name__)
 _Strings = TypeVar("_Strings", tuple[str, str], tuple[str, str, str])
 _NO_SECRET = "0" * SECRET_LENGTH
@@ -164,13 +165,8 @@ def _coin_attacks(target: Target) -> dict[str, Any]:
     aligned = _can_align(target, len(canaries))
     if aligned:
         scores["alignment"] = _alignment(target, canaries)
-    if settings.shadows and target.cell.telemetry == "private":
-        _log.warning(
-            "no shadow models: what they find reveals something about the attack split's records, which "
-            "telemetry forbids"
-        )
-    elif settings.shadows:
-        scores["shadows"] = shadow_scores(target, canaries, passages, scores["calibrated"], public)
+    if settings.shadows:
+        scores |= shadow_scores(target, canaries, passages, scores["calibrated"], public)
     # The bound holds for a score that was chosen without the coins: settings and sizes choose it here.
     best = "shadows" if "shadows" in scores else "alignment" if aligned else "calibrated"
     # A client has many records: one of them in or out is no statement about a client.
@@ -198,8 +194,11 @@ def _text_scores(
         )
         for model in (target.adapted, target.public)
     ]
-    adapted, public = (np.array([one.sum() / (max(1, len(one)) if mean else 1) for one in of.losses]) for of in told)
-    plain = {"likelihood": -adapted, "calibrated": public - adapted}
+    lengths = np.array([max(1, len(one)) for one in told[0].losses])
+    sums, of_public = (np.array([one.sum() for one in of.losses]) for of in told)
+    adapted, public = (sums / lengths, of_public / lengths) if mean else (sums, of_public)
+    ratios = rmia(sums / lengths, of_public[None] / lengths)
+    plain = {"likelihood": -adapted, "calibrated": public - adapted, "rmia": ratios}
     return {**plain, **token_scores(*told), **own_scores(adapted, public)}, public
 
 

@@ -215,6 +215,25 @@ def warn_of_idle_agents(settings: Settings) -> None:
         _log.warning("%s", warning)
 
 
+def warn_of_few_canaries(settings: Settings) -> None:
+    """Log a warning for each budget of the experiment that the coins of its canaries cannot refute in the stage audit.
+
+    Noise is not calibrated yet, so the runs' curves are taken as Gaussian. Runs of sampled steps need fewer coins: of
+    an epsilon of 8, 40 to 75 % (docs/findings/audits.md).
+    """
+    from dptune.audit.refutation import coins_too_few, gaussian_certificate
+    from tasks.audit.registry import comparisons
+
+    experiment, canaries = settings.experiment, settings.canaries
+    lists = experiment.models, experiment.mechanisms, experiment.epsilons, experiment.seeds
+    cells = math.prod(map(len, lists))  # at most: one without noise has no budget
+    sure = 1 - settings.audit.false_alarms / (max(1, cells) * comparisons())
+    for setting, count in (("canaries.audit", canaries.audit), ("canaries.crafted", canaries.crafted)):
+        for epsilon in experiment.epsilons if count else ():
+            if weak := coins_too_few(count, gaussian_certificate(epsilon, experiment.delta), sure):
+                _log.warning("%s: %s. If steps are sampled, half of that may be enough", setting, weak)
+
+
 def check() -> None:
     """Check the settings, then write two files: one whose content never changes, so that later stages do not run again,
     and one that changes only when the pipeline's own model becomes needed or needless.
@@ -222,6 +241,7 @@ def check() -> None:
     settings = load_settings()
     check_models(settings)
     warn_of_idle_agents(settings)
+    warn_of_few_canaries(settings)
     write_json(CHECKED, {"models": "checked", "devices": "checked"})
     write_json(NEEDED, {str(PUBLIC_MODEL): _needs_own(settings)})
 

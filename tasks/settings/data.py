@@ -180,8 +180,8 @@ class Canaries(StrictModel):
         extraction: number of secrets that are always planted, to be extracted.
         repeats: number of rows that carry each of them.
         audit: number of secrets that a fair coin plants or leaves out; it limits the epsilon that can be shown.
-        audit_kind: what those say: "samples", texts that the pipeline's own public model writes; "words", random words
-            of public texts; or "code", a public text and a code.
+        audit_kind: what those say: "samples", texts that the pipeline's own public model writes, which attacks find
+            best; "words", random words of public texts; or "code", a public text and a code.
         crafted: number of gradients that an auditor adds to every run, by coins; they cost utility.
         carrier_seed: seed of the public texts that carry secrets; the secrets and coins have none.
     """
@@ -189,7 +189,7 @@ class Canaries(StrictModel):
     extraction: FewOrZero
     repeats: Few = 1
     audit: FewOrZero
-    audit_kind: Literal["code", "words", "samples"] = "code"
+    audit_kind: Literal["code", "words", "samples"] = "samples"
     crafted: FewOrZero = 0
     carrier_seed: Seed
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import math
+import re
 from collections import Counter
 from itertools import pairwise
 
@@ -68,7 +69,11 @@ def test_the_default_studys_coins_can_refute_and_need_244_of_256() -> None:
 def test_too_few_coins_cannot_refute_and_say_so() -> None:
     few = refutation(*coins(36, 36), default(), DELTA, ALARM)
     assert (few.needed, few.refuted, few.epsilon_refutable) == (None, False, 0.0)
-    assert few.power == "NO POWER on epsilon: too few coins, it cannot refute the certified 2"
+    assert few.power.startswith("NO POWER on epsilon: 36 canaries are too few to refute the certified epsilon 2, even")
+    enough = int(re.findall(r"about (\d+) could", few.power)[0])
+    for canaries, able in ((enough, True), (round(0.85 * enough), False)):
+        found = refutation(*coins(canaries, canaries), default(), DELTA, ALARM)
+        assert (found.refuted, found.too_few == "") == (able, able)
 
 
 def test_what_does_not_accuse_is_told_of_all_coins() -> None:

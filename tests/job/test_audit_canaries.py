@@ -231,6 +231,7 @@ def test_the_command_prints_the_price_before_the_run(tmp_path: Path) -> None:
     assert plan["units"] == ROWS + 16
     assert plan["canaries"].startswith("16 crafted gradients of an auditor, each in by a fair coin")
     assert 0 < plan["canaries_can_show_at_most"] < 8
+    assert "warning: 16 canaries are too few to refute the certified epsilon 8, even if every coin is" in done.stderr
     refused = CliRunner().invoke(app, [*arguments, "--audit-canaries", "500"])
     assert refused.exit_code == 2
     assert "--audit-canaries: 500 is more than the 40 units" in refused.output

@@ -67,7 +67,7 @@ from tasks.settings.params import load_settings
 #: Records are cut at 64 tokens in the tiny pipeline, far before their secrets.
 WHOLE = {"training": {"max_length": 400, "epochs": 0.15}}
 STEPS = 2
-BY_TOKENS = {"likelihood", "calibrated", "error_zone", "windows", "min_k", "min_k_plus"}
+BY_TOKENS = {"likelihood", "calibrated", "rmia", "error_zone", "windows", "min_k", "min_k_plus"}
 
 
 def settings(**changes: Any) -> Audit:
@@ -164,14 +164,15 @@ def test_no_secret_and_no_record_is_in_the_audit(audited: Path) -> None:
 
 
 def test_private_telemetry_attacks_no_persons_records(pipeline: Path) -> None:
-    """Canaries lie in public texts: their attacks need no record, and shadow models, which do, are not made."""
-    directory = run(static(WHOLE, {"experiment": {"telemetry": "private"}}))
+    """Canaries lie in public texts: their attacks need no record, and shadow models train on public ones."""
+    two_pairs = {"lora": {"target_modules": ["c_attn", "c_fc"]}}
+    directory = run(static(WHOLE, two_pairs, {"experiment": {"telemetry": "private"}}))
     for side in ("train", "attack"):
         (SPLITS / f"{side}.parquet").unlink()
     audit = audit_cell(directory, settings(shadows=4), "cpu")
     assert "membership" not in audit
     assert {"exposure", "extraction", "one_run"} < set(audit)
-    assert set(audit["canaries"]) == {*BY_TOKENS, "alignment"}
+    assert set(audit["canaries"]) == {*BY_TOKENS, "alignment", "shadows"}
 
 
 def test_shadow_models_give_likelihood_ratios(finished: Path) -> None:

@@ -19,7 +19,7 @@ from tasks.corpus import pretrain
 from tasks.corpus.canaries import plant
 from tasks.corpus.pretrain import main
 from tasks.corpus.validation import write_validation
-from tasks.experiment.checks import check
+from tasks.experiment.checks import check, warn_of_few_canaries
 from tasks.experiment.finetune import run_cell
 from tasks.paths import (
     CHECKED,
@@ -138,6 +138,17 @@ def test_samples_that_nobody_can_write_are_refused_at_once(empty: Path, changes:
     write(OWN, **merge({"canaries": {"extraction": 0, "audit": 20, "audit_kind": "samples"}}, changes))
     with pytest.raises(ConfigError, match=problem):
         check()
+
+
+def test_a_budget_that_coins_cannot_refute_is_named_before_anything_runs(
+    empty: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    content = params({"canaries": {"audit": 256, "crafted": 9000}, "experiment": {"epsilons": [2, 8]}})
+    Path("params.yaml").write_text(yaml.safe_dump(content), encoding="utf-8")
+    warn_of_few_canaries(load_settings())
+    (said,) = [record.getMessage() for record in caplog.records]
+    assert said.startswith("canaries.audit: 256 canaries are too few to refute the certified epsilon 8, even if every")
+    assert "about 7700 could" in said
 
 
 def test_samples_that_are_missing_are_named_with_the_command_that_makes_them(pipeline: Path) -> None:

@@ -38,7 +38,7 @@ _BUILT: list[Path] = []
 
 _CHANGES: dict[str, Any] = {
     "data": {"synthetic": {"encounters": 200, "seed": 7}},
-    "canaries": {"extraction": 4, "audit": 20},
+    "canaries": {"extraction": 4, "audit": 20, "audit_kind": "code"},  # samples need the model first
     "pretrain": {
         "encounters": 100,
         "validation_encounters": 20,

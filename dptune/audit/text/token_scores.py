@@ -2,10 +2,6 @@
 
 Each is a published attack on fine-tuned language models, as its paper has it; where two texts differ, the docstring
 says so. All are functions of the released model, the public model and the text, and larger for members.
-
-RMIA (Zarifzadeh et al. 2024) with the public model as its only reference is left out: against a fixed set of public
-texts its score is a step function of the likelihood ratio to the public model, so that it ranks texts as ``calibrated``
-does, with more ties.
 """
 
 from __future__ import annotations

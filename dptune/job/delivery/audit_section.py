@@ -25,6 +25,8 @@ from dptune.privacy.run_folder import RunFolder
 TITLE = "Audit"
 BEGIN, FINISH = "<!-- dptune: not compared by `dptune verify` -->", "<!-- dptune: end of audit -->"
 _DIGITS = 4
+#: Rows of the table on what each of the three checks could have found, and the figures that say it in words.
+_POWERS = {"coins": "power", "noise": "noise_power", "draw": "sample_rate_power"}
 
 
 def audit_section(figures: Mapping[str, Any], ledger: str, day: date) -> str:
@@ -51,6 +53,7 @@ def audit_section(figures: Mapping[str, Any], ledger: str, day: date) -> str:
         "could be shown at most": f"{most}, if all guesses were right",
         "epsilon_certified": f"{at_most(figures['epsilon_certified'], _DIGITS)} (what is proved)",
         "verdict": f"{f'ACCUSED: {accused}' if accused else 'not accused'}; {chance}",
+        **{title: _sentence(figures[name]) for title, name in _POWERS.items() if name in figures},
         "canaries": f"{figures['canaries']} gradients of an auditor, who saw every release",
         "date": day.isoformat(),
         "audited by": f"dptune {version('dptune')}",
@@ -69,6 +72,11 @@ def audit_section(figures: Mapping[str, Any], ledger: str, day: date) -> str:
         FINISH,
     ]
     return "\n".join(lines)
+
+
+def _sentence(power: str) -> str:
+    """The power of a check as the text of a cell of a table."""
+    return power[:1].upper() + power[1:]
 
 
 def write_audit(run: Path, figures: Mapping[str, Any], ledger: str, day: date) -> Path:

@@ -107,29 +107,29 @@ class Exported:
         elsewhere = (*strength, *subject, "epsilon_audited")
         algorithms = {name: value for name, value in rows.items() if name not in elsewhere}
         parts: dict[str, list[str]] = {
-            "2. Privacy parameters": [
+            "Privacy parameters": [
                 "Approximate differential privacy." if private else _inert(f"{NO_GUARANTEE}: {why_not(self._leaks)}."),
                 "",
                 *table({name: rows[name] for name in strength}),
                 "",
                 *([covered(header.telemetry, "the trained weights")] if private else []),
             ],
-            "2. Unit of privacy": table({name: rows[name] for name in subject}),
-            "3. Algorithms and correctness": [
+            "Unit of privacy": table({name: rows[name] for name in subject}),
+            "Algorithms and correctness": [
                 *table(algorithms),
                 "",
                 "The ledger was written before each release, and `dptune verify` computes every epsilon from it again. "
                 "What attacks show is in no ledger: see `dptune audit-run`.",
             ],
-            "3. Utility": [f"Not stated: figures of private records are covered by no epsilon. {TO_FILL_IN}"],
-            "3. Bias": [
+            "Utility": [f"Not stated: figures of private records are covered by no epsilon. {TO_FILL_IN}"],
+            "Bias": [
                 "Not measured. Clipping and noise cost groups of few units, or of unusual ones, the most accuracy. "
                 f"{TO_FILL_IN}"
             ],
-            "4. Trust model": [_TRUST],
-            "4. Side channels": [_SIDE_CHANNELS],
-            "4. Access control": [f"Files with secrets are readable by their owner alone (mode 0600). {TO_FILL_IN}"],
-            "4. Data collection exposure": [TO_FILL_IN],
+            "Trust model": [_TRUST],
+            "Side channels": [_SIDE_CHANNELS],
+            "Access control": [f"Files with secrets are readable by their owner alone (mode 0600). {TO_FILL_IN}"],
+            "Data collection exposure": [TO_FILL_IN],
             "What the guarantee does not cover": [
                 f"- {_inert(one)}" for one in not_covered(self.contents, self.certificate, classifies=self.classifies)
             ],
