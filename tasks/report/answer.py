@@ -30,7 +30,7 @@ from tasks.charts.seed_groups import (
     perplexity_metric,
     untuned,
 )
-from tasks.experiment.cell_list import PLAIN
+from tasks.experiment.cell_list import is_plain
 from tasks.metrics import HELD_OUT, shown_in, title_of
 from tasks.report.numbers import digits2, digits4, whole_percent
 from tasks.report.record_errors import record_error
@@ -75,7 +75,7 @@ class Ranking:
     @property
     def plain(self) -> SeedGroup | None:
         """The candidate that is plain DP-SGD; None if there is none."""
-        return next(filter(is_plain, self.candidates), None)
+        return next((one for one in self.candidates if is_plain(one.first)), None)
 
     @property
     def seeds(self) -> int:
@@ -87,11 +87,6 @@ class Ranking:
         if self.untuned is None or self.nonprivate is None or self.nonprivate.mean >= self.untuned:
             return None
         return (self.untuned - group.mean) / (self.untuned - self.nonprivate.mean)
-
-
-def is_plain(group: SeedGroup) -> bool:
-    """Whether a group is DP-SGD with one fixed radius, under whichever label."""
-    return bool(group.first.get("plain", group.mechanism == PLAIN))
 
 
 def told_apart(one: Sequence[float], other: Sequence[float]) -> bool:
@@ -169,7 +164,7 @@ def _take(ranking: Ranking) -> str:
 
 
 def _named(group: SeedGroup) -> str:
-    return f"plain DP-SGD (`{group.mechanism}`)" if is_plain(group) else f"`{group.mechanism}`"
+    return f"plain DP-SGD (`{group.mechanism}`)" if is_plain(group.first) else f"`{group.mechanism}`"
 
 
 def listed(labels: Sequence[str]) -> str:

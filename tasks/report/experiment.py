@@ -29,6 +29,7 @@ from tasks.metrics import ranked_by, title_of
 from tasks.mlflow import tracking
 from tasks.mlflow.page import run_ids, show
 from tasks.paths import AUDITS, DATA, EXPERIMENT, REPORT, RUNS
+from tasks.report.about import About, about_runs
 from tasks.report.answer import (
     answer_lines,
     best_cell,
@@ -39,7 +40,7 @@ from tasks.report.answer import (
     perplexities_of,
     rankings,
 )
-from tasks.report.claims import claims, limit_of, privacy_curve
+from tasks.report.claims import as_users_claim, audit_as_users_claim, claims, limit_of, privacy_curve
 from tasks.report.page import write, write_index
 from tasks.report.results_table import table
 from tasks.report.scores_table import score_table, scores_of
@@ -68,13 +69,16 @@ def report(name: str | None = None, folder: Path = DATA) -> None:
     listed, directory = folder / EXPERIMENT.name, folder / REPORT.name
     results, cells = read_results(listed, RUNS), listed_cells(listed)
     ledgers = [RunFolder(RUNS / cell).ledger for cell in cells]
+    results = [as_users_claim(result, ledger) for result, ledger in zip(results, ledgers, strict=True)]
     limits = {result["label"]: limit_of(ledger) for result, ledger in zip(results, ledgers, strict=True)}
     others, name = unlisted_spendings(RUNS, cells), name or load_settings().experiment.name
-    audits = read_audits(listed, AUDITS)
+    by_label = {result["label"]: result for result in results}
+    audits = [audit_as_users_claim(audit, by_label[audit["label"]]) for audit in read_audits(listed, AUDITS)]
     audited = {audit["label"] for audit in audits}
     curves = {label: privacy_curve(ledger) for label, ledger in zip(limits, ledgers, strict=True) if label in audited}
     named = dict(zip(limits, cells, strict=True))
-    write_report(results, directory, name, audits, limits, others, curves, named)
+    about = about_runs(name, RUNS, cells, results)
+    write_report(results, directory, name, audits, limits, others, curves, named, about)
     runs = {
         result["label"]: RunFolder(ledger.parent).mlflow_run for result, ledger in zip(results, ledgers, strict=True)
     }
@@ -99,6 +103,7 @@ def write_report(
     others: Sequence[Spending] = (),
     curves: Mapping[str, Curve] | None = None,
     cells: Mapping[str, str] | None = None,
+    about: About | None = None,
 ) -> None:
     """Write report.html, its PNGs, answer.md, cells.json, metrics.json, plots/*; ``limits`` as ``claims`` takes them.
 
@@ -106,6 +111,7 @@ def write_report(
         others: spendings of runs that are not in ``results``; those on the same records are added to the totals.
         curves: certified curves of audited cells, as ``run_profiles`` takes them.
         cells: names of the run folders by label, for the line that verifies one.
+        about: what the page's end says of the runs; None leaves that out.
     """
     directory.mkdir(parents=True, exist_ok=True)
     shown = looks(str(result["mechanism"]) for result in results)
@@ -127,7 +133,7 @@ def write_report(
     _write_csv(directory / "plots" / "curves.csv", _curve_rows(results))
     lines = [*answer_lines(results), *further_lines(results), *(f"- {line}" for line in caveats(results))]
     write_text(directory / ANSWER, "\n\n".join(lines) + "\n")
-    _write_page(results, directory, name, audits, limits or {}, others, figures, moved, shown, cells or {})
+    _write_page(results, directory, name, audits, limits or {}, others, figures, moved, shown, cells or {}, about)
 
 
 def _figures(
@@ -159,6 +165,7 @@ def _write_page(
     moved: Sequence[Figure],
     shown: dict[str, Look],
     cells: Mapping[str, str],
+    about: About | None,
 ) -> None:
     metric = perplexity_metric(results)
     opened = headlines(rankings(results))
@@ -171,6 +178,7 @@ def _write_page(
         [*figures, *moved],
         shown,
         name=name,
+        about=about,
         opening=answer_lines(results),
         proved=proved(results),
         attacked=attacked(audits),
@@ -189,6 +197,7 @@ def _write_page(
         steps=steps_over_seeds(steps_needed(results)),
         private=any(result["telemetry"] == "private" for result in results),
         telemetries=sorted({str(result["telemetry"]) for result in results}),
+        by_clt={f"`{result['mechanism']}`": result["epsilon_clt"] for result in results if "epsilon_clt" in result},
         audits=audits,
         attack_parts=parts(),
         attack_columns=lambda part: [metric for metric in part.metrics if "scores" in metric.shown],
