@@ -28,6 +28,7 @@ from tasks.experiment.guarantee import shared_guarantees
 from tasks.metrics import ranked_by, title_of
 from tasks.mlflow import tracking
 from tasks.mlflow.page import run_ids, show
+from tasks.mlflow.registry import register
 from tasks.paths import AUDITS, DATA, EXPERIMENT, REPORT, RUNS
 from tasks.report.about import About, about_runs
 from tasks.report.answer import (
@@ -279,6 +280,8 @@ def _to_mlflow(name: str, pages: Path, results: list[Result], directories: Seque
         tracking.send(parent, pages / folder, f"report/{folder}", timed=timed)
     found = headline(results)
     tracking.add_to_run(parent, found.metrics, None, {**found.tags, tracking.NOTE: found.sentence}, timed=timed)
+    opened = headlines(rankings(results))
+    register(parent, name, results, directories, str(opened[0].choice.first["label"]) if opened else "")
     private = all(result["telemetry"] == "private" for result in results)
     links = show(parent, run_ids(directories), "private" if private else "research", found.sentence)
     if links:
