@@ -68,13 +68,10 @@ def report(name: str | None = None, folder: Path = DATA) -> None:
             its own.
     """
     listed, directory = folder / EXPERIMENT.name, folder / REPORT.name
-    results, cells = read_results(listed, RUNS), listed_cells(listed)
+    (results, audits), cells = read_study(listed), listed_cells(listed)
     ledgers = [RunFolder(RUNS / cell).ledger for cell in cells]
-    results = [as_users_claim(result, ledger) for result, ledger in zip(results, ledgers, strict=True)]
     limits = {result["label"]: limit_of(ledger) for result, ledger in zip(results, ledgers, strict=True)}
     others, name = unlisted_spendings(RUNS, cells), name or load_settings().experiment.name
-    by_label = {result["label"]: result for result in results}
-    audits = [audit_as_users_claim(audit, by_label[audit["label"]]) for audit in read_audits(listed, AUDITS)]
     audited = {audit["label"] for audit in audits}
     curves = {label: privacy_curve(ledger) for label, ledger in zip(limits, ledgers, strict=True) if label in audited}
     named = dict(zip(limits, cells, strict=True))
@@ -87,6 +84,14 @@ def report(name: str | None = None, folder: Path = DATA) -> None:
     keep_pages(directory, name)
     publish_steps(steps_needed(results), runs, directory / STEPS_FILE)
     _to_mlflow(name, directory, results, [ledger.parent for ledger in ledgers])
+
+
+def read_study(listed: Path) -> tuple[list[Result], list[Audit]]:
+    """Results and audits of the cells that an experiment file lists, with the claims that pages show."""
+    pairs = zip(read_results(listed, RUNS), listed_cells(listed), strict=True)
+    results = [as_users_claim(result, RunFolder(RUNS / cell).ledger) for result, cell in pairs]
+    by_label = {result["label"]: result for result in results}
+    return results, [audit_as_users_claim(one, by_label[one["label"]]) for one in read_audits(listed, AUDITS)]
 
 
 def read_audits(experiment: Path, audits: Path) -> list[Audit]:
