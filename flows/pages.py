@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -45,7 +46,17 @@ def show_results(name: str, folder: Path = DATA) -> None:
     """
     listed = folder / EXPERIMENT.name
     text = results_page(*read_study(listed))
-    show_page("results", f"{text}\n\n{_links(folder / REPORT.name / PAGE, name)}", f"The cells of {name}")
+    show_page(_key(name), f"{text}\n\n{_links(folder / REPORT.name / PAGE, name)}", f"The cells of {name}")
+
+
+def _key(name: str) -> str:
+    """The artifact's key: Prefect lists the results of one experiment, and of no other, as versions of one key.
+
+    Example:
+        >>> _key("Faults, 2nd try"), _key("大")
+        ('results-faults-2nd-try', 'results')
+    """
+    return "-".join(["results", *re.findall("[a-z0-9]+", name.lower())])
 
 
 def show_page(key: str, markdown: str, description: str) -> None:
