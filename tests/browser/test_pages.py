@@ -131,6 +131,16 @@ def test_a_pressed_name_stands_out_in_every_chart_and_again_pressed_does_not(bro
         one.wait_until(f"({faint})([...document.querySelectorAll('.mark-symbol path')]) === 0")
 
 
+def test_a_chart_is_saved_as_a_picture_that_scales(browser: Any, pages: Path) -> None:
+    with visit(browser, pages / "report/report.html", 1300) as one:
+        one.wait_for_charts()
+        with one.page.expect_download() as waiting:
+            one.page.locator("button[data-svg=utility]").click()
+        assert waiting.value.suggested_filename == "utility.svg"
+        assert Path(waiting.value.path()).read_text(encoding="utf-8").startswith("<svg")
+        assert one.said == []
+
+
 @pytest.mark.parametrize(
     "anchor", ["claims", "spending", "curves", "epsilon", "audits", "membership", "controllers", "cells"]
 )
