@@ -35,8 +35,8 @@ from rich.text import Text
 from dptune.core.errors import ConfigError, DptuneError
 from dptune.core.files import private_directory
 from dptune.core.progress import EVENTS
+from flows.announcement import opening, took
 from flows.child import child
-from flows.opening import opening, took
 from tasks.mlflow.page_links import remembered
 from tasks.paths import DATA, REPORT, REPORTS
 from tasks.profile import PARAMS, members, overrides, read_profile

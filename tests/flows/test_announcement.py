@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from flows.opening import opening, took
+from flows.announcement import opening, took
 
 ROOT = Path(__file__).resolve().parents[2]
 

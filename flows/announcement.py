@@ -1,4 +1,4 @@
-"""Opening lines of `make repro`: what the study runs and shows, and how long that takes on this machine."""
+"""Announcement of `make repro`: what the study runs and shows, and how long that takes on this machine."""
 
 from __future__ import annotations
 
