@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from inspect import signature
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from annotated_types import MinLen
 from prefect import Flow, get_run_logger
@@ -25,6 +25,8 @@ from prefect.types.entrypoint import EntrypointType
 
 from dptune.core.bounds import Count, CountOrZero, Epochs, Epsilon, FewOrZero, Rows, Seed
 from dptune.core.errors import DptuneError
+from dptune.job.settings import Telemetry
+from flows import price_gate
 from flows.audit import audit
 from flows.command import SERVING, FlowError, end_quietly, end_when_cancelled
 from flows.experiment import experiment
@@ -54,6 +56,7 @@ _SECONDS = 2.0
 Labels = Annotated[list[Label], MinLen(1)]
 Seeds = Annotated[list[Seed], MinLen(1)]
 Sections = dict[str, Any]
+Accounting = Literal["certified", "noise_only", "published"]
 
 
 @flow(name="study", flow_run_name=grid_form_name, log_prints=True)
@@ -63,7 +66,10 @@ def study_form(
     epsilons: list[Epsilon],
     seeds: Seeds,
     epochs: Epochs,
+    accounting: Accounting,
+    telemetry: Telemetry,
     overrides: Sections,
+    ask_first: bool = False,
     training: Training = {},  # noqa: B006
     lora: LoraEntries = {},  # noqa: B006
 ) -> Any:
@@ -78,12 +84,15 @@ def study_form(
             with `epsilons` of its own keeps those, and the run's log says so.
         seeds: seeds of the adapters' initialisation.
         epochs: passes over the records.
+        accounting: epsilon that the noise is calibrated to; only a certified one is a guarantee.
+        telemetry: research logs curves of private records; private publishes only what the ledger released.
         overrides: other sections to merge over params.yaml, such as {"audit": {"shadows": 4}}.
+        ask_first: wait before the first release until somebody has read the price and resumes the run.
         training: schedule and update rule of every cell.
         lora: adapters of every cell.
     """
     given = changes("study", locals())
-    return _outcome(lambda: study.fn(overrides=given))
+    return _outcome(lambda: study.fn(overrides=given, ask_first=ask_first))
 
 
 @flow(name="experiment", flow_run_name=grid_form_name, log_prints=True)
@@ -94,7 +103,10 @@ def experiment_form(
     seeds: Seeds,
     epochs: Epochs,
     runner: str,
+    accounting: Accounting,
+    telemetry: Telemetry,
     overrides: Sections,
+    ask_first: bool = False,
     training: Training = {},  # noqa: B006
     lora: LoraEntries = {},  # noqa: B006
 ) -> Any:
@@ -108,7 +120,10 @@ def experiment_form(
         seeds: seeds of the adapters' initialisation.
         epochs: passes over the records.
         runner: threads, dask, ray, or the address of a running cluster.
+        accounting: epsilon that the noise is calibrated to; only a certified one is a guarantee.
+        telemetry: research logs curves of private records; private publishes only what the ledger released.
         overrides: other sections to merge over params.yaml, such as {"audit": {"shadows": 4}}.
+        ask_first: wait before the first release until somebody has read the price and resumes the run.
         training: schedule and update rule of every cell.
         lora: adapters of every cell.
     """
@@ -116,6 +131,8 @@ def experiment_form(
 
     def work() -> Any:
         folder = folder_of(given)
+        if ask_first:
+            price_gate.ask_first(given)
         folders = experiment.fn(overrides=given, folder=folder)
         show_results(load_settings(PARAMS, given).experiment.name, folder)
         return folders

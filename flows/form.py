@@ -18,6 +18,8 @@ from tasks.settings.params import LoraSection, Settings, TrainingSection, load_s
 
 #: The field with sections that are merged over the file, for all entries that a form has no field for.
 OVERRIDES = "overrides"
+#: The field by which a run waits for approval of its price; no entry of the file.
+ASK_FIRST = "ask_first"
 #: Fields that stand for another entry than the one of their name in the form's own section.
 _ELSEWHERE = {"epochs": "training.epochs", "training": "training", "lora": "lora"}
 
@@ -36,11 +38,14 @@ def path_of(deployment: str, field: str) -> str:
 def file_values(deployment: str, fields: Iterable[str], settings: Settings) -> dict[str, Any]:
     """The file's value of every field of a deployment's form, as plain data."""
     content = settings.model_dump(mode="json")
-    shown = {field: _entry(content, path_of(deployment, field)) for field in fields if field != OVERRIDES}
+    fields = list(fields)
+    asks = {ASK_FIRST: False} if ASK_FIRST in fields else {}
+    entries = [field for field in fields if field not in (OVERRIDES, ASK_FIRST)]
+    shown = {field: _entry(content, path_of(deployment, field)) for field in entries}
     for section in {"training", "lora"} & shown.keys():
         own = _own_fields(section)
         shown[section] = {name: value for name, value in shown[section].items() if name not in own}
-    return shown | {OVERRIDES: {}}
+    return shown | asks | {OVERRIDES: {}}
 
 
 def _own_fields(section: str) -> list[str]:
@@ -59,7 +64,7 @@ def changes(deployment: str, given: dict[str, Any]) -> dict[str, Any]:
     """The sections to merge over params.yaml for what a form was given; its ``overrides`` win over its fields."""
     merged: dict[str, Any] = {}
     for field, value in given.items():
-        if field != OVERRIDES:
+        if field not in (OVERRIDES, ASK_FIRST):
             for key in reversed(path_of(deployment, field).split(".")):
                 value = {key: value}
             merged = merge(merged, value)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,14 +15,13 @@ from prefect.runtime import flow_run
 
 from dptune.core.digits import at_least, at_most
 from tasks.charts.seed_groups import Result, over_seeds, perplexity_metric, untuned
-from tasks.experiment.cell_list import read_results
 from tasks.metrics import title_of
 from tasks.mlflow import tracking
 from tasks.mlflow.page_links import remembered, server
-from tasks.paths import AUDITS, DATA, EXPERIMENT, REPORT, RUNS
+from tasks.paths import DATA, EXPERIMENT, REPORT
 from tasks.report.answer import answer_lines, further_lines, rankings
-from tasks.report.experiment import PAGE, read_audits
-from tasks.report.numbers import could_refute, digits4, spread_text
+from tasks.report.experiment import PAGE, read_study
+from tasks.report.numbers import could_refute, digits4, spread_text, whole_percent
 from tasks.report.results_table import Audit, ResultRow, table
 from tasks.settings.params import Settings
 from tasks.settings.search import Search
@@ -45,9 +45,18 @@ def show_results(name: str, folder: Path = DATA) -> None:
         name: name of the experiment.
     """
     listed = folder / EXPERIMENT.name
-    results = read_results(listed, RUNS)
-    text = results_page(results, read_audits(listed, AUDITS))
-    show_page("results", f"{text}\n\n{_links(folder / REPORT.name / PAGE, name)}", f"The cells of {name}")
+    text = results_page(*read_study(listed))
+    show_page(_key(name), f"{text}\n\n{_links(folder / REPORT.name / PAGE, name)}", f"The cells of {name}")
+
+
+def _key(name: str) -> str:
+    """The artifact's key: Prefect lists the results of one experiment, and of no other, as versions of one key.
+
+    Example:
+        >>> _key("Faults, 2nd try"), _key("大")
+        ('results-faults-2nd-try', 'results')
+    """
+    return "-".join(["results", *re.findall("[a-z0-9]+", name.lower())])
 
 
 def show_page(key: str, markdown: str, description: str) -> None:
@@ -88,7 +97,7 @@ def _row(row: ResultRow) -> str:
     prices = [at_most(first[key]) for key in ("epsilon_published", "epsilon_noise_only")]
     notes = "".join(f" ({remark.note})" for remark in row.warnings)
     name = (f"**`{group.mechanism}`**" if row.best else f"`{group.mechanism}`") + notes
-    kept = _ABSENT if row.share is None or not math.isfinite(row.share) else f"{100 * row.share:.0f} %"
+    kept = _ABSENT if row.share is None or not math.isfinite(row.share) else f"{whole_percent(row.share)} %"
     worth = f"{digits4(group.mean)}{spread}"
     return _line([name, *prices, f"**{at_most(first['epsilon_certified'])}**", audited, worth, kept])
 

@@ -35,6 +35,7 @@ from rich.text import Text
 from dptune.core.errors import ConfigError, DptuneError
 from dptune.core.files import private_directory
 from dptune.core.progress import EVENTS
+from flows.announcement import opening, took
 from flows.child import child
 from tasks.mlflow.page_links import remembered
 from tasks.paths import DATA, REPORT, REPORTS
@@ -61,6 +62,8 @@ def main(arguments: list[str]) -> int:
     os.umask(0o077)
     private_directory(DATA)
     if arguments[:1] != ["--profile"]:
+        for line in opening(LOG) if not arguments else ():
+            print(line, file=sys.stderr, flush=True)
         LOG.unlink(missing_ok=True)
         return _run(["repro", *arguments])
     if len(arguments) != 2:
@@ -120,7 +123,10 @@ def _run(arguments: list[str]) -> int:
         own = REPORTS / command[command.index("--name") + 1] / "report"
         _close(console, own, [f"Report         {own / 'report.html'}", "Compare        make experiments"])
     elif status == 0:
-        _say_where(console, time.monotonic() - started)
+        seconds = time.monotonic() - started
+        with LOG.open("a", encoding="utf-8") as log:
+            log.write(took(seconds))
+        _say_where(console, seconds)
     elif status == -signal.SIGTERM and not _has_said_where():
         print("stopped; run again to go on", file=sys.stderr)
     else:

@@ -7,6 +7,7 @@ from typing import Any
 
 from prefect import get_run_logger, task
 
+from flows import price_gate
 from flows.audit import audit
 from flows.command import begin_flow
 from flows.data_stages import ALL_STAGES, check_overrides, make_data
@@ -30,7 +31,7 @@ def write_report(name: str, folder: Path = DATA) -> str:
 
 
 @flow(name="study", log_prints=True)
-def study(params: str = "params.yaml", overrides: dict[str, Any] | None = None) -> str:
+def study(params: str = "params.yaml", overrides: dict[str, Any] | None = None, ask_first: bool = False) -> str:
     """Make the data and the public model, tune every cell, attack each, and write the report. Returns its path.
 
     What is done already is not done again: stages that nothing changed, finished cells, finished audits. The report of
@@ -39,6 +40,7 @@ def study(params: str = "params.yaml", overrides: dict[str, Any] | None = None) 
     Args:
         params: the parameter file; it is not written.
         overrides: sections to merge over the parameter file, such as ``{"training": {"epochs": 3}}``.
+        ask_first: wait before the first release until somebody resumes the run (``price_gate``).
 
     Raises: ConfigError for settings that are refused, before any work; FlowError naming what failed.
     """
@@ -57,6 +59,8 @@ def study(params: str = "params.yaml", overrides: dict[str, Any] | None = None) 
     show(0, "data")
     make_data(on_stage)
     check_inputs()
+    if ask_first:
+        price_gate.ask_first(overrides, Path(params))
     show(0.25, "experiment")
     experiment.with_options(flow_run_name=lambda: f"cells of {name}")(params=params, overrides=overrides, folder=folder)
     show(0.5, "audit")

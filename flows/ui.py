@@ -64,15 +64,17 @@ def run_ui() -> None:
         if own_prefect:
             settings = {**environment, **prefect_settings(password), **_PAGE_SETTINGS}
             processes.append(_start(_uvicorn("prefect_app", PREFECT_PORT), settings))
-            _wait_for(PREFECT_PORT, processes[-1])
-            print(f"Prefect UI:  {url}   (Deployments -> study -> Run, or add a schedule)", flush=True)
-        processes.append(_start(["flows.ui", "deployments"], {**environment, **access}))
+        prefect = processes[-1] if own_prefect else None
         if mlflow:
             _wait_for(MLFLOW_PORT, mlflow)
-            print(f"MLflow UI:   http://{HOST}:{MLFLOW_PORT}", flush=True)
             if shown := remembered():
-                print(f"  the last run's cells in a table:  {shown.table}", flush=True)
-                print(f"  the same in charts:               {shown.charts}", flush=True)
+                print(f"The last run's cells in a table:  {shown.table}", flush=True)
+                print(f"  the same in charts:             {shown.charts}", flush=True)
+            print(f"MLflow UI:   http://{HOST}:{MLFLOW_PORT}", flush=True)
+        if prefect:
+            _wait_for(PREFECT_PORT, prefect)
+            print(f"Prefect UI:  {url}   (Deployments -> study -> Run, or add a schedule)", flush=True)
+        processes.append(_start(["flows.ui", "deployments"], {**environment, **access}))
         if own_mlflow or own_prefect:
             # A terminal alone shows it: other output may be kept.
             where = password if sys.stdout.isatty() else f"in {PASSWORD_FILE}"

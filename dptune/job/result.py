@@ -33,7 +33,8 @@ _OF_A_CELL = (
 )
 #: Fields that are left out of a cell's file where the cell has none of them.
 _LEFT_OUT = (
-    *("scores", "signatures", "decoding", "inputs", "sampler", "restarts", "together", "adapter_sha256", "code"),
+    *("loss_groups", "scores", "signatures", "decoding", "inputs", "sampler", "restarts", "together"),
+    *("adapter_sha256", "code"),
     *("base", "revision", "loaded_by", "settings", "labels", "template", "words", "search", "model_about"),
 )
 
@@ -94,6 +95,8 @@ class RunResult:
         scores, signatures: metrics of the texts that the model writes, and the implementation of each.
         decoding: how it wrote them.
         inputs: number of prompts.
+        loss_groups: by the name of a perplexity of ``after``, total loss (nats) and number of tokens of groups of its
+            records (``training.evaluation.perplexity_in_groups``); private if those are.
         adapter_sha256: digest of the adapter's weights.
         code: digest of the code that finished the run, as information only.
         further: other keys of the file.
@@ -157,6 +160,7 @@ class RunResult:
     signatures: dict[str, str] | None = None
     decoding: str | None = None
     inputs: int | None = None
+    loss_groups: dict[str, list[list[float]]] = field(default_factory=dict, repr=False)
     adapter_sha256: str | None = None
     code: str | None = None
     further: Row = field(default_factory=dict)

@@ -18,6 +18,9 @@ from dptune.training.losses import attention_mask, is_classifier, token_losses
 from dptune.training.scores import Scores, score_classifier
 
 _LARGEST_LOG = 700.0
+_GROUPS, _FEWEST_GROUPS, _LEAST_IN_A_GROUP = 20, 4, 10
+#: Total loss in nats, and number of predicted tokens, of each group of a set of records.
+LossGroups = list[list[float]]
 #: A function from model, tokens, rows of a batch and autocast dtype to a figure, or to several.
 Measure = Callable[..., float | Scores]
 
@@ -47,6 +50,30 @@ def perplexity(model: Any, tokens: Tokens, rows: int, *, autocast: torch.dtype |
     """exp of ``mean_loss``, which says what the arguments are."""
     loss = mean_loss(model, tokens, rows, autocast=autocast)
     return math.exp(loss) if loss < _LARGEST_LOG else math.inf
+
+
+def perplexity_in_groups(
+    model: Any, tokens: Tokens, rows: int, *, autocast: torch.dtype | None = None
+) -> tuple[float, LossGroups]:
+    """``perplexity``, and the losses of groups of the records, from which the error of its mean follows.
+
+    The groups follow from the number of records alone, so two models that are measured on the same records can be
+    compared group by group. Each holds neighbours, which often share a person or an article, and 10 records or more:
+    like the perplexity, they are aggregates, private if the records are. None for fewer than 40 records and for a
+    classifier.
+
+    Returns: the perplexity; total loss (nats) and number of predicted tokens of each of at most 20 groups.
+    """
+    if is_classifier(model):
+        return perplexity(model, tokens, rows, autocast=autocast), []
+    losses, counts = record_losses(model, tokens, rows, autocast=autocast)
+    if not counts.sum():
+        return perplexity(model, tokens, rows, autocast=autocast), []  # says what is wrong
+    loss = float(losses.sum() / counts.sum())
+    number = min(_GROUPS, len(losses) // _LEAST_IN_A_GROUP)
+    parts = np.array_split(np.arange(len(losses)), number) if number >= _FEWEST_GROUPS and math.isfinite(loss) else []
+    groups = [[float(losses[part].sum()), int(counts[part].sum())] for part in parts]
+    return math.exp(loss) if loss < _LARGEST_LOG else math.inf, groups
 
 
 def mean_loss(

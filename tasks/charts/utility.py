@@ -1,6 +1,7 @@
 """Utility against epsilon: a column of points for each epsilon, and one at the right for what has none.
 
-Mechanisms of equal epsilon stand beside each other in the order of the legend, so that no point hides another. Bars are
+Where there is one certified epsilon, each mechanism has a line of its own instead (``mechanism_dots``). Mechanisms of
+equal epsilon stand beside each other in the order of the legend, so that no point hides another. Bars are
 one standard deviation over seeds. The public model, and training without privacy with its own deviation, are lines; a
 public model that is so much worse that all points would lie on one another is named at the upper edge.
 """
@@ -17,6 +18,7 @@ import altair as alt
 from dptune.core.digits import at_most
 from tasks.charts.canvas import SHADE, Figure, Panel, faded, marks, titled, values
 from tasks.charts.looks import GREY, INK, Look
+from tasks.charts.mechanism_dots import dots
 from tasks.charts.seed_groups import (
     CERTIFIED,
     EPSILONS,
@@ -43,15 +45,20 @@ def utility(
     groups = [group for group in over_seeds(results, metric) if math.isfinite(group.mean)]
     private = [group for group in groups if not group.nonprivate]
     places = list(dict.fromkeys((str(one.first["model"]), str(one.first["unit"])) for one in private))
+    alone = list(keys) == [CERTIFIED] and len(distinct_epsilons([one.certified for one in private])) < 2
     panels = []
     for model, unit in places:
         mine = [group for group in private if (group.first["model"], group.first["unit"]) == (model, unit)]
         reference = [group for group in groups if group.nonprivate and group.first["model"] == model][:1]
         titles = (model if len({one for one, _ in places}) > 1 else "", f"one {unit}" if len(set(places)) > 1 else "")
-        for key in keys:
-            panel = _panel(mine, reference, untuned(results, model, metric), key, metric, looks)
-            panels.append(Panel(panel, ", ".join(filter(None, titles)), 320))
-    title = f"{title_of(metric).capitalize()} against epsilon (lower is better)"
+        before, title = untuned(results, model, metric), ", ".join(filter(None, titles))
+        if alone:
+            rows = [_figures(group, CERTIFIED) for group in mine]
+            panels.append(dots(rows, reference, before, metric, looks, _tooltip(metric), title))
+        else:
+            panels += [Panel(_panel(mine, reference, before, key, metric, looks), title, 320) for key in keys]
+    against = "by mechanism" if alone else "against epsilon"
+    title = f"{title_of(metric).capitalize()} {against} (lower is better)"
     synthetic = any(result["synthetic"] for result in results)
     return (
         Figure(name, titled(title, synthetic=synthetic), tuple(panels), note=_note(groups, looks)) if panels else None
@@ -151,12 +158,16 @@ def _beside(
 
 
 def _row(group: SeedGroup, columns: _Columns, beside: tuple[int, int], key: str) -> dict[str, Any]:
-    epsilon = _epsilon(group, key)
     shift = (beside[0] + 0.5) / beside[1] - 0.5
+    place = columns.at(_epsilon(group, key)) + shift * _COLUMN * columns.room
+    return {"x": place, **_figures(group, key)}
+
+
+def _figures(group: SeedGroup, key: str) -> dict[str, Any]:
+    """What a point shows of a group, wherever it stands."""
     return {
         "mechanism": group.mechanism,
-        "x": columns.at(epsilon) + shift * _COLUMN * columns.room,
-        "finite": math.isfinite(epsilon),
+        "finite": math.isfinite(_epsilon(group, key)),
         "perplexity": group.mean,
         "low": group.mean - group.spread,
         "high": group.mean + group.spread,

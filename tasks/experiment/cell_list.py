@@ -58,6 +58,11 @@ def _settings_of(cell: Path) -> dict[str, Any]:
     return {"learning_rate": settings["training"]["learning_rate"], "plain": plain}
 
 
+def is_plain(result: Result) -> bool:
+    """Whether a result is of DP-SGD with one fixed radius, under whichever label."""
+    return bool(result.get("plain", result["mechanism"] == PLAIN))
+
+
 def listed_cells(experiment: Path) -> list[str]:
     """The folder names of the cells that an experiment file lists.
 

@@ -7,6 +7,8 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
 
 from dptune.core.errors import DivergedError, DptuneError
 from dptune.core.files import sha256
@@ -17,7 +19,7 @@ from dptune.privacy.ledger import Ledger
 from dptune.privacy.run_folder import RunFolder
 from dptune.training.checkpoints import restarts
 from dptune.training.data import Tokens
-from dptune.training.evaluation import Measure, measure_model
+from dptune.training.evaluation import LossGroups, Measure, measure_model, perplexity_in_groups
 from dptune.training.gradients.gradient_check import first_evaluation
 from dptune.training.gradients.shared_pass import train_together
 from dptune.training.loop import train
@@ -156,7 +158,8 @@ def _finish(one: _TrainingCell, ledger: Ledger, records: str, device: str, toget
     register_cell(records, one.cell, contents)  # a run that diverged has paid as well
     if one.last and one.history.points()[-1]["releases"] < one.last.releases:  # the noise used the budget up early
         _add_point(one, one.last)
-    after = _evaluate(prepared, final=True)
+    groups: dict[str, LossGroups] = {}
+    after = _evaluate(prepared, final=True, groups=groups)
     check_converged(one.cell.label, after)
     written = text_scores(prepared, directory)
     write_adapter(prepared.spec.model, directory)
@@ -165,6 +168,7 @@ def _finish(one: _TrainingCell, ledger: Ledger, records: str, device: str, toget
     result = result_of(prepared, contents, one.before, after, one.history, seconds, device)
     begun = restarts(RunFolder(directory).checkpoint, prepared.spec.mechanism)
     result = replace(result, together=together, adapter_sha256=adapter_digest(directory), restarts=begun, **written)
+    result = replace(result, loss_groups=groups)
     draw_curves([result.to_dict()], directory / "curves.png")
     result.write(RunFolder(directory).result)
     if one.child:
@@ -226,8 +230,12 @@ def _add_point(one: _TrainingCell, report: StepReport) -> dict[str, float]:
     return point
 
 
-def _evaluate(prepared: PreparedCell, *, final: bool) -> dict[str, float]:
-    """The metrics that telemetry allows: of public records always, of held-out ones only under research telemetry."""
+def _evaluate(prepared: PreparedCell, *, final: bool, groups: dict[str, LossGroups] | None = None) -> dict[str, float]:
+    """The metrics that telemetry allows: of public records always, of held-out ones only under research telemetry.
+
+    Args:
+        groups: filled with ``perplexity_in_groups`` of each perplexity, by its name; None: not kept.
+    """
     cell, spec = prepared.cell, prepared.spec
     assert spec.public is not None  # every prepared cell has validation records
     rows, dtype = 2 * spec.plan.physical_batch_size, spec.plan.autocast_dtype
@@ -236,9 +244,21 @@ def _evaluate(prepared: PreparedCell, *, final: bool) -> dict[str, float]:
     wanted: dict[str, tuple[Measure, Tokens]] = {}
     for metric in measured(cell.telemetry, "end" if final else "points"):
         records = prepared.evaluation if metric.private else spec.public
-        wanted[metric.name] = (MEASURES[metric.measure], chosen(records, most))
+        measure: Measure = MEASURES[metric.measure]
+        if groups is not None and metric.measure == "perplexity":
+            measure = partial(_keeping_groups, groups, metric.name)
+        wanted[metric.name] = (measure, chosen(records, most))
     if final and is_classifier(spec.model) and cell.telemetry == "research":
         wanted["eval"] = (score_classifier, prepared.evaluation)
     figures = measure_model(spec.model, wanted, rows, autocast=dtype)
     figures.pop("eval_loss", None)  # perplexity here is exp of it
     return figures
+
+
+def _keeping_groups(
+    groups: dict[str, LossGroups], name: str, model: Any, tokens: Tokens, rows: int, *, autocast: Any = None
+) -> float:
+    """The perplexity; its groups are kept under a metric's name, if there are enough records for them."""
+    found, own = perplexity_in_groups(model, tokens, rows, autocast=autocast)
+    groups |= {name: own} if own else {}
+    return found

@@ -34,9 +34,10 @@ _HOW = """## How to read this page
 
 - [The cells of the last run]({table}) as a table, and [in charts]({charts}); also under **Views**, at the top right.
 - Each run under `{name}` is a cell: one mechanism at one budget with one seed. {perplexity}
-- Four epsilons stand beside each result. **published**: what the mechanism's paper would claim. **noise only**: right
-  sensitivity and right accountant, leaks of the controller ignored. **certified**: what is proved, ∞ where raw
-  statistics of private records steer the run. **audited**: a lower bound that an attack showed. Compare runs of one
+- Four epsilons stand beside each result. **published**: what the mechanism's paper would claim; of
+  plain DP-SGD the claim of RLDP's paper, where the report shows that of Rényi DP. **noise only**: right sensitivity
+  and right accountant, leaks of the controller ignored. **certified**: what is proved, ∞ where raw statistics of
+  private records steer the run. **audited**: a lower bound that an attack showed. Compare runs of one
   certified epsilon. Each is about one cell only: several cells together cost the sum, which the report states.
 - `radius` is the mean over layers. All other figures of a cell are in its files: `steps.csv` (every step),
   `result.json`, `audit.json`. The report is a file of the run `{name}`.

@@ -2,7 +2,8 @@
 
 Nothing is called best that seeds do not show to be best. Two mechanisms are told apart by Welch's t-test over seeds at
 5 %, so that of two that are equal one is called best in 1 of 20 reports; of more than two, more rarely. One seed tells
-nothing apart. A mechanism without a finite certified epsilon is no candidate.
+nothing apart. Where the runs keep it, the error over held-out records must allow the difference too. A mechanism
+without a finite certified epsilon is no candidate.
 """
 
 from __future__ import annotations
@@ -29,9 +30,10 @@ from tasks.charts.seed_groups import (
     perplexity_metric,
     untuned,
 )
-from tasks.experiment.cell_list import PLAIN
-from tasks.metrics import shown_in, title_of
-from tasks.report.numbers import digits4, whole_percent
+from tasks.experiment.cell_list import is_plain
+from tasks.metrics import HELD_OUT, shown_in, title_of
+from tasks.report.numbers import digits2, digits4, whole_percent
+from tasks.report.record_errors import record_error
 
 _LEVEL = 0.05
 _MOST_NAMES = 4
@@ -73,7 +75,7 @@ class Ranking:
     @property
     def plain(self) -> SeedGroup | None:
         """The candidate that is plain DP-SGD; None if there is none."""
-        return next(filter(is_plain, self.candidates), None)
+        return next((one for one in self.candidates if is_plain(one.first)), None)
 
     @property
     def seeds(self) -> int:
@@ -85,11 +87,6 @@ class Ranking:
         if self.untuned is None or self.nonprivate is None or self.nonprivate.mean >= self.untuned:
             return None
         return (self.untuned - group.mean) / (self.untuned - self.nonprivate.mean)
-
-
-def is_plain(group: SeedGroup) -> bool:
-    """Whether a group is DP-SGD with one fixed radius, under whichever label."""
-    return bool(group.first.get("plain", group.mechanism == PLAIN))
 
 
 def told_apart(one: Sequence[float], other: Sequence[float]) -> bool:
@@ -105,6 +102,12 @@ def told_apart(one: Sequence[float], other: Sequence[float]) -> bool:
     return bool(ttest_ind_from_stats(*samples[0], *samples[1], equal_var=False).pvalue < _LEVEL)
 
 
+def differ(one: SeedGroup, other: SeedGroup, metric: str) -> bool:
+    """Whether seeds tell two mechanisms apart, and held-out records do too where the runs keep their losses."""
+    error = record_error(one, other, metric)
+    return told_apart(one.values, other.values) and (error is None or error.differs)
+
+
 def rankings(results: Sequence[Result]) -> list[Ranking]:
     """An answer for every model, unit and certified epsilon, in this order; none without a finite epsilon."""
     metric = perplexity_metric(results)
@@ -116,7 +119,7 @@ def rankings(results: Sequence[Result]) -> list[Ranking]:
         private = [group for group in mine if math.isfinite(group.certified)]
         for epsilon in distinct_epsilons([group.certified for group in private]):
             equal = tuple(one for one in private if epsilon <= one.certified <= epsilon * (1 + SAME_EPSILON))
-            tied = tuple(one for one in equal if one is equal[0] or not told_apart(equal[0].values, one.values))
+            tied = tuple(one for one in equal if one is equal[0] or not differ(equal[0], one, metric))
             before = untuned(results, model, metric)
             best = nonprivate[0] if nonprivate else None
             found.append(Ranking(model, unit, epsilon, metric, equal, tied, best, before))
@@ -161,7 +164,7 @@ def _take(ranking: Ranking) -> str:
 
 
 def _named(group: SeedGroup) -> str:
-    return f"plain DP-SGD (`{group.mechanism}`)" if is_plain(group) else f"`{group.mechanism}`"
+    return f"plain DP-SGD (`{group.mechanism}`)" if is_plain(group.first) else f"`{group.mechanism}`"
 
 
 def listed(labels: Sequence[str]) -> str:
@@ -237,10 +240,28 @@ def _seeds(opened: Sequence[Ranking]) -> list[str]:
     several = [ranking for ranking in opened if len(ranking.candidates) > 1]
     if not several:
         return ["Nothing else has this certified ε, so nothing was compared."] if opened else []
+    errors = [line for ranking in several for line in _record_error(ranking)]
     seeds = min(ranking.seeds for ranking in several)
     if seeds < 2:
-        return ["One seed cannot rank mechanisms: noise alone moves each figure. Set `experiment.seeds: [0, 1, 2]`."]
-    return [f"{seeds} seeds each; called different where Welch's t-test over seeds says so at 5 %."]
+        one = "One seed cannot rank mechanisms: noise alone moves each figure. Set `experiment.seeds: [0, 1, 2]`."
+        return [one, *errors]
+    both = " and the error over records allows it" if errors else ""
+    return [f"{seeds} seeds each; called different where Welch's t-test over seeds says so at 5 %{both}.", *errors]
+
+
+def _record_error(ranking: Ranking) -> list[str]:
+    """How far the lowest mean is from plain DP-SGD, or from the next one, and the error of that over records."""
+    best = ranking.best
+    rival = ranking.plain if ranking.plain not in (None, best) else ranking.candidates[1]
+    assert rival is not None
+    found = record_error(best, rival, ranking.metric)
+    if found is None:
+        return []
+    records = "held-out records" if ranking.metric == HELD_OUT.name else "public records"
+    return [
+        f"On the same {records}, `{rival.mechanism}` is {digits2(found.difference)} above `{best.mechanism}`, with a "
+        f"standard error over records of {digits2(found.error)}; training's own noise is not in it."
+    ]
 
 
 def _rates(results: Sequence[Result]) -> list[str]:

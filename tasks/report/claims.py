@@ -1,17 +1,25 @@
-"""Compares each mechanism's claim with the truth: claimed, proved and audited epsilons of the same runs."""
+"""Compares each mechanism's claim with the truth: claimed, proved and audited epsilons of the same runs.
+
+A mechanism's claim is by the accountant of its paper. The ledgers price plain DP-SGD by the central limit (Bu et al.
+2020), as RLDP's paper does, which claims too little. Those who use DP-SGD claim what Renyi DP proves (Mironov 2017):
+``as_users_claim`` shows that in its place, unless a run was calibrated by the central limit.
+"""
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from dptune.privacy.accountants import rdp_epsilon
 from dptune.privacy.accounting.mixture_figures import has_limit, limit_epsilon
 from dptune.privacy.ledger_file import read_ledger
 from tasks.audit.registry import bounds
-from tasks.charts.seed_groups import SeedGroup
+from tasks.charts.seed_groups import PUBLISHED, Result, SeedGroup
+from tasks.experiment.cell_list import is_plain
 
 #: Deltas of the certified curve: from the least that a chart shows to one at which most runs have epsilon 0.
 _DELTAS = (1e-10, 1e-8, 1e-6, 1e-4, 1e-2, 0.1, 0.4, 0.9)
@@ -85,6 +93,37 @@ def privacy_curve(ledger: Path) -> list[tuple[float, float]]:
     pairs = [(replace(contents.header, delta=delta).price(contents.composition).certified, delta) for delta in deltas]
     zero = min((delta for epsilon, delta in pairs if epsilon <= _NOTHING), default=1.0)
     return [pair for pair in pairs if math.isfinite(pair[0]) and pair[1] <= zero]
+
+
+def as_users_claim(result: Result, ledger: Path) -> Result:
+    """The result of a run of plain DP-SGD with the claim of Renyi DP; any other result as it is.
+
+    A run that was calibrated by its published accountant keeps it, as the paper does that compares with DP-SGD so.
+
+    Returns: a copy in which ``epsilon_published`` is Renyi DP's, of its learning curve too, and ``epsilon_clt`` is the
+    central limit's.
+    """
+    contents = read_ledger(ledger)
+    by_clt = contents.header.published_accountant == "gdp_clt" and result["accounting"] != "published"
+    if not (by_clt and is_plain(result) and len(contents.composition) == 1):
+        return result
+    (release,) = contents.composition
+    points = [
+        point | {PUBLISHED: rdp_epsilon(Counter({release: point["releases"]}), contents.header.delta)}
+        if point["releases"]
+        else point
+        for point in result["history"]
+    ]
+    claimed = rdp_epsilon(contents.composition, contents.header.delta)
+    return result | {PUBLISHED: claimed, "epsilon_clt": result[PUBLISHED], "history": points}
+
+
+def audit_as_users_claim(audit: Mapping[str, Any], result: Result) -> dict[str, Any]:
+    """The audit of such a run with the same claim, which a game that refutes the central limit's does not refute."""
+    if "epsilon_clt" not in result:
+        return dict(audit)
+    games = {"whole_run": audit["whole_run"] | {"claim_refuted": None}} if "whole_run" in audit else {}
+    return {**audit, PUBLISHED: result[PUBLISHED], **games}
 
 
 def _order(claim: Claim) -> tuple[float, float]:

@@ -28,7 +28,9 @@ from tasks.experiment.guarantee import shared_guarantees
 from tasks.metrics import ranked_by, title_of
 from tasks.mlflow import tracking
 from tasks.mlflow.page import run_ids, show
+from tasks.mlflow.registry import register
 from tasks.paths import AUDITS, DATA, EXPERIMENT, REPORT, RUNS
+from tasks.report.about import About, about_runs
 from tasks.report.answer import (
     answer_lines,
     best_cell,
@@ -39,7 +41,7 @@ from tasks.report.answer import (
     perplexities_of,
     rankings,
 )
-from tasks.report.claims import claims, limit_of, privacy_curve
+from tasks.report.claims import as_users_claim, audit_as_users_claim, claims, limit_of, privacy_curve
 from tasks.report.page import write, write_index
 from tasks.report.results_table import table
 from tasks.report.scores_table import score_table, scores_of
@@ -66,15 +68,15 @@ def report(name: str | None = None, folder: Path = DATA) -> None:
             its own.
     """
     listed, directory = folder / EXPERIMENT.name, folder / REPORT.name
-    results, cells = read_results(listed, RUNS), listed_cells(listed)
+    (results, audits), cells = read_study(listed), listed_cells(listed)
     ledgers = [RunFolder(RUNS / cell).ledger for cell in cells]
     limits = {result["label"]: limit_of(ledger) for result, ledger in zip(results, ledgers, strict=True)}
     others, name = unlisted_spendings(RUNS, cells), name or load_settings().experiment.name
-    audits = read_audits(listed, AUDITS)
     audited = {audit["label"] for audit in audits}
     curves = {label: privacy_curve(ledger) for label, ledger in zip(limits, ledgers, strict=True) if label in audited}
     named = dict(zip(limits, cells, strict=True))
-    write_report(results, directory, name, audits, limits, others, curves, named)
+    about = about_runs(name, RUNS, cells, results)
+    write_report(results, directory, name, audits, limits, others, curves, named, about)
     runs = {
         result["label"]: RunFolder(ledger.parent).mlflow_run for result, ledger in zip(results, ledgers, strict=True)
     }
@@ -82,6 +84,14 @@ def report(name: str | None = None, folder: Path = DATA) -> None:
     keep_pages(directory, name)
     publish_steps(steps_needed(results), runs, directory / STEPS_FILE)
     _to_mlflow(name, directory, results, [ledger.parent for ledger in ledgers])
+
+
+def read_study(listed: Path) -> tuple[list[Result], list[Audit]]:
+    """Results and audits of the cells that an experiment file lists, with the claims that pages show."""
+    pairs = zip(read_results(listed, RUNS), listed_cells(listed), strict=True)
+    results = [as_users_claim(result, RunFolder(RUNS / cell).ledger) for result, cell in pairs]
+    by_label = {result["label"]: result for result in results}
+    return results, [audit_as_users_claim(one, by_label[one["label"]]) for one in read_audits(listed, AUDITS)]
 
 
 def read_audits(experiment: Path, audits: Path) -> list[Audit]:
@@ -99,6 +109,7 @@ def write_report(
     others: Sequence[Spending] = (),
     curves: Mapping[str, Curve] | None = None,
     cells: Mapping[str, str] | None = None,
+    about: About | None = None,
 ) -> None:
     """Write report.html, its PNGs, answer.md, cells.json, metrics.json, plots/*; ``limits`` as ``claims`` takes them.
 
@@ -106,6 +117,7 @@ def write_report(
         others: spendings of runs that are not in ``results``; those on the same records are added to the totals.
         curves: certified curves of audited cells, as ``run_profiles`` takes them.
         cells: names of the run folders by label, for the line that verifies one.
+        about: what the page's end says of the runs; None leaves that out.
     """
     directory.mkdir(parents=True, exist_ok=True)
     shown = looks(str(result["mechanism"]) for result in results)
@@ -127,7 +139,7 @@ def write_report(
     _write_csv(directory / "plots" / "curves.csv", _curve_rows(results))
     lines = [*answer_lines(results), *further_lines(results), *(f"- {line}" for line in caveats(results))]
     write_text(directory / ANSWER, "\n\n".join(lines) + "\n")
-    _write_page(results, directory, name, audits, limits or {}, others, figures, moved, shown, cells or {})
+    _write_page(results, directory, name, audits, limits or {}, others, figures, moved, shown, cells or {}, about)
 
 
 def _figures(
@@ -159,6 +171,7 @@ def _write_page(
     moved: Sequence[Figure],
     shown: dict[str, Look],
     cells: Mapping[str, str],
+    about: About | None,
 ) -> None:
     metric = perplexity_metric(results)
     opened = headlines(rankings(results))
@@ -171,6 +184,7 @@ def _write_page(
         [*figures, *moved],
         shown,
         name=name,
+        about=about,
         opening=answer_lines(results),
         proved=proved(results),
         attacked=attacked(audits),
@@ -189,6 +203,7 @@ def _write_page(
         steps=steps_over_seeds(steps_needed(results)),
         private=any(result["telemetry"] == "private" for result in results),
         telemetries=sorted({str(result["telemetry"]) for result in results}),
+        by_clt={f"`{result['mechanism']}`": result["epsilon_clt"] for result in results if "epsilon_clt" in result},
         audits=audits,
         attack_parts=parts(),
         attack_columns=lambda part: [metric for metric in part.metrics if "scores" in metric.shown],
@@ -271,6 +286,8 @@ def _to_mlflow(name: str, pages: Path, results: list[Result], directories: Seque
         tracking.send(parent, pages / folder, f"report/{folder}", timed=timed)
     found = headline(results)
     tracking.add_to_run(parent, found.metrics, None, {**found.tags, tracking.NOTE: found.sentence}, timed=timed)
+    opened = headlines(rankings(results))
+    register(parent, name, results, directories, str(opened[0].choice.first["label"]) if opened else "")
     private = all(result["telemetry"] == "private" for result in results)
     links = show(parent, run_ids(directories), "private" if private else "research", found.sentence)
     if links:

@@ -23,6 +23,11 @@ def digits4(value: float | str) -> str:
     return f"{number:.{min(places, _MOST_PLACES)}f}"
 
 
+def digits2(value: float) -> str:
+    """Two significant digits, as a difference or an error has."""
+    return f"{value:.2g}" if math.isfinite(value) else DIVERGED
+
+
 def spread_text(spread: float, mean: float) -> str:
     """A deviation with the decimals of its mean."""
     decimals = len(digits4(mean).partition(".")[2])

@@ -18,10 +18,12 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from dptune.core.digits import at_least, at_most
+from dptune.core.errors import DptuneError
 from dptune.core.files import write_text
+from dptune.privacy.spent_budgets.register import Register, SpentTotal
 from tasks.charts.canvas import DARK, Figure, for_page, names_in, program
 from tasks.charts.looks import Look
-from tasks.paths import DATA, REPORT, REPORTS
+from tasks.paths import DATA, REPORT, REPORTS, SPENT
 from tasks.report.numbers import could_refute, digits4, exact, spread_text, whole_percent
 from tasks.report.ruler import ruler
 
@@ -148,10 +150,11 @@ class Entry:
 
 
 def write_index(data: Path = DATA) -> None:
-    """Write data/report/index.html over all pages that ``write`` wrote, those in data/reports last."""
+    """Write data/report/index.html over all pages that ``write`` wrote, the newest first, and what was spent so far."""
     directory, others = data / REPORT.name, data / REPORTS.name
-    pages = sorted(data.glob("*/*.html"), key=lambda path: (path.parent != directory, path))  # the report first
-    found = [(path, _Head(path)) for path in [*pages, *sorted(others.glob("*/*/*.html"))] if path.name != INDEX]
+    pages = [path for pattern in ("*/*.html", f"{REPORTS.name}/*/*/*.html") for path in sorted(data.glob(pattern))]
+    pages.sort(key=lambda path: path.stat().st_mtime_ns, reverse=True)
+    found = [(path, _Head(path)) for path in pages if path.name != INDEX]
     entries = [
         Entry(
             head.title,
@@ -162,7 +165,15 @@ def write_index(data: Path = DATA) -> None:
         for path, head in found
         if head.ours
     ]
-    write("index.html.j2", directory / INDEX, entries=entries)
+    write("index.html.j2", directory / INDEX, entries=entries, spent=_spent(data / SPENT.name))
+
+
+def _spent(register: Path) -> list[SpentTotal] | str:
+    """What the register knows of each set of records and unit; or why it cannot be read."""
+    try:
+        return Register(register).totals()
+    except (DptuneError, OSError) as error:
+        return str(error)
 
 
 class _Head(HTMLParser):

@@ -75,11 +75,11 @@ def schedule_each_minute(page: Any, served: RunningUi, deployment: Any) -> None:
             page.wait_for_timeout(500)
 
 
-def open_results(page: Any, served: RunningUi, run: Any) -> None:
+def open_results(page: Any, served: RunningUi, run: Any, key: str) -> None:
     """Open a finished run's page and then, by its artifacts, the table of results."""
     page.goto(f"{served.prefect}/runs/flow-run/{run['id']}")
     page.get_by_text("Artifacts", exact=True).first.click(timeout=_MILLISECONDS)
-    page.get_by_text("results", exact=True).first.wait_for(timeout=_MILLISECONDS)
+    page.get_by_text(key, exact=True).first.wait_for(timeout=_MILLISECONDS)
     keep(page, "prefect-run")
     found = served.ask("/artifacts/filter", {"artifacts": {"flow_run_id": {"any_": [run["id"]]}}})
     (results,) = [one for one in found if one["type"] == "markdown"]
@@ -104,7 +104,7 @@ def test_a_cron_from_the_page_runs_the_study_and_leaves_a_new_report(served: Run
     page.get_by_text("Every minute every day").wait_for(timeout=_MILLISECONDS)
     page.get_by_text(ended["name"]).first.wait_for(timeout=_MILLISECONDS)
     keep(page, "prefect-scheduled")
-    open_results(page, served, ended)
+    open_results(page, served, ended, "results-tiny")
     page.close()
 
 
@@ -133,6 +133,6 @@ def test_a_study_is_started_from_its_form_and_ends_with_a_new_report(served: Run
     assert "<title>dptune report: from the form</title>" in report.read_text()
     assert not Path("data/report/report.html").exists(), "that of the file's own values"
     assert Path("params.yaml").read_bytes() == before
-    open_results(page, served, ended)
+    open_results(page, served, ended, "results-from-the-form")
     assert [url for url in asked if url.startswith("http") and not url.startswith(served.prefect)] == []
     page.close()

@@ -12,12 +12,13 @@ from tiny_pipeline import BUDGET, write_params
 from flows import deployments as module
 from flows.deployments import _FLOWS, deployments, fields_of
 from flows.experiment import experiment
-from flows.form import OVERRIDES, changes, file_values, path_of
+from flows.form import ASK_FIRST, OVERRIDES, changes, file_values, path_of
 from flows.pages import grid_words
 from flows.ui import _PAGE_SETTINGS
 from tasks.settings.params import load_settings
 
 GRID = {"name": "faults", "mechanisms": ["static"], "epsilons": [1.0, 4.0], "seeds": [0, 1, 2], "epochs": 0.5}
+GRID |= {"accounting": "certified", "telemetry": "research"}
 
 
 def at(content: dict[str, Any], path: str) -> Any:
@@ -36,13 +37,13 @@ def test_every_field_shows_the_value_of_the_file(pipeline: Path) -> None:
     found = served()
     assert set(found) == set(_FLOWS) == {"study", "experiment", "audit", "prediction", "search", "policy"}
     for name in found:
-        fields = {field: path_of(name, field) for field in fields_of(name) if field != OVERRIDES}
-        shown = found[name].parameters
+        fields = {field: path_of(name, field) for field in fields_of(name) if field not in (OVERRIDES, ASK_FIRST)}
+        shown = {field: value for field, value in found[name].parameters.items() if field != ASK_FIRST}
         whole = {"training", "lora"}
         own = {field: at(content, path) for field, path in fields.items() if field not in whole} | {OVERRIDES: {}}
         assert {field: value for field, value in shown.items() if field not in whole} == own
         schema = found[name]._parameter_openapi_schema
-        assert set(schema.properties) == set(shown), "and each is a field of the form"
+        assert set(schema.properties) - {ASK_FIRST} == set(shown), "and each is a field of the form"
         assert set(schema.required) == set(own)
         for field in whole & set(shown):
             entries = schema.properties[field]["properties"]
@@ -99,6 +100,15 @@ def test_mechanisms_are_chosen_from_those_of_the_file(pipeline: Path) -> None:
     offered = served()["study"]._parameter_openapi_schema.properties["mechanisms"]["items"]["enum"]
     assert offered == list(load_settings().mechanisms)
     assert "mine" in offered
+
+
+def test_accounting_and_telemetry_are_chosen_from_lists_and_no_run_waits_unless_asked(pipeline: Path) -> None:
+    write_params()
+    for name in ("study", "experiment"):
+        properties = served()[name]._parameter_openapi_schema.properties
+        assert properties["accounting"]["enum"] == ["certified", "noise_only", "published"]
+        assert properties["telemetry"]["enum"] == ["research", "private"]
+        assert served()[name].parameters[ASK_FIRST] is False
 
 
 def test_what_a_form_says_is_merged_over_the_file(pipeline: Path) -> None:

@@ -93,7 +93,9 @@ def test_elsewhere_the_lines_are_passed_on_and_the_answer_comes_last(checkout: P
     assert any("data/report/report.html" in line for line in lines)
     assert re.search(r"it took (1 second|\d+ seconds)\.", lines[-1]), "where 0.0 minutes stood"
     assert sorted(path.name for path in (checkout / "data").iterdir()) == ["report", "repro.log"]
-    assert "Updating lock file" in (checkout / "data" / "repro.log").read_text()
+    log = (checkout / "data" / "repro.log").read_text()
+    assert "Updating lock file" in log
+    assert re.search(r"^this run took \d+ seconds$", log, re.MULTILINE)
     assert (checkout / "data" / "repro.log").stat().st_mode & 0o077 == 0
 
 

@@ -31,6 +31,7 @@ QUICK = {
     "training": {"max_length": 400},
     "audit": {"generations": 20, "candidates": 3, "records": 8, "step_trials": 0},
 }
+HELD: dict[str, Any] = {"accounting": "certified", "telemetry": "research"}
 # Stands for DVC: the data is there already.
 _DVC = """
 import pathlib, sys
@@ -62,7 +63,7 @@ def artifacts(kind: str) -> list[Any]:
 
 
 def test_a_study_from_a_form_ends_with_a_new_report_and_leaves_the_file_alone(checkout: Path) -> None:
-    form = {"mechanisms": ["static"], "epsilons": [BUDGET], "seeds": [0], "epochs": 0.35, "overrides": {}}
+    form = {"mechanisms": ["static"], "epsilons": [BUDGET], "seeds": [0], "epochs": 0.35, "overrides": {}, **HELD}
     before = Path("params.yaml").read_bytes()
     write_text(REPORT / "report.html", "the workspace's own")
     write_text(EXPERIMENT, "{}")
@@ -108,7 +109,7 @@ def test_a_study_has_the_workspaces_report_only_with_the_files_own_values(pipeli
 
 
 def test_cells_and_audits_alone_leave_the_workspaces_lists_alone_with_other_values(checkout: Path) -> None:
-    grid = {"name": "renamed", "mechanisms": ["static"], "epsilons": [BUDGET], "seeds": [0], "epochs": 0.35}
+    grid = {"name": "renamed", "mechanisms": ["static"], "epsilons": [BUDGET], "seeds": [0], "epochs": 0.35, **HELD}
     assert experiment_form(**grid, runner="threads", overrides={}, return_state=True).is_completed()
     assert not EXPERIMENT.exists()
     (own,) = REPORTS.iterdir()
@@ -152,7 +153,7 @@ def test_a_study_without_a_file_says_so(server: str, tmp_path: Path, monkeypatch
     write_params()
     Path("params.yaml").unlink()
     state = study_form(
-        name="x", mechanisms=["static"], epsilons=[1], seeds=[0], epochs=1, overrides={}, return_state=True
+        name="x", mechanisms=["static"], epsilons=[1], seeds=[0], epochs=1, overrides={}, **HELD, return_state=True
     )
     assert state.is_failed()
     assert "params.yaml" in str(state.message)

@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 from test_report import private, result
 
+from tasks.charts.seed_groups import over_seeds
 from tasks.report.answer import NOTHING, answer_lines, caveats, further_lines, rankings, told_apart
+from tasks.report.record_errors import record_error
 
 
 def cells(mechanism: str, values: list[float], certified: float | str = 2.0, **changes: Any) -> list[dict[str, Any]]:
@@ -168,3 +170,55 @@ def test_seeds_without_any_spread_differ_if_they_differ() -> None:
     assert told_apart([1.0, 1.0], [2.0, 2.0])
     assert not told_apart([1.0, 1.0], [1.0, 1.0])
     assert not told_apart([1.0], [2.0])
+
+
+def measured(mechanism: str, losses: list[list[float]], tokens: int = 100) -> list[dict[str, Any]]:
+    """Cells, one a seed, with the mean loss (nats) of each group of held-out records."""
+    values = [float(np.exp(np.mean(own))) for own in losses]
+    groups = [{"eval_perplexity": [[one * tokens, tokens] for one in own]} for own in losses]
+    return [one | {"loss_groups": kept} for one, kept in zip(cells(mechanism, values), groups, strict=True)]
+
+
+def test_records_that_disagree_keep_a_winner_of_the_seeds_from_being_named() -> None:
+    coins = np.random.default_rng(3)
+    easy, noise = coins.normal(1.6, 0.3, 20), coins.normal(0, 0.05, 20)
+    static = measured("static", [(easy + 0.002 * seed).tolist() for seed in range(3)])
+    agreed = measured("quantile", [(easy - 0.02 + 0.002 * seed).tolist() for seed in range(3)])
+    assert "`quantile` is best" in answer_lines([*static, *agreed])[0], "the same gain on every record"
+    mixed = measured("quantile", [(easy - 0.02 + noise - noise.mean() + 0.002 * seed).tolist() for seed in range(3)])
+    (line,) = answer_lines([*static, *mixed])
+    assert "cannot be told apart" in line, "the same mean, but records do not agree"
+    assert "one seed" not in line
+
+
+def test_the_error_over_records_is_the_jackknife_of_the_difference() -> None:
+    coins = np.random.default_rng(4)
+    first, gaps = coins.normal(1.6, 0.3, 20), coins.normal(0.01, 0.02, 20)
+    groups = over_seeds(
+        [*measured("a", [first.tolist()]), *measured("b", [(first + gaps).tolist()])], "eval_perplexity"
+    )
+    low, high = sorted(groups, key=lambda one: one.mechanism)
+    found = record_error(low, high, "eval_perplexity")
+    assert found is not None
+    assert found.difference == pytest.approx(high.mean - low.mean)
+    # Groups of equal size: the jackknife of a mean is its textbook standard error.
+    assert found.error == pytest.approx(high.mean * gaps.std(ddof=1) / np.sqrt(20))
+
+
+def test_other_records_are_not_compared_one_by_one() -> None:
+    same, other = (measured(name, [[1.0] * 20], tokens) for name, tokens in (("a", 100), ("b", 90)))
+    low, high = over_seeds([*same, *other], "eval_perplexity")
+    assert record_error(low, high, "eval_perplexity") is None
+    assert (
+        record_error(*over_seeds([*cells("a", [5.0]), *cells("b", [6.0])], "eval_perplexity"), "eval_perplexity")
+        is None
+    )
+
+
+def test_one_seed_says_the_error_over_records() -> None:
+    losses, gaps = np.linspace(1.5, 1.7, 20), np.array([0.008, 0.012] * 10)
+    results = [*measured("static", [(losses + gaps).tolist()]), *measured("quantile", [losses.tolist()])]
+    said = " ".join(caveats(results))
+    assert "On the same held-out records, `static` is 0.05 above `quantile`, with a standard error over" in said
+    assert "over records of 0.0023;" in said  # 5.003 times 0.00205 / sqrt(20)
+    assert "One seed cannot rank mechanisms" in said

@@ -28,6 +28,8 @@ RESULTS = [
     result("rldp_published", "inf", **LEAKY),
     result("nonprivate", "inf"),
 ]
+#: A second epsilon, without which there are no columns.
+FURTHER = result("auto_s", 8.0)
 
 
 def drawn(results: list[dict[str, Any]], **options: Any) -> Figure:
@@ -39,7 +41,7 @@ def drawn(results: list[dict[str, Any]], **options: Any) -> Figure:
 def rows(figure: Figure, panel: int = 0) -> list[dict[str, Any]]:
     """The points of mechanisms in a panel."""
     found = for_page(figure)[panel]["datasets"].values()
-    return next(data for data in found if data and "mechanism" in data[0])
+    return next(data for data in found if data and "seeds" in data[0])
 
 
 def labels(figure: Figure, tmp_path: Path) -> str:
@@ -50,7 +52,7 @@ def labels(figure: Figure, tmp_path: Path) -> str:
 
 def test_epsilon_is_one_tick_of_few_digits_and_infinity_another(tmp_path: Path) -> None:
     """The axis used to read 1.99984 five times."""
-    text = labels(drawn(RESULTS), tmp_path)
+    text = labels(drawn([*RESULTS, FURTHER]), tmp_path)
     assert ">2</text>" in text
     assert ">∞</text>" in text
     assert "no guarantee" in text
@@ -58,9 +60,25 @@ def test_epsilon_is_one_tick_of_few_digits_and_infinity_another(tmp_path: Path) 
 
 
 def test_points_of_one_epsilon_stand_beside_each_other_in_the_order_of_the_legend() -> None:
-    places = {row["mechanism"]: row["x"] for row in rows(drawn(RESULTS))}
+    places = {row["mechanism"]: row["x"] for row in rows(drawn([*RESULTS, FURTHER]))}
     assert places["static"] < places["quantile"] < places["rldp_published"]
     assert (places["static"] + places["quantile"]) / 2 == pytest.approx(1, abs=1e-3), "around log2 of 2"
+
+
+def test_one_epsilon_is_a_line_for_each_mechanism_the_best_first_and_those_without_a_guarantee_last(
+    tmp_path: Path,
+) -> None:
+    leaky = result("rldp_published", "inf", after={"public_perplexity": 7.0, "eval_perplexity": 4.0}, **LEAKY)
+    figure = drawn([*RESULTS[:3], leaky, RESULTS[4]])
+    assert figure.title.startswith("Held-out perplexity by mechanism")
+    text = labels(figure, tmp_path)
+    # quantile has 5, static 6; the best of all has no guarantee
+    assert text.index(">quantile</text>") < text.index(">static</text>") < text.index(">rldp_published</text>")
+    assert "no guarantee" in text
+    assert "without privacy: 5" in text
+    two = drawn([*RESULTS, FURTHER])
+    assert two.title.startswith("Held-out perplexity against epsilon")
+    assert figure.panels[0].height < two.panels[0].height
 
 
 def test_bars_are_one_deviation_over_seeds() -> None:

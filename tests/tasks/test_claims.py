@@ -11,13 +11,13 @@ from test_report import page, result
 
 from dptune.mechanisms.planning import Schedule, planned
 from dptune.mechanisms.registry import build
-from dptune.privacy.accountants import gdp_delta
+from dptune.privacy.accountants import gdp_delta, rdp_epsilon
 from dptune.privacy.accounting.mixture_figures import limit_epsilon
 from dptune.privacy.ledger import Ledger
 from dptune.privacy.release import Release
 from dptune.privacy.run_header import RunHeader
 from tasks.charts.seed_groups import over_seeds
-from tasks.report.claims import claims, limit_of, privacy_curve
+from tasks.report.claims import as_users_claim, audit_as_users_claim, claims, limit_of, privacy_curve
 from tasks.report.experiment import write_report
 
 pytestmark = pytest.mark.usefixtures("quick_pictures")
@@ -111,3 +111,27 @@ def test_the_certified_curve_of_a_ledger_falls_and_holds_its_epsilon(tmp_path: P
     with Ledger.create(tmp_path / "open.jsonl", header, Counter({raw: 1})) as ledger:
         ledger.charge(raw)
     assert privacy_curve(tmp_path / "open.jsonl") == []
+
+
+def test_plain_dp_sgd_claims_what_its_users_publish_unless_it_was_calibrated_otherwise(tmp_path: Path) -> None:
+    release = Release(sample_rate=0.01, noise_multiplier=1.0)
+    header = RunHeader("static", "gdp_clt", "certified", epsilon=9.0, delta=1e-5, unit="record", units=800)
+    with Ledger.create(tmp_path / "ledger.jsonl", header, Counter({release: 2})) as ledger:
+        ledger.charge(release)
+        ledger.charge(release)
+    by_clt = header.price(Counter({release: 2})).published
+    run = result("static", epsilon_published=by_clt)
+    shown = as_users_claim(run, tmp_path / "ledger.jsonl")
+    assert shown["epsilon_published"] == rdp_epsilon(Counter({release: 2}), 1e-5) > 2 * by_clt
+    assert shown["epsilon_clt"] == by_clt
+    assert [point["epsilon_published"] for point in shown["history"]] == [
+        rdp_epsilon(Counter({release: n}), 1e-5) for n in (1, 2)
+    ]
+    for other in (run | {"accounting": "published"}, run | {"mechanism": "quantile"}, run | {"plain": False}):
+        assert as_users_claim(other, tmp_path / "ledger.jsonl") == other
+    games = {"whole_run": {"claim_refuted": "the paper's claim is wrong"}, "epsilon_published": by_clt}
+    made = audit_as_users_claim(games, shown)
+    assert (made["epsilon_published"], made["whole_run"]["claim_refuted"]) == (shown["epsilon_published"], None)
+    assert audit_as_users_claim(games, run) == games
+    write_report([shown], tmp_path / "report", "x")
+    assert "central-limit accountant, by which RLDP's paper prices it, would claim" in page(tmp_path / "report").words

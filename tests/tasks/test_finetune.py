@@ -28,6 +28,7 @@ from dptune.privacy.ledger import Ledger
 from dptune.privacy.ledger_file import read_ledger
 from dptune.privacy.set_aside import spending_of
 from dptune.records.parquet_file import read_records
+from dptune.training import evaluation
 from dptune.training import run as running
 from dptune.training.data import Tokens
 from dptune.training.evaluation import perplexity
@@ -47,13 +48,19 @@ KEYS = {
     "telemetry",
     "guarantee", "data", "public_data", "synthetic", "noise_multiplier", "sample_rate", "releases", "planned_releases",
     "epsilon_published", "epsilon_noise_only", "epsilon_certified", "leaks", "before", "after", "history", "pairs",
-    "knobs", "seconds", "crafted", "adapter_sha256", "agent", "learning",
+    "knobs", "seconds", "crafted", "loss_groups", "adapter_sha256", "agent", "learning",
     "device", "together", "set_aside", "task",
 }  # fmt: skip
 
 
 class Killed(BaseException):
     """Stands for SIGKILL."""
+
+
+@pytest.fixture(autouse=True)
+def small_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Groups of three records: the tiny pipeline has too few for groups of ten."""
+    monkeypatch.setattr(evaluation, "_LEAST_IN_A_GROUP", 3)
 
 
 @pytest.fixture
@@ -116,6 +123,10 @@ def test_a_private_cell_keeps_its_budget_and_says_so(pipeline: Path, noisy: list
     assert result["guarantee"] == GUARANTEE["research"]
     assert "NOT the curves" in result["guarantee"]
     assert set(result["before"]) == set(result["after"]) == {"public_perplexity", "eval_perplexity"}
+    for name, groups in result["loss_groups"].items():
+        losses, counts = (sum(column) for column in zip(*groups, strict=True))
+        assert math.exp(losses / counts) == pytest.approx(result["after"][name])
+    assert set(result["loss_groups"]) == set(result["after"])
     assert [point["releases"] for point in result["history"]] == [0, 2, 4]
     assert result["history"][0]["epsilon_certified"] == 0
     assert result["history"][1]["epsilon_certified"] < result["history"][2]["epsilon_certified"]
@@ -341,7 +352,7 @@ ALLOWED = {
     "epsilon_published", "epsilon_noise_only", "epsilon_certified", "before.public_perplexity",
     "after.public_perplexity", "history.public_perplexity", "history.step", "history.releases",
     "history.epsilon_published", "history.epsilon_noise_only", "history.epsilon_certified",
-    "planned_releases", "knobs.releases", "knobs.noise_multiplier", "knobs.radius_0",
+    "planned_releases", "knobs.releases", "knobs.noise_multiplier", "knobs.radius_0", "loss_groups.public_perplexity",
 }  # fmt: skip
 
 
@@ -356,6 +367,10 @@ def test_private_telemetry_writes_nothing_computed_from_private_records(
         measured.append(len(tokens.rows))
         return float(real_perplexity(model, tokens, *args, **kwargs))
 
+    def spy_in_groups(model: Any, tokens: Any, *args: Any, **kwargs: Any) -> Any:
+        measured.append(len(tokens.rows))
+        return evaluation.perplexity_in_groups(model, tokens, *args, **kwargs)
+
     def train(spec: Any, directory: Any, entropy: Any, on_step: Callable[..., None], ranks: Any) -> Any:
         def observe(report: running.StepReport) -> None:
             # A figure of few digits, such as a share of 0.2, may stand in a file as a part of another figure.
@@ -365,6 +380,7 @@ def test_private_telemetry_writes_nothing_computed_from_private_records(
         return real_train(spec, directory, entropy, observe, ranks)
 
     monkeypatch.setitem(quality.MEASURES, "perplexity", spy)
+    monkeypatch.setattr(cell_training, "perplexity_in_groups", spy_in_groups)
     monkeypatch.setattr(cell_training, "train", train)
     cell = static({"experiment": {"telemetry": "private"}, "training": {"max_length": 32, "evaluate_records": 1000}})
     result = run_cell(cell, "cpu")
@@ -376,6 +392,7 @@ def test_private_telemetry_writes_nothing_computed_from_private_records(
     text = "".join(path.read_text() for path in cell.directory.glob("*.json*"))
     assert not [value for value in raw if repr(value) in text]
     assert result["guarantee"] == GUARANTEE["private"]
+    assert set(result["loss_groups"]) == {"public_perplexity"}
     assert read_ledger(cell.directory / "ledger.jsonl").header.telemetry == "private"
     points = [json.loads(line) for line in (cell.directory / "history.jsonl").read_text().splitlines()]
     assert all(set(point) <= {key.removeprefix("history.") for key in ALLOWED} for point in points)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from pathlib import Path
 from urllib.parse import unquote
 
@@ -11,6 +12,9 @@ from jinja2 import UndefinedError
 from test_report import Page, result
 
 from dptune.core.digits import at_least, at_most
+from dptune.privacy.release import Release
+from dptune.privacy.run_header import RunHeader
+from dptune.privacy.spent_budgets.register import Register
 from tasks.charts.looks import looks
 from tasks.report.experiment import write_report
 from tasks.report.numbers import digits4, exact, spread_text
@@ -24,7 +28,7 @@ def index(data: Path) -> Page:
     return Page((data / "report" / INDEX).read_text(encoding="utf-8"))
 
 
-def test_the_index_names_every_page_with_its_answer_the_report_first(tmp_path: Path) -> None:
+def test_the_index_names_every_page_with_its_answer_the_newest_first(tmp_path: Path) -> None:
     assert "There is no page yet" in index(tmp_path).words
     write_report([result(), result("quantile")], tmp_path / "report", "mine")
     write("index.html.j2", tmp_path / "a" / "synthetic.html", entries=[], opening=["`A <b>` & B."])
@@ -34,9 +38,9 @@ def test_the_index_names_every_page_with_its_answer_the_report_first(tmp_path: P
     write_index(tmp_path / "reports" / "other 50 %")  # as in an experiment of DVC, which is copied with its index
     made = index(tmp_path)
     assert made.links == [
-        "../report/report.html",
-        "../a/synthetic.html",
         "../reports/other%2050%20%25/report/report.html",
+        "../a/synthetic.html",
+        "../report/report.html",
     ]
     assert "dptune report: yours" in made.words
     assert "other 50 %" in made.words, "which study it is of"
@@ -50,6 +54,22 @@ def test_the_index_names_every_page_with_its_answer_the_report_first(tmp_path: P
         assert [(page.parent / one).resolve() for one in back] == [tmp_path / "report" / INDEX] * (
             page.stem == "report"
         )
+
+
+def test_the_index_adds_up_what_the_register_knows_or_says_that_it_cannot(tmp_path: Path) -> None:
+    release = Release(sample_rate=0.1, noise_multiplier=2.0)
+    price = 0.0
+    for run in ("a", "b"):
+        header = RunHeader(
+            "static", "gdp_clt", "certified", 9.0, 1e-5, "patient", 800, data="my table", run_id=run * 32
+        )
+        Register(tmp_path / "spent.jsonl").add_run("digest", header, Counter({release: 10}))
+        price += header.price(Counter({release: 10})).certified
+    made = index(tmp_path)
+    assert "my table" in made.words
+    assert f"patient2{at_most(price)}" in "".join(made.words.split())
+    (tmp_path / "spent.jsonl").write_text("{}\nno line of a register\n")
+    assert "What was spent so far is not known" in index(tmp_path).words
 
 
 def test_the_index_and_a_page_without_charts_hold_no_program(tmp_path: Path) -> None:

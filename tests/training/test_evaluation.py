@@ -12,7 +12,7 @@ from tiny_models import VOCABULARY, adapted, records, row_loss, with_prompts
 
 from dptune.core.errors import ConfigError
 from dptune.training.data import Tokens
-from dptune.training.evaluation import perplexity
+from dptune.training.evaluation import perplexity, perplexity_in_groups
 
 
 def test_perplexity_is_exp_of_the_mean_token_loss() -> None:
@@ -21,6 +21,16 @@ def test_perplexity_is_exp_of_the_mean_token_loss() -> None:
     with torch.no_grad():
         total = sum(float(row_loss(model, row)) * n for row, n in zip(tokens.rows, counts, strict=True))
     assert perplexity(model, tokens, 3) == pytest.approx(math.exp(total / sum(counts)), rel=1e-5)
+
+
+def test_groups_add_up_to_the_perplexity_and_hold_neighbours() -> None:
+    model, tokens = adapted(randomised=True), records(45)
+    found, groups = perplexity_in_groups(model, tokens, 8)
+    assert found == perplexity(model, tokens, 8)
+    assert len(groups) == 4, "of 10 records at least"
+    assert math.exp(sum(loss for loss, _ in groups) / sum(count for _, count in groups)) == pytest.approx(found)
+    assert groups[0][1] == sum(len(row) - 1 for row in tokens.rows[:12])
+    assert perplexity_in_groups(model, replace(tokens, rows=tokens.rows[:39]), 8)[1] == []
 
 
 def test_perplexity_is_that_of_the_tokens_that_count() -> None:

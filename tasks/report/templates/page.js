@@ -43,6 +43,15 @@ async function copy(button) {
   } catch { getSelection().selectAllChildren(button.previousElementSibling); /* the reader copies what is marked */ }
 }
 
+async function saveDrawn(button) {
+  const plots = [...document.querySelectorAll(`[data-figure="${CSS.escape(button.dataset.svg)}"]`)].filter((plot) => views.has(plot));
+  for (const [place, plot] of plots.entries()) {
+    const href = URL.createObjectURL(new Blob([await views.get(plot).view.toSVG()], { type: "image/svg+xml" }));
+    const download = `${button.dataset.svg}${plots.length > 1 ? `-${place + 1}` : ""}.svg`;
+    Object.assign(document.createElement("a"), { href, download }).click();
+  }
+}
+
 function unfold() {
   const target = location.hash && document.getElementById(decodeURIComponent(location.hash.slice(1)));
   const folded = target && target.closest("details");
@@ -52,6 +61,7 @@ function unfold() {
 document.addEventListener("toggle", (event) => event.target.open && drawInside(event.target), true);
 document.addEventListener("click", (event) => { const button = event.target.closest("[data-mechanism]"); if (button) press(button); });
 document.addEventListener("click", (event) => { const button = event.target.closest("[data-copy]"); if (button) copy(button); });
+document.addEventListener("click", (event) => { const button = event.target.closest("[data-svg]"); if (button) saveDrawn(button); });
 night.addEventListener("change", () => [...views.keys()].forEach(draw));
 addEventListener("hashchange", unfold);
 addEventListener("beforeprint", () => document.querySelectorAll("details").forEach((one) => { one.open = true; }));
