@@ -18,7 +18,7 @@ ONE_THING = {
     *("__init__", "__main__", "audit", "benchmarks", "booking", "canaries", "ensembles", "evaluation", "experiment"),
     *("learner", "options", "policy", "prediction", "pretrain", "prompts", "publish"),
     *("rlhf", "run", "sampling", "schedule", "score", "scoring", "search", "settings", "suggest", "synthetic"),
-    *("tenants", "training", "tune", "weights", "crafted_canaries", "preparation", "base_model", "mechanisms", "data"),
+    *("tenants", "training", "tune", "weights", "preparation", "base_model", "mechanisms", "data"),
     *("page", "registry", "scores", "answers"),
 }
 

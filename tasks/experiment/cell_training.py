@@ -28,12 +28,9 @@ from dptune.training.run import Run, StepReport
 from dptune.training.run_start import open_run, rehearse_run
 from dptune.training.scores import score_classifier
 from tasks.charts.curves import draw_curves
-from tasks.experiment.cell_errors import (
-    keep_divergence,
-)
+from tasks.experiment.cell_errors import keep_divergence
 from tasks.experiment.cell_run import CellRun
 from tasks.experiment.cells import Cell
-from tasks.experiment.crafted_canaries import crafted_canaries
 from tasks.experiment.preparation import PreparedCell, SharedInputs, prepare
 from tasks.experiment.quality import MEASURES, first, spread, text_scores
 from tasks.experiment.results import History, child_run, result_of
@@ -75,6 +72,17 @@ class _TrainingCell:
 def _fail(one: _TrainingCell) -> None:
     if one.child:
         one.child.end("FAILED")
+
+
+def crafted_canaries(cell: Cell) -> KeptCanaries | None:
+    """The auditor's crafted canaries, None without any. A resumed run keeps its coins and scores."""
+    if cell.crafted == 0:
+        return None
+    folder = RunFolder(cell.directory)
+    # Without a ledger the run is new: a file that lies there belongs to a run that was set aside.
+    has_own = folder.ledger.exists() and folder.crafted.exists()
+    known = KeptCanaries.read(folder.path, folder.crafted) if has_own else None
+    return known or KeptCanaries.new(cell.crafted, folder.path, folder.crafted)
 
 
 def _start_cell(

@@ -15,7 +15,7 @@ from dptune.core.files import sha256
 from dptune.core.settings import UpdateRule
 from tasks.corpus.canaries import plant
 from tasks.experiment.cells import Cell, of_a_pass
-from tasks.paths import EVAL, PUBLIC_MODEL, PUBLIC_VALIDATION, RUNS
+from tasks.paths import EVAL, PUBLIC_MODEL, PUBLIC_VALIDATION, RUNS, TRAIN
 from tasks.settings.mechanisms import own_epsilons
 from tasks.settings.params import load_settings
 
@@ -122,7 +122,7 @@ def append_byte(path: Path) -> Callable[[pytest.MonkeyPatch], None]:
 
 
 INPUTS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
-    "train": lambda _: plant(),
+    "train": lambda _: (TRAIN.unlink(), plant()) and None,
     "eval": append_byte(EVAL),
     "public validation": append_byte(PUBLIC_VALIDATION),
     "weights": append_byte(PUBLIC_MODEL / "model.safetensors"),
