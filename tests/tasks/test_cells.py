@@ -121,8 +121,13 @@ def append_byte(path: Path) -> Callable[[pytest.MonkeyPatch], None]:
     return lambda _: path.write_bytes(path.read_bytes() + b"\0") and None
 
 
+def planted_again() -> None:
+    TRAIN.unlink()
+    plant()
+
+
 INPUTS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
-    "train": lambda _: (TRAIN.unlink(), plant()) and None,
+    "train": lambda _: planted_again(),
     "eval": append_byte(EVAL),
     "public validation": append_byte(PUBLIC_VALIDATION),
     "weights": append_byte(PUBLIC_MODEL / "model.safetensors"),
