@@ -39,7 +39,7 @@ _MODULES = {
 _RENAMED = {
     **dict.fromkeys(("dptune.step_settings", "dptune.update_rule", "dptune.training.lora"), "dptune.core.settings"),
     "dptune.invalid": "dptune.core.errors",
-    "dptune.options": "dptune.core.overrides",
+    "dptune.options": "dptune.core.declarations",
     "dptune.stopping": "dptune.core.interrupts",
     "dptune.privacy.filters": "dptune.privacy.accounting.renyi_filter",
     "dptune.privacy.published": "dptune.privacy.accounting.published_accountants",

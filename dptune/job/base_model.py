@@ -40,7 +40,6 @@ from dptune.training.models.classifier import (
     load_classifier_config,
     takes_mean,
 )
-from dptune.training.models.memory import check_memory
 from dptune.training.models.model import (
     ModelSource,
     attach_lora,
@@ -52,8 +51,8 @@ from dptune.training.models.model import (
     load_tokenizer,
     without_weights,
 )
-from dptune.training.models.model_names import name_of, rounding
-from dptune.training.models.model_packages import is_packaged
+from dptune.training.models.model_names import is_packaged, name_of, rounding
+from dptune.training.models.model_source import check_memory
 from dptune.training.models.quantization import BYTES_EACH, METHOD, keep_layout, method_of
 from dptune.training.models.target_modules import linear_layers, said_share
 from dptune.training.models.verbalizer import cut_at_beginning, load_verbalizer, load_verbalizer_config

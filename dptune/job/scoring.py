@@ -23,8 +23,7 @@ from dptune.job.preparation import DEFAULT_LABEL
 from dptune.records.reading.fields import WAYS
 from dptune.records.reading.read import Records, read_and_say
 from dptune.records.reading.record import Chat, PromptTarget, Text
-from dptune.records.reading.source import RecordSource
-from dptune.records.reading.template import make_same_texts
+from dptune.records.reading.source import RecordSource, make_same_texts
 from dptune.training.data import Tokens
 from dptune.training.evaluation import beginning, in_blocks, score_blocks
 from dptune.training.models.causal import most_positions

@@ -17,8 +17,7 @@ from dptune.policy.method import Dppg, calibrated_method, check_accounting, meth
 from dptune.privacy.run_header import ACCOUNTINGS
 from tasks.settings.library_section import LibrarySection
 from tasks.settings.rlhf import Rlhf
-from tasks.settings.strict import Name, StrictModel, distinct
-from tasks.settings.sweeps import combinations
+from tasks.settings.strict import Name, StrictModel, combinations, distinct
 from tasks.settings.tenants import Tenants
 
 BASELINES = ("ppo", "a2c", "ucb_vi")
