@@ -39,7 +39,7 @@ from tasks.paths import DATA, EXPERIMENT, RUNS
 from tasks.settings.experiment import Experiment
 from tasks.settings.mechanisms import own_epsilons
 from tasks.settings.params import load_settings, merge
-from tasks.settings.plain_numbers import PlainNumbers
+from tasks.settings.strict import PlainNumbers
 from tasks.stage import ERROR_FILE, run_stage
 
 _LAST_LINES = 15

@@ -17,8 +17,8 @@ FRAGMENTS |= {"finished", "drawn", "verifying", "loading", "places", "plain", "t
 ONE_THING = {
     *("__init__", "__main__", "audit", "benchmarks", "booking", "canaries", "ensembles", "experiment"),
     *("learner", "options", "policy", "prediction", "pretrain", "prompts", "publish"),
-    *("rlhf", "run", "sampling", "schedule", "score", "scoring", "search", "settings", "suggest", "synthetic"),
-    *("tenants", "training", "tune", "preparation", "mechanisms", "data"),
+    *("run", "sampling", "schedule", "score", "scoring", "search", "settings", "suggest", "synthetic"),
+    *("training", "tune", "preparation", "mechanisms", "data"),
     *("page", "registry", "scores", "answers"),
 }
 

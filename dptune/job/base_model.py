@@ -28,8 +28,10 @@ from dptune.training.models.causal import (
     check_causal,
     check_configuration,
     check_embeddings,
+    check_reads,
     check_weights,
     most_positions,
+    with_beginning,
 )
 from dptune.training.models.classifier import (
     check_classifier_weights,
@@ -57,7 +59,6 @@ from dptune.training.models.quantization import BYTES_EACH, METHOD, keep_layout,
 from dptune.training.models.target_modules import linear_layers, said_share
 from dptune.training.models.verbalizer import cut_at_beginning, load_verbalizer, load_verbalizer_config
 from dptune.training.models.weight_files import check_finite, digest_of_weights
-from dptune.training.tokens.bos_token import check_reads, with_beginning
 
 _MIB = 2**20
 _PIECES, _PIECE = 1024, 4096  # of a file of weights: 4 MiB in all

@@ -31,9 +31,8 @@ from tasks.experiment.cells import Cell
 from tasks.identity import ROOT
 from tasks.settings.audit import Audit
 from tasks.settings.experiment import Model, Task
+from tasks.settings.policy import Rlhf, Tenants
 from tasks.settings.prediction import Prediction
-from tasks.settings.rlhf import Rlhf
-from tasks.settings.tenants import Tenants
 from tasks.settings.training import Pretrain, TrainingSettings
 from tests.golden.runs import RUNS, Figures
 
