@@ -33,18 +33,19 @@ _MODULES = {
     ("dptune.privacy", "dptune.privacy.accounting"): "composed_losses sampled_gaussian loss_profile laplace_mixtures "
     "mixture_bounds mixture_figures strategy parts",
     ("dptune.audit", "dptune.audit.text"): "likelihood membership extraction prompts",
-    ("dptune.records", "dptune.records.diabetes"): "narratives package schema sources table",
+    ("dptune.records", "dptune.records.diabetes"): "narratives schema sources table",
 }
 #: Modules with another name.
 _RENAMED = {
     **dict.fromkeys(("dptune.step_settings", "dptune.update_rule", "dptune.training.lora"), "dptune.core.settings"),
     "dptune.invalid": "dptune.core.errors",
-    "dptune.options": "dptune.core.overrides",
+    "dptune.options": "dptune.core.declarations",
     "dptune.stopping": "dptune.core.interrupts",
     "dptune.privacy.filters": "dptune.privacy.accounting.renyi_filter",
     "dptune.privacy.published": "dptune.privacy.accounting.published_accountants",
     "dptune.privacy.spent": "dptune.privacy.spent_budgets.register",
     "dptune.records.records": "dptune.records.parquet_file",
+    "dptune.records.package": "dptune.records.diabetes.sources",
     "dptune.generation.metrics": "dptune.generation.text_metrics",
     "dptune.mechanisms.noise": "dptune.mechanisms.noises.gaussian",
     "dptune.training.groups": "dptune.training.unit_groups",
@@ -59,7 +60,7 @@ _RENAMED = {
     "dptune.job.places": "dptune.job.path_checks",
     "dptune.job.verifying": "dptune.job.delivery.verification",
     "dptune.job.loading": "dptune.job.delivery.adapter_loading",
-    "dptune.job.labels": "dptune.job.label_checks",
+    "dptune.job.labels": "dptune.job.settings",
     "dptune.job.prepare": "dptune.job.preparation",
     "dptune.job.base": "dptune.job.base_model",
     "dptune.audit.crafted": "dptune.training.crafted_canaries",

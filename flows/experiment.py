@@ -29,8 +29,7 @@ from flows.command import CellError, begin_flow, flow_error, hold_when_stopped, 
 from flows.pages import grid_name, progress_page
 from flows.runners import THREADS, SharedFolder, free_place, open_runner, shared_folder, with_threads
 from flows.server import flow
-from tasks.experiment.cell_groups import CellGroup, group_cells
-from tasks.experiment.cell_list import renamed_runs, standing, write_list
+from tasks.experiment.cell_list import CellGroup, group_cells, renamed_runs, standing, write_list
 from tasks.experiment.cells import Cell, grid, is_finished, is_published, write_cell
 from tasks.experiment.checks import check_inputs, check_models
 from tasks.experiment.spent_budgets import paid_so_far
@@ -40,7 +39,7 @@ from tasks.paths import DATA, EXPERIMENT, RUNS
 from tasks.settings.experiment import Experiment
 from tasks.settings.mechanisms import own_epsilons
 from tasks.settings.params import load_settings, merge
-from tasks.settings.plain_numbers import PlainNumbers
+from tasks.settings.strict import PlainNumbers
 from tasks.stage import ERROR_FILE, run_stage
 
 _LAST_LINES = 15

@@ -24,13 +24,14 @@ TRAIN = CANARIES / "train.parquet"
 EVAL = SPLITS / "eval.parquet"
 #: Not DVC's: every file of planted secrets stays, under a name that ``planted_secrets`` finds.
 SECRETS = DATA / "secrets"
-CRAFTED = SECRETS / "crafted"
 MANIFEST = CANARIES / "manifest.json"
 PUBLIC_MODEL = DATA / "models" / "public"
 #: Public narratives that the public model was not trained on; what policies are trained and judged on.
 PUBLIC_NARRATIVES = DATA / "models" / "public_validation.parquet"
 #: Texts that the public model wrote at a high temperature, which audit canaries say; empty if it is not trained.
 PUBLIC_SAMPLES = DATA / "models" / "samples.json"
+#: Settings and texts that the public model was made of, and digests of what was made: a rerun with the same keeps it.
+PUBLIC_MADE_OF = DATA / "models" / "made_of.json"
 #: Written in place of the model where no model of the experiment is that one.
 SKIPPED = DATA / "models" / "skipped.json"
 #: The public records of the experiment: the user's own (``data.public``), else synthetic narratives.

@@ -22,6 +22,7 @@ from dptune.core.errors import ConfigError, DataError
 from dptune.core.files import locked, naming, private_directory, write_text
 from dptune.job.delivery.card import has_guarantee, why_not
 from dptune.job.delivery.finished_adapter import FinishedAdapter, open_adapter
+from dptune.job.delivery.weights import adapter_digest
 from dptune.job.path_checks import card_beside
 from dptune.job.result import RunResult
 from dptune.privacy.ledger_file import read_ledger
@@ -29,7 +30,6 @@ from dptune.privacy.run_folder import RunFolder
 from dptune.records.parquet_file import form_at, read_about
 from dptune.training.models.model_names import name_of
 from tasks.experiment.cells import Cell, is_finished, model_digest
-from tasks.experiment.weights import adapter_digest
 from tasks.paths import SYNTHETIC, TRAIN
 from tasks.report.page import write_index
 from tasks.stage import run_command

@@ -15,10 +15,10 @@ FRAGMENTS = {"told", "telling", "met", "before", "after", "standing", "beginning
 FRAGMENTS |= {"finished", "drawn", "verifying", "loading", "places", "plain", "together", "shown"}
 #: Names of one thing that has a file in several rooms: its section of params.yaml, task, flow, page, chart, command.
 ONE_THING = {
-    *("__init__", "__main__", "audit", "benchmarks", "booking", "canaries", "ensembles", "evaluation", "experiment"),
+    *("__init__", "__main__", "audit", "benchmarks", "booking", "canaries", "ensembles", "experiment"),
     *("learner", "options", "policy", "prediction", "pretrain", "prompts", "publish"),
-    *("rlhf", "run", "sampling", "schedule", "score", "scoring", "search", "settings", "suggest", "synthetic"),
-    *("tenants", "training", "tune", "weights", "crafted_canaries", "preparation", "base_model", "mechanisms", "data"),
+    *("run", "sampling", "schedule", "score", "scoring", "search", "settings", "suggest", "synthetic"),
+    *("training", "tune", "preparation", "mechanisms", "data"),
     *("page", "registry", "scores", "answers"),
 }
 

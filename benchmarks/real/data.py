@@ -16,7 +16,7 @@ import numpy as np
 
 from dptune.records.benchmarks import e2e, glue
 from dptune.records.diabetes.narratives import verbalise
-from dptune.records.diabetes.package import copy_pair
+from dptune.records.diabetes.sources import copy_pair
 from dptune.records.diabetes.table import read_table
 
 READMITTED = ("NO", ">30", "<30")

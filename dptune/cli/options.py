@@ -15,9 +15,8 @@ import typer
 from dptune.cli.console import notice
 from dptune.cli.mechanisms import completions
 from dptune.cli.tune_messages import by_option, flag
-from dptune.core.declarations import Declared, declared, differing
+from dptune.core.declarations import Declared, assignments, declared, differing
 from dptune.core.errors import ConfigError, DptuneError
-from dptune.core.overrides import assignments
 from dptune.core.settings import Lora, ScheduleSettings
 from dptune.job.settings import RENAMED, TuneSettings
 

@@ -24,10 +24,10 @@ from dptune.cli.options import (
 )
 from dptune.cli.tune_messages import by_option, check_command, set_up_logs
 from dptune.cli.tune_search import search_of_options, tune_by_search
+from dptune.core.declarations import assignments
 from dptune.core.errors import ConfigError, FullDeviceError, is_out_of_memory
 from dptune.core.files import read_json
 from dptune.core.interrupts import ends_like_ctrl_c
-from dptune.core.overrides import assignments
 from dptune.job.settings import TuneSettings
 from dptune.records.reading.formats import ENDINGS, Format
 from dptune.records.reading.source import RecordsAre, RecordSource

@@ -16,7 +16,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from functools import cache
 from types import NoneType, UnionType
@@ -229,3 +229,18 @@ def _range(bounds: tuple[Any, ...]) -> str:
                 value: Any = getattr(bound, kind.__name__.lower())
                 words.append(f"{word} {value:g}" if isinstance(value, float) else f"{word} {value}")
     return f" {' and '.join(words)}" if words else ""
+
+
+def assignments(options: Iterable[str]) -> dict[str, str]:
+    """Values by key, as texts. Raises: ConfigError for an option without ``=`` or key, or a key given twice."""
+    values: dict[str, str] = {}
+    for option in options:
+        key, equals, value = (part.strip() for part in option.partition("="))
+        if not equals:
+            raise ConfigError(f"--set {option}", "has no '='", fix="write --set KEY=VALUE")
+        if not key:
+            raise ConfigError(f"--set {option}", "names no option before the '='", fix="write --set KEY=VALUE")
+        if key in values:
+            raise ConfigError(f"--set {key}", "is given twice", fix="give it once")
+        values[key] = value
+    return values

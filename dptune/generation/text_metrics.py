@@ -9,15 +9,15 @@ import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
 
 from dptune.core.errors import ConfigError
-from dptune.generation import captions, coco
+from dptune.generation import captions
 from dptune.generation.mauve import Judge, mauve
 from dptune.generation.mauve import check as check_mauve
-from dptune.generation.words import Words, check_references, ngrams, sacrebleu, version_of_13a, words
 
 References = Sequence[Sequence[str]]
 MAUVE = "mauve"
@@ -122,12 +122,12 @@ def _nist_e2e(outputs: Sequence[str], references: References) -> Score:
 
 def _rouge_l_13a(outputs: Sequence[str], references: References) -> Score:
     """ROUGE-L as coco-caption counts it, but on 13a tokens."""
-    return Score(float(np.mean(coco.rouge_l(outputs, references))), f"dptune coco ROUGE-L: beta:1.2|{version_of_13a()}")
+    return Score(float(np.mean(rouge_l(outputs, references))), f"dptune coco ROUGE-L: beta:1.2|{version_of_13a()}")
 
 
 def _cider_13a(outputs: Sequence[str], references: References) -> Score:
     """CIDEr-D as coco-caption counts it, but on 13a tokens."""
-    return Score(float(np.mean(coco.cider(outputs, references))), f"dptune coco CIDEr-D: {version_of_13a()}")
+    return Score(float(np.mean(cider(outputs, references))), f"dptune coco CIDEr-D: {version_of_13a()}")
 
 
 def _rouge_l_google(outputs: Sequence[str], references: References) -> Score:
@@ -222,3 +222,124 @@ def _penalty(said: int, expected: float) -> float:
     if not said or not expected:
         return 0.0
     return math.exp(-_BETA * math.log(min(1.0, said / expected)) ** 2)
+
+
+# Words and n-grams as the captions' metrics count them.
+
+
+Words = tuple[str, ...]
+#: Tokens that coco-caption drops, as far as 13a makes them.
+_PUNCTUATION = frozenset(("'", "''", "`", "``", ".", "?", "!", ",", ":", "-", "--", "...", ";", "(", ")", "[", "]"))
+
+
+def sacrebleu() -> Any:
+    """The library of that name. Raises: ConfigError if it is not installed."""
+    try:
+        import sacrebleu as found
+    except ImportError:
+        raise ConfigError("metrics", "need sacrebleu", fix="pip install 'dptune[metrics]'") from None
+    return found
+
+
+@lru_cache(maxsize=1)
+def _tokenizer() -> Any:
+    sacrebleu()
+    from sacrebleu.tokenizers.tokenizer_13a import Tokenizer13a
+
+    return Tokenizer13a()
+
+
+def words(text: str, *, punctuation: bool = True) -> Words:
+    """The 13a tokens of a text in lower case; without those that coco-caption drops, if ``punctuation`` is False."""
+    found = _tokenizer()(text.strip().lower()).split()
+    return tuple(word for word in found if punctuation or word not in _PUNCTUATION)
+
+
+def ngrams(sentence: Words, longest: int) -> Counter[Words]:
+    """How often each sequence of 1 to ``longest`` words occurs in a sentence."""
+    return Counter(
+        sentence[start : start + length]
+        for length in range(1, longest + 1)
+        for start in range(len(sentence) - length + 1)
+    )
+
+
+def version_of_13a() -> str:
+    """What a signature says about these words."""
+    return f"tok:13a|case:lc|sacrebleu:{sacrebleu().__version__}"
+
+
+def check_references(outputs: Sequence[str], references: Sequence[Sequence[str]]) -> None:
+    """Raises: ConfigError unless every output has a reference, and there is one output at least."""
+    if not outputs or len(outputs) != len(references):
+        problem = f"there are {len(outputs)} outputs and references for {len(references)}"
+        raise ConfigError("references", problem, fix="give one list of references for each output")
+    lacking = next((place for place, own in enumerate(references) if not own), None)
+    if lacking is not None:
+        raise ConfigError("references", f"output {lacking + 1} has none", fix="give it one, or leave the output out")
+
+
+_ROUGE_BETA = 1.2
+_CIDER_LONGEST, _SIGMA = 4, 6.0
+_spoken = partial(words, punctuation=False)
+#: Weights and norms of a sentence's n-grams by n, and the number of its bigrams.
+_Vectors = tuple[list[dict[Words, float]], list[float], int]
+
+
+def rouge_l(outputs: Sequence[str], references: Sequence[Sequence[str]]) -> list[float]:
+    """Each item's F (beta 1.2) of the longest common subsequence: the best precision and the best recall of all."""
+    return [
+        _rouge(_spoken(output), [_spoken(one) for one in own]) for output, own in zip(outputs, references, strict=True)
+    ]
+
+
+def _rouge(sentence: Words, answers: list[Words]) -> float:
+    common = [_common(sentence, answer) for answer in answers]
+    precision = max(found / max(1, len(sentence)) for found in common)
+    recall = max(found / max(1, len(answer)) for found, answer in zip(common, answers, strict=True))
+    if not precision or not recall:
+        return 0.0
+    return (1 + _ROUGE_BETA**2) * precision * recall / (recall + _ROUGE_BETA**2 * precision)
+
+
+def _common(one: Words, other: Words) -> int:
+    """Length of the longest common subsequence."""
+    row = [0] * (len(other) + 1)
+    for word in one:
+        before = 0
+        for place, candidate in enumerate(other, start=1):
+            before, row[place] = row[place], before + 1 if word == candidate else max(row[place], row[place - 1])
+    return row[-1]
+
+
+def cider(outputs: Sequence[str], references: Sequence[Sequence[str]]) -> list[float]:
+    """Each item's CIDEr-D (Vedantam et al. 2015). N-grams are weighed by how many items' references hold them.
+
+    Scores of items depend on all items: an average over parts is no score of the whole, and one item alone scores 0.
+    """
+    answers = [[ngrams(_spoken(one), _CIDER_LONGEST) for one in own] for own in references]
+    holding: Counter[Words] = Counter(ngram for own in answers for ngram in set().union(*own))
+    largest = math.log(len(outputs))
+    found = []
+    for output, own in zip(outputs, answers, strict=True):
+        mine = _vectors(ngrams(_spoken(output), _CIDER_LONGEST), holding, largest)
+        likeness = [_likeness(mine, _vectors(answer, holding, largest)) for answer in own]
+        found.append(10 * float(np.mean(likeness)))
+    return found
+
+
+def _vectors(counts: Counter[Words], holding: Counter[Words], largest: float) -> _Vectors:
+    vectors: list[dict[Words, float]] = [{} for _ in range(_CIDER_LONGEST)]
+    for ngram, count in counts.items():
+        vectors[len(ngram) - 1][ngram] = count * (largest - math.log(max(1, holding[ngram])))
+    norms = [math.sqrt(sum(weight**2 for weight in vector.values())) for vector in vectors]
+    return vectors, norms, sum(count for ngram, count in counts.items() if len(ngram) == 2)
+
+
+def _likeness(mine: _Vectors, other: _Vectors) -> float:
+    """Mean over n of the clipped cosine, times the penalty for another length."""
+    total = 0.0
+    for vector, answer, norm, its_norm in zip(mine[0], other[0], mine[1], other[1], strict=True):
+        shared = sum(min(weight, answer.get(ngram, 0.0)) * answer.get(ngram, 0.0) for ngram, weight in vector.items())
+        total += shared / (norm * its_norm) if norm and its_norm else 0.0
+    return total / _CIDER_LONGEST * math.exp(-((mine[2] - other[2]) ** 2) / (2 * _SIGMA**2))

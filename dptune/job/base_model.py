@@ -28,8 +28,10 @@ from dptune.training.models.causal import (
     check_causal,
     check_configuration,
     check_embeddings,
+    check_reads,
     check_weights,
     most_positions,
+    with_beginning,
 )
 from dptune.training.models.classifier import (
     check_classifier_weights,
@@ -40,7 +42,6 @@ from dptune.training.models.classifier import (
     load_classifier_config,
     takes_mean,
 )
-from dptune.training.models.memory import check_memory
 from dptune.training.models.model import (
     ModelSource,
     attach_lora,
@@ -52,13 +53,12 @@ from dptune.training.models.model import (
     load_tokenizer,
     without_weights,
 )
-from dptune.training.models.model_names import name_of, rounding
-from dptune.training.models.model_packages import is_packaged
+from dptune.training.models.model_names import is_packaged, name_of, rounding
+from dptune.training.models.model_source import check_memory
 from dptune.training.models.quantization import BYTES_EACH, METHOD, keep_layout, method_of
 from dptune.training.models.target_modules import linear_layers, said_share
 from dptune.training.models.verbalizer import cut_at_beginning, load_verbalizer, load_verbalizer_config
 from dptune.training.models.weight_files import check_finite, digest_of_weights
-from dptune.training.tokens.bos_token import check_reads, with_beginning
 
 _MIB = 2**20
 _PIECES, _PIECE = 1024, 4096  # of a file of weights: 4 MiB in all

@@ -11,8 +11,7 @@ from dptune.core.files import POINTER, sha256, why_unreadable
 from dptune.privacy.certificate import FILE as CERTIFICATE
 from dptune.privacy.run_folder import RunFolder
 from dptune.records.reading.source import RecordSource, is_hub_name
-from dptune.training.models.model_names import ADAPTER, GGUF, revision_of
-from dptune.training.models.model_packages import is_packaged
+from dptune.training.models.model_names import ADAPTER, GGUF, is_packaged, revision_of
 
 #: Files that transformers opens of a checkpoint's folder beside its weights, where it has them.
 MODEL_FILES = ("config.json", "tokenizer.json", "tokenizer_config.json", "tokenizer.model")

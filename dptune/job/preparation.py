@@ -17,9 +17,8 @@ from dptune.job.audit_canaries import check_count, price_of
 from dptune.job.base_model import Base
 from dptune.job.defaults import TuneSchedule, at_whole_bins, max_length_of, schedule_of
 from dptune.job.delivery.verification import LABELS, RECORDS, WORDS
-from dptune.job.label_checks import check_labels
 from dptune.job.run_spec import job_header, mechanism_of, training_plan
-from dptune.job.settings import TuneSettings
+from dptune.job.settings import TuneSettings, check_labels
 from dptune.job.versions import versions_of
 from dptune.mechanisms.agents.idle_agent import idle_agent
 from dptune.mechanisms.controllers.rldp import Rldp

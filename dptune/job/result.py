@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dptune.core.errors import DataError
+from dptune.core.errors import DataError, DivergedError
 from dptune.core.files import jsonable, read_json, write_json
 from dptune.privacy.accountants import Epsilons
 from dptune.privacy.ledger_file import LedgerContents
@@ -225,6 +226,26 @@ def _of_former_tune(content: Mapping[str, Any]) -> Mapping[str, Any]:
     kept = {name: value for name, value in content.items() if name not in ("perplexity", "scores")}
     task = {"task": "classify"} if "scores" in content else {}
     return kept | task | {when: {n: pair[k] for n, pair in named.items()} for k, when in enumerate(("before", "after"))}
+
+
+def check_converged(figures: Mapping[str, float], label: str = "") -> None:
+    """Check that a run did not diverge: its weights predict nothing, so they are neither delivered nor reported.
+
+    Figures of held-out private records decide nothing: whether the run ends would tell of them, and no epsilon would
+    cover that.
+
+    Args:
+        figures: those after training, as ``RunResult.after`` names them.
+        label: name of the run at the beginning of the message.
+
+    Raises: DivergedError naming the figure of public records that is not finite.
+    """
+    for name, value in figures.items():
+        if name.startswith(side := f"{SIDES[PUBLIC]}_") and not math.isfinite(value):
+            from dptune.training.models.model import DIVERGED  # torch takes seconds
+
+            problem = f"the run diverged: {name.removeprefix(side)} on {PUBLIC} is {value} at its end"
+            raise DivergedError(f"{label and f'{label}: '}{problem}. Fix: {DIVERGED}.")
 
 
 def charged(

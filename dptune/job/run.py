@@ -18,7 +18,7 @@ from typing import Any
 
 from peft import PeftModel
 
-from dptune.core.errors import ConfigError, DivergedError, DptuneError
+from dptune.core.errors import ConfigError, DptuneError
 from dptune.core.files import forget_times, locked, private_directory, replacing_folder, write_json
 from dptune.core.files import sha256 as sha256_of
 from dptune.core.progress import Meter
@@ -28,7 +28,7 @@ from dptune.job.delivery.verification import CARD, check_deliverable
 from dptune.job.delivery.weights import partial_of
 from dptune.job.path_checks import check_folder
 from dptune.job.preparation import PreparedRun
-from dptune.job.result import HELD_OUT, PUBLIC, SIDES, Figures, RunResult, charged
+from dptune.job.result import HELD_OUT, PUBLIC, SIDES, Figures, RunResult, charged, check_converged
 from dptune.job.run_spec import job_spec
 from dptune.job.settings import FREE, as_written_now
 from dptune.job.settings_rows import public_settings
@@ -57,7 +57,6 @@ from dptune.training.evaluation import Measure, measure_model, perplexity
 from dptune.training.gradients.gradient_check import first_evaluation
 from dptune.training.loop import train
 from dptune.training.losses import is_classifier
-from dptune.training.models.model import DIVERGED
 from dptune.training.run import StepReport
 from dptune.training.run_start import rehearse_run
 from dptune.training.scores import score_classifier
@@ -249,11 +248,7 @@ def _train(
 
         with train(spec, folder.path, OsEntropy(), observe) as ledger:
             after = figures_of(prepared, model)
-            # Of held-out private records no figure decides whether the run delivers: no epsilon would cover that.
-            for figure, value in after.items():
-                if figure.startswith(side := f"{SIDES[PUBLIC]}_") and not math.isfinite(value):
-                    problem = f"the run diverged: {figure.removeprefix(side)} on {PUBLIC} is {value}"
-                    raise DivergedError(f"{problem}. Fix: {DIVERGED}.")
+            check_converged(after)
             write_weights(model, base.tokenizer, folder, named, prepared.kept)
             result = result_of(prepared, before, after, ledger.contents)
             replace(result, restarts=restarts(folder.checkpoint, spec.mechanism)).write(folder.result)

@@ -21,7 +21,7 @@ from dptune.job.path_checks import card_beside, check_model, check_new_file
 from dptune.records.reading.read import read
 from dptune.records.reading.record import Text
 from dptune.records.reading.source import Data, RecordSource
-from dptune.training.models.causal import most_positions
+from dptune.training.models.causal import beginning_of, most_positions
 from dptune.training.models.model import (
     ModelSource,
     check_device,
@@ -31,7 +31,6 @@ from dptune.training.models.model import (
     without_weights,
 )
 from dptune.training.models.model_names import name_of
-from dptune.training.tokens.bos_token import beginning_of
 
 _log = logging.getLogger(__name__)
 

@@ -18,13 +18,12 @@ from dptune.generation.mauve import Judge, check_number
 from dptune.generation.text_metrics import check_names, score
 from dptune.job.delivery.adapter_loading import check_base, check_vocabulary, load_adapter
 from dptune.job.delivery.verification import CONFIG, LABELS, RECORDS, WORDS, adapter_within, check_files, is_classifier
-from dptune.job.label_checks import check_labels
 from dptune.job.preparation import DEFAULT_LABEL
+from dptune.job.settings import check_labels
 from dptune.records.reading.fields import WAYS
 from dptune.records.reading.read import Records, read_and_say
 from dptune.records.reading.record import Chat, PromptTarget, Text
-from dptune.records.reading.source import RecordSource
-from dptune.records.reading.template import make_same_texts
+from dptune.records.reading.source import RecordSource, make_same_texts
 from dptune.training.data import Tokens
 from dptune.training.evaluation import beginning, in_blocks, score_blocks
 from dptune.training.models.causal import most_positions

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field
 from typing import Annotated, Any, Literal
 
@@ -12,7 +12,7 @@ from annotated_types import Ge, Lt
 
 from dptune.core.bounds import Count, CountOrZero, Delta, Epochs, Epsilon, LearningRate, Rows, Seed
 from dptune.core.declarations import NAMES_NOTHING, declared, differing, names_nothing, part_of
-from dptune.core.errors import ConfigError
+from dptune.core.errors import ConfigError, DataError
 from dptune.core.settings import (
     Average,
     BatchSize,
@@ -24,7 +24,7 @@ from dptune.core.settings import (
     UpdateRule,
     Width,
 )
-from dptune.job.label_checks import HIDDEN, HIDDEN_NAMED, RENAME_HIDDEN
+from dptune.records.reading.record import Labelled, Record
 from dptune.records.reading.spelling import spelled
 
 _log = logging.getLogger(__name__)
@@ -292,3 +292,32 @@ def _check_words(words: Mapping[str, str] | None, labels: tuple[str, ...]) -> No
 
 
 _WORDS = "task.words"
+
+#: What data sets of the ``datasets`` library hold in place of a label that is not given away.
+HIDDEN = "-1"
+#: What is wrong with it as the name of a label, and what to do where it is a class, as of sentiments from -1 to 1.
+HIDDEN_NAMED = f"{HIDDEN} is what data sets write where a label is hidden, and would become a class"
+RENAME_HIDDEN = "leave it out, or give that class another name in the records, such as negative"
+#: The most characters of a label that a message shows.
+_LONGEST = 40
+
+
+def check_labels(records: Sequence[Record], labels: Collection[str], column: str, fix: str) -> None:
+    """Raise DataError naming row, column and value of the first label that is not in ``labels``.
+
+    Args:
+        fix: what can be done besides mending the value.
+    """
+    known = set(labels)
+    for record in records:
+        if isinstance(record.content, Labelled) and record.content.label not in known:
+            problem = f"{_shown(record.content.label)} is not one of the labels {', '.join(labels)}"
+            fix = f"mend it, or {fix}"
+            if record.content.label == HIDDEN:
+                problem = f"the label is {HIDDEN}, which data sets write where it is hidden, as in GLUE's test parts"
+                fix = "give a part whose labels are known, or remove the record"
+            raise DataError(problem, fix=fix, file=record.file, row=record.row, column=column)
+
+
+def _shown(label: str) -> str:
+    return repr(label if len(label) <= _LONGEST else f"{label[:_LONGEST]}...")

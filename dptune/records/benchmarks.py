@@ -17,8 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from dptune.core.errors import ConfigError, DataError
-from dptune.records.hub_benchmarks import hub_rows
-from dptune.records.published_files import file_of, read_published
+from dptune.records.published_files import file_of, hub_rows, read_published
 from dptune.records.wikitext import wikitext
 
 # Rows of GLUE's classification tasks (Wang et al. 2018): SST-2, and pairs of sentences in QNLI, MNLI and QQP.

@@ -142,8 +142,7 @@ def inject(
     if rows > len(records.record):
         problem = f"extraction x repeats + audit asks for {rows} rows beside {len(records.record)} records"
         raise ConfigError("canaries", problem, fix="plant fewer canaries or take more records")
-    texts = public_texts(rows, carrier_seed, "canaries", str(records.about.get("source")))
-    planted = _draw(texts, extraction, repeats)
+    planted = _draw(_carriers(rows, carrier_seed, records), extraction, repeats)
     if audit_kind == "words":
         planted = replace(planted, audit=_saying(_random_words(audit, carrier_seed), planted.audit, form, "words"))
     elif audit_kind == "samples":
@@ -159,6 +158,45 @@ def inject(
         write_json(listing, _public(grown, counts, new, hidden))
 
 
+def are_planted(
+    train: Path,
+    out: Path,
+    secrets_file: Path,
+    extraction: int,
+    audit: int,
+    carrier_seed: int,
+    repeats: int = 1,
+    audit_kind: str = "code",
+    samples: Sequence[str] = (),
+) -> bool:
+    """Whether ``out`` and ``secrets_file`` hold what ``inject`` may have written for these very arguments.
+
+    Secrets and coins may be any. All else must be as ``inject`` makes it: the records, the numbers of canaries, what
+    they say, and the carriers. ``samples`` count only for the kind "samples". Other secrets would rename every finished
+    run on ``out``, which would then train, and pay, again.
+
+    Raises: DataError for a bad ``train``.
+    """
+    records = read_records(train)
+    form = form_at(records.about)
+    try:
+        found, planted = read_records(out), read_secrets(secrets_file)
+    except DataError:
+        return False
+    counts = {"extraction": extraction, "repeats": repeats, "audit": audit}
+    about = {**records.about, "canaries": counts, "salt": found.about.get("salt")}
+    if not replace(_with_canaries(records, planted, form), about=about).equals(found):
+        return False
+    carriers = _carriers(extraction * repeats + audit, carrier_seed, records)
+    if audit_kind != "code" and form == "text":
+        carriers[extraction * repeats :] = [""] * audit
+    return (
+        [one.carrier for one in (*planted.extraction, *planted.audit)] == carriers
+        and {one.kind for one in planted.audit} <= {audit_kind}
+        and (audit_kind != "samples" or {one.secret for one in planted.audit} <= {*samples})
+    )
+
+
 def read_secrets(path: Path) -> Secrets:
     """Read a secrets file. Raises: DataError if it is absent or not one."""
     try:
@@ -168,6 +206,10 @@ def read_secrets(path: Path) -> Secrets:
     except (OSError, ValueError, KeyError, TypeError):
         problem = "not a secrets file"
         raise DataError(problem, fix="inject the canaries again", file=path) from None
+
+
+def _carriers(count: int, seed: int, records: Records) -> list[str]:
+    return public_texts(count, seed, "canaries", str(records.about.get("source")))
 
 
 def _draw(carriers: list[str], extraction: int, repeats: int) -> Secrets:

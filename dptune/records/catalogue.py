@@ -29,7 +29,7 @@ from dptune.records.benchmarks import BENCHMARKS
 from dptune.records.diabetes.sources import acquire_synthetic, acquire_uci
 from dptune.records.own_files import WITH_COLUMNS, acquire_file, form_at, source_of, write_found
 from dptune.records.reading.formats import Format
-from dptune.records.reading.reader import rows_of
+from dptune.records.reading.read import rows_of
 from dptune.records.reading.source import RecordSource
 from dptune.records.text import acquire_text, write_corpus
 

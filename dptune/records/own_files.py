@@ -21,8 +21,7 @@ from dptune.records.diabetes.narratives import check_files, check_rows
 from dptune.records.parquet_file import Records, encode_content, form_of, read_records, write_parquet, write_records
 from dptune.records.reading.fields import RecordMaker, note_of_unread
 from dptune.records.reading.formats import FORMATS, Format
-from dptune.records.reading.read import read, read_and_say
-from dptune.records.reading.reader import rows_of
+from dptune.records.reading.read import read, read_and_say, rows_of
 from dptune.records.reading.record import Record
 from dptune.records.reading.rows import checked
 from dptune.records.reading.source import RecordSource

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -47,6 +47,11 @@ class Records:
     unit: np.ndarray = field(repr=False)
     text: pa.Array = field(repr=False)
     about: Mapping[str, Any]
+
+    def equals(self, other: Records) -> bool:
+        """Whether both hold the same rows in the same order, and say the same about them."""
+        same_keys = np.array_equal(self.record, other.record) and np.array_equal(self.unit, other.unit)
+        return same_keys and _metadata(self) == _metadata(other) and self.text.to_pylist() == other.text.to_pylist()
 
     def texts(self, purpose: str) -> list[str]:
         """The text of each record, for ``purpose``. Raises: DataError if they are anything else."""
@@ -135,6 +140,10 @@ def _refuse_gaps(batch: pa.RecordBatch, path: Path) -> None:
             raise DataError("a value is missing", fix="run the stage that writes it again", file=path, column=name)
 
 
+def _metadata(records: Records) -> str:
+    return json.dumps(dict(records.about), sort_keys=True)
+
+
 def _about(schema: pa.Schema) -> dict[str, Any]:
     return dict(json.loads((schema.metadata or {})[METADATA_KEY]))
 
@@ -149,14 +158,21 @@ def _data_errors(path: Path) -> Iterator[None]:
 
 
 def write_records(path: Path, records: Records) -> None:
-    """Write ``records`` to ``path``; whole or not at all, mode 0600."""
+    """Write ``records`` to ``path``; whole or not at all, mode 0600.
+
+    A file that holds just these records stays as it is: finished runs are named by its digest, and another version of
+    Arrow would write the same records in other bytes.
+    """
+    with suppress(DataError):
+        if path.exists() and read_records(path).equals(records):
+            return
     with replacing(path) as temporary:
         write_parquet(temporary, records)
 
 
 def write_parquet(path: Path, records: Records) -> None:
     """Write ``records`` into the existing file ``path``, for callers that rename several files together."""
-    metadata = {METADATA_KEY: json.dumps(dict(records.about), sort_keys=True)}
+    metadata = {METADATA_KEY: _metadata(records)}
     columns = [records.record, records.unit, records.text]
     table = pa.table(columns, schema=SCHEMA.with_metadata(metadata))
     pq.write_table(table, path, compression="zstd")

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from dptune.core.errors import ConfigError
-from dptune.records.hub_benchmarks import hub_rows
-from dptune.records.published_files import check_known, file_of, read_published
+from dptune.records.published_files import check_known, file_of, hub_rows, read_published
 from dptune.records.reading.source import COMMIT
 
 Row = Mapping[str, Any]

@@ -36,7 +36,6 @@ from tasks.audit.mechanism_attacks import crafted_attack, one_run_figures, sampl
 from tasks.audit.registry import comparisons, parts, violations
 from tasks.audit.shadows import shadow_scores
 from tasks.audit.target import Target, load_target
-from tasks.experiment.crafted_canaries import crafted_file
 from tasks.experiment.preparation import corpus_of
 from tasks.experiment.quality import first
 from tasks.identity import code_digest
@@ -93,7 +92,7 @@ def audit_key(directory: Path, settings: Audit) -> str:
     """A digest of all that decides an audit: the run, the settings, the secrets and the version of attacks."""
     content = [json.dumps(plain(settings), sort_keys=True), str(VERSION)]
     content += map(str, score_plugins())
-    read = (RunFolder(directory).ledger, crafted_file(directory), planted_secrets(), TRAIN, EVAL)
+    read = (RunFolder(directory).ledger, RunFolder(directory).crafted, planted_secrets(), TRAIN, EVAL)
     content += [sha256(path) for path in read if path.exists()]
     return hashlib.sha256("".join(content).encode()).hexdigest()[:16]
 

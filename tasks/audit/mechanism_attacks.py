@@ -20,6 +20,7 @@ from dptune.audit.text.membership import auc
 from dptune.audit.verdict import certificate, judged
 from dptune.core.errors import DataError
 from dptune.core.files import jsonable
+from dptune.job.audit_canaries import KeptCanaries
 from dptune.mechanisms.mechanism import Mechanism
 from dptune.mechanisms.planning import Schedule, as_charged, fitted, price
 from dptune.mechanisms.registry import build, of_model, takes_noise
@@ -31,7 +32,6 @@ from dptune.training.draws import Bins, keys_of
 from dptune.training.gradients.parameter_groups import trained_blocks
 from dptune.training.unit_groups import Turn
 from tasks.audit.target import Target
-from tasks.experiment.crafted_canaries import read_crafted
 from tasks.experiment.preparation import corpus_of, plan_of, units_of
 from tasks.paths import TRAIN
 
@@ -49,9 +49,10 @@ def one_run_figures(target: Target, scores: NDArray[np.float64], included: NDArr
 
 def crafted_attack(target: Target) -> dict[str, Any]:
     """Bounds from planted gradients: on epsilon, and on the sample rate with which they entered batches."""
-    canaries = read_crafted(target.directory)
-    if canaries is None:
+    file = RunFolder(target.directory).crafted
+    if not file.exists():
         return {}
+    canaries = KeptCanaries.read(target.directory, file)
     found = one_run_figures(target, canaries.guesses_by, canaries.included)
     members, others = canaries.guesses_by[canaries.included], canaries.guesses_by[~canaries.included]
     shown = {**found, "auc": auc(members, others), "watched": canaries.watched, "releases": target.contents.releases}

@@ -12,6 +12,7 @@ from peft import PeftModel, get_peft_model_state_dict
 from dptune.audit.text.likelihood import Passage, canary_passage
 from dptune.core.errors import DataError
 from dptune.core.files import read_json, sha256
+from dptune.job.delivery.weights import adapter_digest
 from dptune.job.result import RunResult
 from dptune.privacy.ledger_file import LedgerContents, LedgerError, read_ledger
 from dptune.privacy.run_folder import RunFolder
@@ -19,10 +20,8 @@ from dptune.privacy.set_aside import fresh_start
 from dptune.records.canaries import Secrets, read_secrets
 from dptune.records.parquet_file import form_at, read_about
 from dptune.training.models.weight_files import read_tensors
-from tasks.experiment.base_model import open_model
 from tasks.experiment.cells import Cell, digests, plugin_digest
-from tasks.experiment.preparation import job_of
-from tasks.experiment.weights import adapter_digest
+from tasks.experiment.preparation import job_of, open_model
 from tasks.paths import MANIFEST, TRAIN, planted_secrets
 from tasks.settings.audit import Audit
 

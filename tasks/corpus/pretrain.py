@@ -1,10 +1,15 @@
 """DVC stage: the public base model, from public texts only; skipped where no model of params.yaml is it.
 
 python -m tasks.corpus.pretrain [--always]
+
+A rerun keeps a model that was made of the same settings and texts: weights that were trained again may differ in their
+last bits, on another processor for example, and would rename every finished cell.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 import logging
 import shutil
 from pathlib import Path
@@ -15,12 +20,13 @@ import numpy as np
 import pyarrow as pa
 import typer
 
-from dptune.core.files import private_directory, put_folder, read_json, write_json
+from dptune.core.declarations import plain
+from dptune.core.files import private_directory, put_folder, read_json, sha256, write_json
 from dptune.records.canaries import POOL, with_codes
 from dptune.records.parquet_file import Records, read_about, read_records, write_records
 from dptune.records.wikitext import cleaned_articles
 from tasks.corpus.validation import write_public_narratives
-from tasks.paths import NEEDED, PUBLIC_MODEL, PUBLIC_NARRATIVES, PUBLIC_SAMPLES, SKIPPED
+from tasks.paths import NEEDED, PUBLIC_MADE_OF, PUBLIC_MODEL, PUBLIC_NARRATIVES, PUBLIC_SAMPLES, SKIPPED
 from tasks.settings.params import load_settings
 from tasks.settings.training import Pretrain
 from tasks.stage import run_command
@@ -32,21 +38,34 @@ def pretrain_public_model() -> None:
     """Train on public texts, narratives or articles of WikiText-2, and keep others for validation."""
     import torch  # takes seconds, and is not needed where the stage is skipped
 
-    from dptune.training.models.pretrain import pretrain
+    from dptune.training.models.pretrain import VERSION, pretrain
 
     settings = load_settings().pretrain
     private_directory(PUBLIC_MODEL.parent)
     with TemporaryDirectory(dir=PUBLIC_MODEL.parent, prefix=".pretrain-") as scratch:
         work = Path(scratch)
-        told, validation = _TEXTS[settings.source](settings, work)
-        label = str(read_about(validation)["label"])
+        texts, validation = _TEXTS[settings.source](settings, work)
+        label, held_out = str(read_about(validation)["label"]), list(read_records(validation).text.to_pylist())
+        digest = hashlib.sha256(json.dumps([label, texts, held_out]).encode()).hexdigest()
+        made_of = {"settings": plain(settings), "texts": digest, "version": VERSION}
+        if PUBLIC_MADE_OF.exists() and read_json(PUBLIC_MADE_OF) == {"made_of": made_of, "files": _files()}:
+            logging.getLogger(__name__).info("%s was made of the same settings and texts, and stays", PUBLIC_MODEL)
+            return
+        PUBLIC_MADE_OF.unlink(missing_ok=True)
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        figures = pretrain(told, list(read_records(validation).text.to_pylist()), settings, work / "model", device)
+        figures = pretrain(texts, held_out, settings, work / "model", device)
         write_json(work / "model" / "pretraining.json", {"data": label, **figures})
         put_folder(work / "model", PUBLIC_MODEL)
         validation.rename(PUBLIC_NARRATIVES)
     write_json(PUBLIC_SAMPLES, {"texts": _samples(settings, device)})
     SKIPPED.unlink(missing_ok=True)
+    write_json(PUBLIC_MADE_OF, {"made_of": made_of, "files": _files()})
+
+
+def _files() -> dict[str, str]:
+    """The digest of each file that ``pretrain_public_model`` leaves, by its path."""
+    files = [*PUBLIC_MODEL.glob("*"), PUBLIC_NARRATIVES, PUBLIC_SAMPLES]
+    return {path.as_posix(): sha256(path) for path in files if path.is_file()}
 
 
 def _narratives(settings: Pretrain, work: Path) -> tuple[list[str], Path]:
@@ -91,7 +110,8 @@ def skip() -> None:
     """Leave a note in place of the model; a model that was trained before is removed, as DVC does with outputs."""
     private_directory(PUBLIC_MODEL.parent)
     shutil.rmtree(PUBLIC_MODEL, ignore_errors=True)
-    PUBLIC_NARRATIVES.unlink(missing_ok=True)
+    for file in (PUBLIC_NARRATIVES, PUBLIC_MADE_OF):
+        file.unlink(missing_ok=True)
     write_json(PUBLIC_SAMPLES, {"texts": []})  # the stage canaries depends on the file
     write_json(SKIPPED, {str(PUBLIC_MODEL): _REASON})
     logging.getLogger(__name__).info("%s", _REASON)

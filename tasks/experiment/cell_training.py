@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-import math
+import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
-from dptune.core.errors import DivergedError, DptuneError
-from dptune.core.files import sha256
+from dptune.core.errors import DivergedError, DptuneError, FullDeviceError, is_of_device, is_out_of_memory
+from dptune.core.files import put_folder, read_json, sha256, write_json
 from dptune.core.progress import Meter
 from dptune.job.audit_canaries import KeptCanaries
+from dptune.job.delivery.weights import adapter_digest, written_adapter
+from dptune.job.result import check_converged
+from dptune.mechanisms.agents.rl import LearnedControl
 from dptune.privacy.entropy import Entropy
 from dptune.privacy.ledger import Ledger
+from dptune.privacy.ledger_file import LedgerContents
 from dptune.privacy.run_folder import RunFolder
 from dptune.training.checkpoints import restarts
 from dptune.training.data import Tokens
@@ -24,23 +29,17 @@ from dptune.training.gradients.gradient_check import first_evaluation
 from dptune.training.gradients.shared_pass import train_together
 from dptune.training.loop import train
 from dptune.training.losses import is_classifier
-from dptune.training.models.model import DIVERGED
 from dptune.training.ranks import Ranks
 from dptune.training.run import Run, StepReport
 from dptune.training.run_start import open_run, rehearse_run
 from dptune.training.scores import score_classifier
 from tasks.charts.curves import draw_curves
-from tasks.experiment.cell_errors import (
-    keep_divergence,
-)
 from tasks.experiment.cell_run import CellRun
 from tasks.experiment.cells import Cell
-from tasks.experiment.crafted_canaries import crafted_canaries
 from tasks.experiment.preparation import PreparedCell, SharedInputs, prepare
 from tasks.experiment.quality import MEASURES, first, spread, text_scores
 from tasks.experiment.results import History, child_run, result_of
 from tasks.experiment.spent_budgets import register_cell
-from tasks.experiment.weights import adapter_digest, write_adapter, write_policy
 from tasks.metrics import measured
 
 
@@ -77,6 +76,17 @@ class _TrainingCell:
 def _fail(one: _TrainingCell) -> None:
     if one.child:
         one.child.end("FAILED")
+
+
+def crafted_canaries(cell: Cell) -> KeptCanaries | None:
+    """The auditor's crafted canaries, None without any. A resumed run keeps its coins and scores."""
+    if cell.crafted == 0:
+        return None
+    folder = RunFolder(cell.directory)
+    # Without a ledger the run is new: a file that lies there belongs to a run that was set aside.
+    has_own = folder.ledger.exists() and folder.crafted.exists()
+    known = KeptCanaries.read(folder.path, folder.crafted) if has_own else None
+    return known or KeptCanaries.new(cell.crafted, folder.path, folder.crafted)
 
 
 def _start_cell(
@@ -160,7 +170,7 @@ def _finish(one: _TrainingCell, ledger: Ledger, records: str, device: str, toget
         _add_point(one, one.last)
     groups: dict[str, LossGroups] = {}
     after = _evaluate(prepared, final=True, groups=groups)
-    check_converged(one.cell.label, after)
+    check_converged(after, one.cell.label)
     written = text_scores(prepared, directory)
     write_adapter(prepared.spec.model, directory)
     write_policy(prepared, contents, directory)
@@ -174,20 +184,6 @@ def _finish(one: _TrainingCell, ledger: Ledger, records: str, device: str, toget
     if one.child:
         one.child.flush()
     ledger.finish(sha256(one.canaries.file) if one.canaries else "")
-
-
-def check_converged(label: str, figures: Mapping[str, float]) -> None:
-    """Check that a run did not diverge: its weights predict nothing, so it must not be reported as finished.
-
-    Figures of held-out private records decide nothing: whether the run ends would tell of them, and no epsilon would
-    cover that.
-
-    Raises: DivergedError naming the figure of public records that is not finite.
-    """
-    public = {metric.name for metric in measured("private", "end")}
-    for name, value in figures.items():
-        if name in public and not math.isfinite(value):
-            raise DivergedError(f"{label}: the run diverged: {name} is {value} at its end. Fix: {DIVERGED}.")
 
 
 def _observer(one: _TrainingCell) -> Callable[[StepReport], None]:
@@ -262,3 +258,64 @@ def _keeping_groups(
     found, own = perplexity_in_groups(model, tokens, rows, autocast=autocast)
     groups |= {name: own} if own else {}
     return found
+
+
+def write_adapter(model: Any, directory: Path) -> None:
+    """Write a run's adapter, whole or not at all."""
+    folder = RunFolder(directory)
+    with written_adapter(model, folder) as partial:
+        put_folder(partial, folder.adapter)
+
+
+def write_policy(prepared: PreparedCell, contents: LedgerContents, directory: Path) -> None:
+    """Write a learned hyper-policy, which another run can start from (``init_from``)."""
+    controller = prepared.spec.mechanism.controller
+    if isinstance(controller, LearnedControl):
+        header = contents.header
+        policy = controller.saved_policy(
+            prepared.cell.label, header.run_id, header.unit, contents.composition, contents.epsilons.leaks
+        )
+        if policy is not None:
+            policy.write(RunFolder(directory).controller)
+
+
+# Errors that end a cell.
+
+
+_log = logging.getLogger(__name__)
+
+
+class CellsError(DptuneError):
+    """Cells that failed for reasons that trying again cannot mend."""
+
+
+def log_failure(label: str, error: Exception) -> Exception:
+    """Return ``error``, after logging the traceback of an unexpected one, which would otherwise be lost."""
+    if is_out_of_memory(error):
+        return full_device()
+    if not isinstance(error, DptuneError | OSError):
+        _log.error("cell %s failed", label, exc_info=error)
+    return error
+
+
+def full_device() -> FullDeviceError:
+    """Not tried again by itself, for each try pays for a step that it does not make."""
+    lower = "lower experiment.cells_per_device, experiment.cells_together or training.physical_batch_size"
+    return FullDeviceError(f"{lower}, and run again: cells go on")
+
+
+def is_unforeseen(error: Exception) -> bool:
+    """Whether an error names no fault of settings or disk, and is not the device's, which would fail again."""
+    return not (isinstance(error, DptuneError | OSError) or is_of_device(error))
+
+
+def keep_divergence(directory: Path, error: Exception) -> None:
+    """Keep the error of a cell that diverged in its folder: resumed, it might end well by other noise."""
+    if isinstance(error, DivergedError):
+        write_json(RunFolder(directory).failure, {"why": str(error)})
+
+
+def divergence_of(directory: Path) -> Exception | None:
+    """The error of a cell that diverged, in this process or an earlier one."""
+    file = RunFolder(directory).failure
+    return DivergedError(read_json(file)["why"]) if file.exists() else None

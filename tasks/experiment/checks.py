@@ -137,7 +137,7 @@ def _check_devices(settings: Settings) -> None:
 
 
 def _positions(model: Model, settings: Settings) -> int | None:
-    from tasks.experiment.base_model import job_settings, open_model
+    from tasks.experiment.preparation import job_settings, open_model
 
     asked = job_settings(model, settings.task, settings.lora, settings.training, "cpu")
     base = open_model(model, asked)

@@ -25,15 +25,20 @@ from dptune.privacy.run_folder import RunFolder
 from dptune.training.loop import follow
 from dptune.training.models.model import check_device
 from dptune.training.ranks import LostRankError, Ranks, join_ranks, own_device
-from tasks.experiment.cell_errors import (
+from tasks.experiment.cell_training import (
     CellsError,
+    _fail,
+    _finish,
+    _start_cell,
+    _train_all,
+    _train_alone,
+    _TrainingCell,
     divergence_of,
     full_device,
     is_unforeseen,
     keep_divergence,
     log_failure,
 )
-from tasks.experiment.cell_training import _fail, _finish, _start_cell, _train_all, _train_alone, _TrainingCell
 from tasks.experiment.cells import Cell, is_finished
 from tasks.experiment.preparation import prepare, shared_inputs
 from tasks.experiment.results import publish

@@ -13,8 +13,10 @@ from typing import Any
 import numpy as np
 import torch
 
+from dptune.core.declarations import declared
 from dptune.core.errors import ConfigError
-from dptune.job.base_model import Base
+from dptune.core.settings import Lora, ScheduleSettings
+from dptune.job.base_model import Base, open_base
 from dptune.job.defaults import largest_batch
 from dptune.job.run_spec import job_header, job_spec, mechanism_of, training_plan
 from dptune.job.settings import JobSettings
@@ -32,10 +34,10 @@ from dptune.training.privacy_units import PrivacyUnits
 from dptune.training.spec import RunSpec, TrainingPlan
 from dptune.training.tokens.encoding import encode_stored, encode_stored_labels
 from dptune.training.tokens.token_file import FORMAT, Corpus, open_or_tokenize
-from tasks.experiment.base_model import job_settings, open_model
 from tasks.experiment.cells import Cell, federation, of_a_pass, plugin_digest, policy_digest, shared_digests
 from tasks.identity import changes
 from tasks.paths import EVAL, PUBLIC_VALIDATION, TOKENS, TRAIN
+from tasks.settings.experiment import Model, Task
 from tasks.settings.training import TrainingSettings
 
 _log = logging.getLogger(__name__)
@@ -229,3 +231,35 @@ def _token_file(cell: Cell, records: Path) -> Path:
     task = [cell.task.labels, bool(cell.task.words)] if cell.task.classifies else []
     content = json.dumps([FORMAT, cell.inputs["data"], cell.inputs["model"], cell.training.max_length, *task])
     return TOKENS / f"{records.stem}-{hashlib.sha256(content.encode()).hexdigest()[:32]}.arrow"
+
+
+# The base model of a cell, and the settings of its job.
+
+
+def job_settings(
+    model: Model, task: Task, lora: Lora, training: TrainingSettings, device: str, **rest: Any
+) -> JobSettings:
+    """The settings of a run of the pipeline as the library takes them.
+
+    Args:
+        rest: further settings, such as ``mechanism`` and ``epsilon``.
+
+    Raises: ConfigError for settings that do not go together.
+    """
+    labelled: dict[str, Any] = {"task": "classify", "labels": task.labels} if task.classifies else {}
+    if task.words:
+        labelled["words"] = dict(zip(task.labels, task.words, strict=True))
+    return JobSettings(
+        device=device,
+        dtype=model.dtype,
+        load_in_4bit=model.load_in_4bit,
+        **{name: getattr(training, name) for name in declared(ScheduleSettings)},
+        **vars(lora),
+        **labelled,
+        **rest,
+    )
+
+
+def open_model(model: Model, settings: JobSettings) -> Base:
+    """Check a cell's model and tokenizer, without reading weights. Raises: ConfigError as ``open_base``."""
+    return open_base(model.source, settings, model.revision)

@@ -37,7 +37,7 @@ from dptune.records.splits import keys_of
 from dptune.training.unit_groups import hash_keys, turns_of
 from tasks.experiment.spent_budgets import plan_booking, run_id_of
 from tasks.paths import DATA, PUBLIC_MODEL, PUBLIC_NARRATIVES, SPENT, SPLITS
-from tasks.settings.rlhf import Rlhf, settings_of
+from tasks.settings.policy import Rlhf, rlhf_of
 from tasks.split_records import split_digest
 from tasks.stage import run_command
 
@@ -212,8 +212,8 @@ def _log_point(cell: RlhfCell, point: Figures) -> None:
 
 def _learner(cell: RlhfCell, device: str) -> LanguageLearner:
     from dptune.policy.language.learner import LanguageLearner
-    from dptune.policy.language.lexicon import CLINICAL
     from dptune.policy.language.policy import LanguagePolicy
+    from dptune.policy.language.prompts import CLINICAL
     from dptune.policy.language.schedule import Bandit
     from dptune.training.models.model import ModelSource, check_device, load_base, load_tokenizer
 
@@ -383,7 +383,7 @@ def main(
     device: Annotated[str, typer.Option(help="torch device")] = "cpu",
 ) -> None:
     """Run one or more cells, and print a line of results for each."""
-    for cell in cells(settings_of(change or [])):
+    for cell in cells(rlhf_of(change or [])):
         results = run_cell(cell, device)
         # The attacks' figures are private, and these lines reach the flow's log.
         print(json.dumps({key: value for key, value in results.items() if key not in ("curve", "audit")}))

@@ -29,7 +29,7 @@ from dptune.privacy.run_folder import RunFolder
 from dptune.privacy.set_aside import set_aside, spending_of
 from tasks.paths import DATA, PUBLIC_MODEL, PUBLIC_NARRATIVES
 from tasks.settings.library_section import as_json
-from tasks.settings.tenants import Tenants, settings_of
+from tasks.settings.policy import Tenants, tenants_of
 from tasks.stage import run_command
 
 if TYPE_CHECKING:
@@ -241,7 +241,7 @@ def main(
     device: Annotated[str, typer.Option(help="torch device")] = "cpu",
 ) -> None:
     """Train over simulated tenants, and compare on new ones."""
-    _print_results(run_tenants(settings_of(change or []), device=device), print)
+    _print_results(run_tenants(tenants_of(change or []), device=device), print)
 
 
 def _print_results(results: dict[str, Any], say: Callable[[str], None]) -> None:

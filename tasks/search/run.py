@@ -46,8 +46,17 @@ from tasks.search.outcome import check_ended, forget_losers, unless_diverged
 from tasks.search.preflight import refuse_paid
 from tasks.search.publishable import told_of, told_of_nothing
 from tasks.search.ranking import check_held_out, rank_privately
-from tasks.search.request import check_search, digest_of, folder_of, in_the_file, model_of, tune_settings
-from tasks.search.twin import UNIT, twin_name, twin_source
+from tasks.search.request import (
+    UNIT,
+    check_search,
+    digest_of,
+    folder_of,
+    in_the_file,
+    model_of,
+    tune_settings,
+    twin_name,
+    twin_source,
+)
 from tasks.settings.params import Settings, load_settings
 from tasks.split_records import ATTACK_SIDE, TRAIN_SIDE, split_records
 from tasks.stage import keep_failure, keep_text, run_command

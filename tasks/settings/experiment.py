@@ -9,7 +9,7 @@ from annotated_types import Ge, Le
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from dptune.core.bounds import Count, CountOrZero, Delta, Epsilon, Few, Seed
-from dptune.job.label_checks import HIDDEN, HIDDEN_NAMED, RENAME_HIDDEN
+from dptune.job.settings import HIDDEN, HIDDEN_NAMED, RENAME_HIDDEN
 from dptune.records.reading.spelling import spelled
 from tasks.settings.strict import Name, StrictModel, Title, distinct, printable
 

@@ -11,8 +11,7 @@ from pydantic_core import CoreSchema, InitErrorDetails, core_schema
 
 from dptune.core.declarations import sentences
 from dptune.core.errors import ConfigError
-from tasks.settings.plain_numbers import plain_numbers
-from tasks.settings.strict import text_of
+from tasks.settings.strict import plain_numbers, text_of
 
 Part = TypeVar("Part")
 

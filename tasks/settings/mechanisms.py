@@ -15,8 +15,7 @@ from dptune.mechanisms.options import option_names
 from dptune.mechanisms.registry import build, takes_noise
 from dptune.privacy.run_header import ACCOUNTINGS
 from tasks.settings.experiment import Epsilons, Experiment
-from tasks.settings.plain_numbers import PlainNumbers
-from tasks.settings.sweeps import combinations
+from tasks.settings.strict import PlainNumbers, combinations
 from tasks.settings.training import RULE
 
 _UPDATE_RULE: TypeAdapter[UpdateRule] = TypeAdapter(Annotated[UpdateRule, PlainNumbers()])

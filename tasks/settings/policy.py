@@ -3,23 +3,165 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, model_validator
+from annotated_types import Ge, Gt, Le, Lt, MinLen
+from pydantic import AfterValidator, Field, ValidationError, model_validator
 
-from dptune.core.bounds import CountOrZero, Delta, Seed
+from dptune.core.bounds import Chance, CountOrZero, Delta, Epsilon, Few, FewOrZero, LearningRate, Positive, Rows, Seed
 from dptune.core.errors import ConfigError
+from dptune.core.settings import Lora, StepSettings
 from dptune.mechanisms.options import make_part
 from dptune.policy.environments.schedule import PolicyTraining
+from dptune.policy.language.schedule import BanditSettings
 from dptune.policy.method import Dppg, calibrated_method, check_accounting, method_of
+from dptune.policy.tenants.schedule import MetaTraining
 from dptune.privacy.run_header import ACCOUNTINGS
-from tasks.settings.library_section import LibrarySection
-from tasks.settings.rlhf import Rlhf
-from tasks.settings.strict import Name, StrictModel, distinct
-from tasks.settings.sweeps import combinations
-from tasks.settings.tenants import Tenants
+from tasks.settings.library_section import LibrarySection, read_section
+from tasks.settings.strict import STRICT, Name, StrictModel, combinations, distinct
+from tasks.settings.strict_yaml import load_assignments, refusal
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tenants(MetaTraining, StepSettings):
+    """Simulated tenants, the training over them, and the ablation on new ones.
+
+    Each tenant takes part in one update. The defaults show in under a minute that everything works;
+    ``profiles/policy.yaml`` is for results.
+
+    Attributes:
+        cohort_seed: seed of the synthetic cohort; public.
+        records_per_tenant: mean number of records of a tenant; a quarter of them is held out.
+        noise_multiplier: z on the sum of the tenants' updates, for a tenant that is zeroed; half of it for a record.
+        epsilon: certified budget of a run for one record, all that it inherits included.
+        delta: delta of every epsilon.
+        sample_rate: probability with which each record of a tenant enters each batch.
+        steps: releases of a run.
+        max_length: width of every batch in tokens.
+        interval, warmup: number of releases between actions, and before the first action.
+        radius: starting clip radius of every pair.
+        public_records: number of public records whose mean loss controllers follow.
+        new_tenants: number of tenants in the ablation, none of which took part in the training.
+        seeds: seeds of adapters and exploration in the ablation.
+    """
+
+    __pydantic_config__ = STRICT
+
+    cohort_seed: Seed = 29
+    records_per_tenant: Few = 64
+    tenants: Few = 4
+    updates: Few = 2
+    noise_multiplier: Positive = 4.0
+    epsilon: Epsilon = 8.0
+    delta: Delta = 1e-5
+    sample_rate: Annotated[float, Gt(0), Le(1)] = 0.25
+    steps: Few = 12
+    learning_rate: LearningRate = 0.01
+    warmup_steps: CountOrZero = 4
+    max_length: Annotated[Few, Ge(3)] = 96
+    interval: Few = 3
+    warmup: CountOrZero = 2
+    radius: Annotated[float, Gt(0), Le(1e6)] = 0.1
+    public_records: Annotated[Rows, Ge(2)] = 64
+    new_tenants: Few = 1
+    seeds: Annotated[tuple[Seed, ...], MinLen(1)] = (0,)
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Options of ``rldp`` for all agents. SAC's batch is 4, because so few actions make few transitions."""
+        return {
+            "pair_radius": self.radius,
+            "radius_cap": max(1.0, self.radius),
+            "interval": self.interval,
+            "warmup": self.warmup,
+            "batch_size": 4,
+        }
+
+
+def tenants_of(options: Sequence[str]) -> Tenants:
+    """Make settings from ``NAME=VALUE`` texts, whose values are YAML.
+
+    Raises: ConfigError naming what is unknown or out of range.
+    """
+    values = load_assignments(options)
+    try:
+        return read_section(Tenants, values)
+    except ValidationError as error:
+        raise refusal(error, "policy.tenants", values) from None
+
+
+_FEWEST_CANARIES = 12
+_LORA = Lora(rank=4, alpha=8, dropout=0.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rlhf(BanditSettings):
+    """Policy gradient on a language model, for every combination of ``users``, ``epsilons`` and ``seeds``.
+
+    ``nonprivate`` adds one run without noise for each number of users. Under private ``telemetry`` no canary is planted
+    and nothing is attacked, because the prompts of canaries are private records too.
+
+    Attributes:
+        users: numbers K of prompts an update to compare.
+        epsilons: budgets to compare.
+        nonprivate: whether one run without noise is made for each number of users.
+        seeds: seeds of initial adapters and samples; public.
+        delta: delta of every epsilon.
+        lora: the adapters; without dropout.
+        baseline_prompts: number of public prompts whose mean reward is the baseline.
+        held_out_prompts: number of public prompts that the reward is measured on.
+        canaries: number of secrets that fair coins plant in users' prompts: 12 or more, or 0.
+        candidates: number of secrets never planted, to rank each planted one against.
+        confidence: confidence of each lower bound.
+        false_alarms: chance that a sound run is accused.
+        telemetry: "private" plants no canary and attacks nothing.
+    """
+
+    __pydantic_config__ = STRICT
+
+    users: Annotated[tuple[Few, ...], MinLen(1)] = (32, 128)
+    epsilons: tuple[Epsilon, ...] = (3.0, 1.0)
+    nonprivate: bool = True
+    seeds: Annotated[tuple[Seed, ...], MinLen(1)] = (0,)
+    delta: Delta = 1e-5
+    lora: Annotated[Lora, LibrarySection(("rank", "alpha", "dropout"))] = _LORA
+    baseline_prompts: Annotated[Few, Ge(2)] = 64
+    held_out_prompts: Few = 200
+    canaries: FewOrZero = 256
+    candidates: Few = 63
+    confidence: Annotated[float, Gt(0.5), Lt(1)] = 0.95
+    false_alarms: Chance = 1e-3
+    telemetry: Literal["research", "private"] = "research"
+
+    def __post_init__(self) -> None:
+        """Raises: ConfigError naming the setting that is out of range, or forbidden under private telemetry."""
+        super().__post_init__()
+        if self.telemetry == "private" and self.nonprivate:
+            raise ConfigError("nonprivate", "private telemetry cannot hold without noise", fix="use false, or research")
+        if 0 < self.canaries < _FEWEST_CANARIES:
+            problem = f"{self.canaries} coins may well all fall alike"
+            raise ConfigError("canaries", problem, fix=f"use 0, or {_FEWEST_CANARIES} or more")
+        if self.lora.dropout:
+            problem = "dropout makes the probability ratio of unchanged adapters differ from 1"
+            raise ConfigError("lora", problem, fix="use dropout: 0")
+
+
+def rlhf_of(options: Iterable[str]) -> Rlhf:
+    """Make settings from ``NAME=VALUE`` texts, whose values are YAML; a single value stands for a list of one.
+
+    Raises: ConfigError naming what is unknown or out of range.
+    """
+    values = load_assignments(options)
+    for name in ("users", "epsilons", "seeds"):
+        if name in values and not isinstance(values[name], list):
+            values[name] = [values[name]]
+    try:
+        return read_section(Rlhf, values)
+    except ValidationError as error:
+        raise refusal(error, "policy.rlhf", values) from None
+
 
 BASELINES = ("ppo", "a2c", "ucb_vi")
 _METHOD, _TRAINING = ({item.name for item in fields(cls)} for cls in (Dppg, PolicyTraining))

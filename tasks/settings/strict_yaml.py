@@ -13,8 +13,8 @@ from pydantic import ValidationError
 from yaml.constructor import ConstructorError
 from yaml.nodes import MappingNode, ScalarNode
 
+from dptune.core.declarations import assignments
 from dptune.core.errors import ConfigError, problem_of
-from dptune.core.overrides import assignments
 
 
 class _OnceLoader(yaml.SafeLoader):

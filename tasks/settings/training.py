@@ -55,7 +55,7 @@ class Pretrain(Pretraining):
     """
 
     source: Literal["narratives", "wikitext", "both"] = "narratives"
-    path: str | None = None
+    path: str | None = field(default=None, metadata=NAMES_NOTHING)  # the texts themselves count, wherever they lie
     half: Literal["public", "all"] = "public"
     encounters: Annotated[Rows, Ge(50)]
     validation_encounters: Annotated[Rows, Ge(10)]

@@ -18,9 +18,8 @@ from dptune.audit.verdict import Certificate
 from dptune.core.errors import ConfigError
 from dptune.core.settings import Lora
 from dptune.policy.language.learner import LanguageLearner
-from dptune.policy.language.lexicon import Lexicon
 from dptune.policy.language.policy import LanguagePolicy
-from dptune.policy.language.prompts import Prompts, Stream
+from dptune.policy.language.prompts import Lexicon, Prompts, Stream
 from dptune.policy.language.schedule import Bandit
 from dptune.policy.language.training import train
 from dptune.policy.method import Dppg

@@ -15,10 +15,10 @@ from flows import policy as module
 from flows.policy import policy
 from tasks.mlflow import tracking
 from tasks.paths import POLICY, PUBLIC_NARRATIVES, SPLITS
-from tasks.policy.rlhf import cells, settings_of
+from tasks.policy.rlhf import cells
 from tasks.policy.tenants import TENANTS
 from tasks.settings.params import load_settings
-from tasks.settings.tenants import settings_of as tenants_of
+from tasks.settings.policy import rlhf_of, tenants_of
 
 pytestmark = pytest.mark.system
 
@@ -103,7 +103,7 @@ def test_language_models_and_tenants_are_parts_of_their_own() -> None:
     found = {name: (part, section) for name, part, section in module.parts(chosen)}
     assert set(found) == {"rlhf.K32.eps3.seed0", "rlhf.K128.eps3.seed0", "tenants"}
     options = [f"{key}={json.dumps(value)}" for key, value in found["rlhf.K32.eps3.seed0"][1].items()]
-    (cell,) = cells(settings_of(options))
+    (cell,) = cells(rlhf_of(options))
     assert (cell.users, cell.epsilon, cell.label) == (32, 3.0, "K32.eps3.seed0")
     changes = [f"{key}={json.dumps(value)}" for key, value in found["tenants"][1].items()]
     assert tenants_of(changes) == chosen.tenants

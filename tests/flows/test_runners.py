@@ -169,7 +169,7 @@ def test_an_error_of_a_cell_reaches_the_flow_whole() -> None:
 
 def test_a_worker_that_does_not_see_the_folder_says_so(tmp_path: Path) -> None:
     from flows.experiment import DispatchContext
-    from tasks.experiment.cell_groups import CellGroup
+    from tasks.experiment.cell_list import CellGroup
     from tasks.experiment.cells import Cell
 
     context = DispatchContext(

@@ -48,7 +48,7 @@ def test_equal_to_the_reference_implementations(name: str) -> None:
 
 def test_each_item() -> None:
     pytest.importorskip("sacrebleu")
-    from dptune.generation.coco import cider, rouge_l
+    from dptune.generation.text_metrics import cider, rouge_l
 
     assert rouge_l(OUTPUTS, REFERENCES) == pytest.approx([0.9, 0.668493, 0.522005], abs=1e-6)
     assert cider(OUTPUTS, REFERENCES) == pytest.approx([6.277021, 2.293005, 2.883298], abs=1e-6)

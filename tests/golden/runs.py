@@ -52,6 +52,8 @@ from dptune.training.gradients.parameter_groups import lora_pairs
 from dptune.training.gradients.per_sample import PairGradients
 from dptune.training.loop import train
 from dptune.training.models.model import attach_lora
+from dptune.training.models.pretrain import pretrain
+from dptune.training.models.public_model import Pretraining
 from dptune.training.privacy_units import PrivacyUnits
 from dptune.training.run import StepReport
 from dptune.training.spec import RunSpec, TrainingPlan, header_of
@@ -382,6 +384,17 @@ def ensemble_figures() -> Figures:
     return {"norm of the weights": float(torch.cat(tuned).norm()), "loss at the end": mean_loss(model, tokens, 8)}
 
 
+def pretrain_figures() -> Figures:
+    """A tiny public model of a few sentences: its tokens, and what it learned."""
+    rng, words = np.random.default_rng(14), ("fever", "cough", "rest", "home", "ward")
+    texts = [
+        " ".join(f"The {words[row]} of day {day}." for day, row in enumerate(rng.integers(0, 5, 6))) for _ in "ab" * 20
+    ]
+    plan = Pretraining(vocabulary=300, layers=1, width=16, heads=2, max_length=32, epochs=2, batch_size=8)
+    with TemporaryDirectory() as folder:
+        return pretrain(texts, texts[:4], plan, Path(folder))
+
+
 def answer_figures() -> Figures:
     """The law of a token of the fixed mixture, and what its tokens cost."""
     protocol = FixedMixture(models=3, tokens=50, epsilon=8.0, unit="shard")
@@ -450,4 +463,5 @@ RUNS: dict[str, GoldenRun] = {
     "attacks": GoldenRun(("attacks",), attack_figures),
     "ensembles": GoldenRun(("ensembles",), ensemble_figures),
     "scores": GoldenRun(("scores",), answer_figures),
+    "pretrain": GoldenRun(("pretrain",), pretrain_figures),
 }

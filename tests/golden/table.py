@@ -31,10 +31,9 @@ from tasks.experiment.cells import Cell
 from tasks.identity import ROOT
 from tasks.settings.audit import Audit
 from tasks.settings.experiment import Model, Task
+from tasks.settings.policy import Rlhf, Tenants
 from tasks.settings.prediction import Prediction
-from tasks.settings.rlhf import Rlhf
-from tasks.settings.tenants import Tenants
-from tasks.settings.training import TrainingSettings
+from tasks.settings.training import Pretrain, TrainingSettings
 from tests.golden.runs import RUNS, Figures
 
 FIGURES, DEFAULTS = (Path(__file__).parent / name for name in ("figures.yaml", "defaults.yaml"))
@@ -48,6 +47,7 @@ RESULTS = {
     "rlhf": "tasks.policy.rlhf",
     "tenants": "tasks.policy.tenants",
     "ensembles": "tasks.prediction.ensembles",
+    "pretrain": "dptune.training.models.pretrain",
     "scores": "tasks.prediction.scores",
 }
 #: Sections whose settings are left out of names at their defaults, and the parts whose versions a new default raises:
@@ -65,6 +65,7 @@ SECTIONS: dict[Any, tuple[str, ...]] = {
     Tenants: ("tenants",),
     ShardTuning: ("ensembles",),
     Prediction: ("scores",),
+    Pretrain: ("pretrain",),
 }
 _RECORD = "run `python -m tests.golden` and commit its tables with the change"
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from dptune.core.errors import DataError
-from dptune.job.label_checks import check_labels
+from dptune.job.settings import check_labels
 from dptune.records.reading.read import read
 from dptune.records.reading.record import Text
 from dptune.records.reading.source import RecordSource

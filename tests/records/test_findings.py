@@ -14,9 +14,8 @@ from dptune.core.errors import ConfigError, DataError
 from dptune.records.reading.characters import signs_of
 from dptune.records.reading.findings import Finding
 from dptune.records.reading.read import read_sides
-from dptune.records.reading.related_names import holds_another
 from dptune.records.reading.source import Fractions, GivenSides, RecordSource
-from dptune.records.reading.spelling import is_placeholder, order_of_day
+from dptune.records.reading.spelling import holds_another, is_placeholder, order_of_day
 
 SOUND = "Die Straße hieß früher „Fußweg“, sagte Zoë; das Café kostet 3 €, naïve?"
 Change = Callable[[str], str]

@@ -19,8 +19,7 @@ import pytest
 from pydantic import ValidationError
 
 from dptune.core.errors import ConfigError, DataError
-from dptune.job.label_checks import check_labels
-from dptune.job.settings import TuneSettings
+from dptune.job.settings import TuneSettings, check_labels
 from dptune.records.parquet_file import decode_content, encode_content
 from dptune.records.reading.read import read, read_sides
 from dptune.records.reading.record import Chat, Content, PromptTarget, Text, row_key, unit_key

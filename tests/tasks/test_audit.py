@@ -41,6 +41,7 @@ from dptune.mechanisms.noises.gaussian import Gaussian
 from dptune.privacy.ledger import Ledger
 from dptune.privacy.ledger_file import LedgerError, read_ledger
 from dptune.privacy.release import Release
+from dptune.privacy.run_folder import RunFolder
 from dptune.records.canaries import read_secrets
 from dptune.records.parquet_file import read_records
 from dptune.training.data import Tokens
@@ -57,7 +58,6 @@ from tasks.experiment import cell_training
 from tasks.experiment.cell_list import write_list
 from tasks.experiment.cell_run import main_names
 from tasks.experiment.cells import Cell
-from tasks.experiment.crafted_canaries import crafted_file
 from tasks.experiment.finetune import run_cell
 from tasks.paths import EVAL, EXPERIMENT, MANIFEST, PUBLIC_MODEL, REPORT, SECRETS, SPLITS, TRAIN, planted_secrets
 from tasks.report.experiment import report, write_report
@@ -185,8 +185,8 @@ def test_crafted_canaries_are_audited_and_their_coins_stay_here(pipeline: Path) 
     audit = audit_cell(directory, settings(), "cpu")
     assert audit["crafted"]["canaries"] == 16
     assert (audit["crafted"]["watched"], audit["crafted"]["releases"]) == (STEPS, STEPS)
-    assert mode(crafted_file(directory)) == 0o600
-    assert crafted_file(directory).is_relative_to(SECRETS)  # never in a cache
+    assert mode(RunFolder(directory).crafted) == 0o600
+    assert RunFolder(directory).crafted.is_relative_to(SECRETS.absolute())  # never in a cache
     assert not [path for path in directory.rglob("*") if "crafted" in path.name]
     assert read_json(directory / "result.json")["crafted"] == 16
 
@@ -196,13 +196,13 @@ def test_a_finished_cell_is_audited_in_its_folder_and_nowhere_else(pipeline: Pat
     found = audit_run(directory)
     contents = read_ledger(directory / "ledger.jsonl")
     assert (found.coins.canaries, found.watched, found.accusations) == (16, STEPS, [])
-    assert contents.header.coins == KeptCanaries.read(directory, crafted_file(directory)).commitment
-    assert contents.scores == sha256(crafted_file(directory))
+    assert contents.header.coins == KeptCanaries.read(directory, RunFolder(directory).crafted).commitment
+    assert contents.scores == sha256(RunFolder(directory).crafted)
     moved = Path(shutil.copytree(directory, tmp_path / "elsewhere" / directory.name))
     with pytest.raises(DataError, match=rf"Fix: put {directory.name} back under its name into data/runs of the"):
         audit_run(moved)
-    stored = read_json(crafted_file(directory))
-    write_json(crafted_file(directory), stored | {"included": [1 - coin for coin in stored["included"]]})
+    stored = read_json(RunFolder(directory).crafted)
+    write_json(RunFolder(directory).crafted, stored | {"included": [1 - coin for coin in stored["included"]]})
     with pytest.raises(DataError, match=r"holds other coins than .*ledger.jsonl was begun with"):
         audit_run(directory)
 
@@ -222,9 +222,9 @@ def test_a_resumed_run_keeps_what_its_auditor_saw(pipeline: Path, monkeypatch: p
         patch.setattr(cell_training, "write_policy", killed)
         with pytest.raises(KeyboardInterrupt):
             run(cell)
-    before = read_json(crafted_file(cell.directory))
+    before = read_json(RunFolder(cell.directory).crafted)
     run(cell)
-    assert read_json(crafted_file(cell.directory)) == before
+    assert read_json(RunFolder(cell.directory).crafted) == before
     assert len(before["moves"]) == STEPS
 
 
@@ -237,13 +237,13 @@ def test_coins_are_kept_under_the_ledgers_lock_and_before_the_first_charge(
     kept, charge = KeptCanaries.kept, Ledger.charge
 
     def noted(canaries: Any, booked: Any) -> Any:
-        assert not crafted_file(cell.directory).exists()
+        assert not RunFolder(cell.directory).crafted.exists()
         with pytest.raises(LedgerError, match="another process is charging it"):
             Ledger.resume(cell.directory / "ledger.jsonl", Counter())
         return kept(canaries, booked)
 
     def charged(ledger: Ledger, release: Release) -> Any:
-        seen.append((crafted_file(cell.directory).exists(), ledger.releases))
+        seen.append((RunFolder(cell.directory).crafted.exists(), ledger.releases))
         return charge(ledger, release)
 
     monkeypatch.setattr(KeptCanaries, "kept", noted)
@@ -265,7 +265,7 @@ def test_a_run_goes_on_with_its_own_coins_or_not_at_all(
         patch.setattr(cell_training, "write_policy", killed)
         with pytest.raises(KeyboardInterrupt):
             run(cell)
-    file = crafted_file(cell.directory)
+    file = RunFolder(cell.directory).crafted
     real = cell_training.crafted_canaries
 
     def meanwhile(*given: Any) -> Any:

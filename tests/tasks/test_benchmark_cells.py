@@ -18,7 +18,7 @@ from dptune.records.parquet_file import read_records
 from dptune.training.tokens.token_file import open_corpus
 from flows.prediction import reason_to_skip, skip
 from tasks.audit.attacks import audit_cell
-from tasks.experiment.cell_groups import group_cells
+from tasks.experiment.cell_list import group_cells
 from tasks.experiment.checks import check_models
 from tasks.experiment.finetune import run_cell
 from tasks.paths import CANARIES, EVAL, PREDICTION, PUBLIC_VALIDATION, SPLITS, TOKENS, TRAIN

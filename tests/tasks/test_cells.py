@@ -15,7 +15,7 @@ from dptune.core.files import sha256
 from dptune.core.settings import UpdateRule
 from tasks.corpus.canaries import plant
 from tasks.experiment.cells import Cell, of_a_pass
-from tasks.paths import EVAL, PUBLIC_MODEL, PUBLIC_VALIDATION, RUNS
+from tasks.paths import EVAL, PUBLIC_MODEL, PUBLIC_VALIDATION, RUNS, TRAIN
 from tasks.settings.mechanisms import own_epsilons
 from tasks.settings.params import load_settings
 
@@ -121,8 +121,13 @@ def append_byte(path: Path) -> Callable[[pytest.MonkeyPatch], None]:
     return lambda _: path.write_bytes(path.read_bytes() + b"\0") and None
 
 
+def planted_again() -> None:
+    TRAIN.unlink()
+    plant()
+
+
 INPUTS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
-    "train": lambda _: plant(),
+    "train": lambda _: planted_again(),
     "eval": append_byte(EVAL),
     "public validation": append_byte(PUBLIC_VALIDATION),
     "weights": append_byte(PUBLIC_MODEL / "model.safetensors"),

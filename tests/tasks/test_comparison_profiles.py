@@ -12,7 +12,7 @@ from tiny_pipeline import ROOT, write_params
 from tasks.experiment.cells import grid
 from tasks.profile import read_profile
 from tasks.settings.params import load_settings
-from tasks.settings.sweeps import combinations
+from tasks.settings.strict import combinations
 
 STUDIES = ("comparison", "comparison-published", "comparison-uci", "comparison-uci-published")
 #: RLDP at RLDP's own settings, but for its agent.

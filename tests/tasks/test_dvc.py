@@ -67,7 +67,7 @@ def test_dvc_reads_it_and_the_stages_form_an_order(repository: Any, definition: 
 def test_dvc_keeps_no_secret_and_no_ledger(repository: Any) -> None:
     """What is an output, DVC may replace by an earlier state; what it caches, others may pull."""
     made = [Path(str(out.def_path)) for stage in repository.index.stages for out in stage.outs]
-    for kept in (paths.SECRETS, paths.CRAFTED, paths.RUNS, paths.AUDITS, paths.ENSEMBLES, paths.POLICY):
+    for kept in (paths.SECRETS, paths.RUNS, paths.AUDITS, paths.ENSEMBLES, paths.POLICY):
         assert not [out for out in made if out.is_relative_to(kept) or kept.is_relative_to(out)], kept
 
 
@@ -77,6 +77,15 @@ def test_what_tells_of_ledgers_is_never_restored(repository: Any) -> None:
     assert [name for name in told if cached[f"data/{name}"]] == []
     assert cached["data/report/metrics.json"]
     assert cached["data/report/plots"]
+
+
+def test_a_stage_finds_what_cells_are_named_by_as_it_left_it(definition: dict[str, Any]) -> None:
+    """DVC removes other outputs before a stage runs, which then cannot keep what did not change."""
+    kept = [
+        Path(path) for stage in definition["stages"].values() for path, how in outs(stage).items() if how.get("persist")
+    ]
+    for file in (paths.TRAIN, paths.EVAL, paths.PUBLIC_VALIDATION, paths.PUBLIC_MODEL):
+        assert any(file.is_relative_to(out) for out in kept), file
 
 
 def test_no_stage_depends_on_the_secrets(definition: dict[str, Any]) -> None:
@@ -126,7 +135,7 @@ def test_every_command_is_a_module_that_the_stage_depends_on(definition: dict[st
 def test_the_stages_write_where_the_tasks_do(definition: dict[str, Any]) -> None:
     made = [Path(path) for stage in definition["stages"].values() for path in outs(stage)]
     others = ("DATA", "REPORT", "REPORTS", "FAILURES", "MLFLOW_PAGE")
-    kept = ("SECRETS", "CRAFTED", "RUNS", "AUDITS", "ENSEMBLES", "POLICY", "SEARCH", "SPENT", "SYNTHETIC", "TOKENS")
+    kept = ("SECRETS", "RUNS", "AUDITS", "ENSEMBLES", "POLICY", "SEARCH", "SPENT", "SYNTHETIC", "TOKENS")
     every = [getattr(paths, name) for name in dir(paths) if name.isupper() and name not in (*others, *kept)]
     assert [path for path in every if not any(path.is_relative_to(out) for out in made)] == []
 

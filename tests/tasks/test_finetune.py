@@ -520,10 +520,10 @@ def test_a_cell_that_diverges_leaves_no_result(pipeline: Path, monkeypatch: pyte
 
 
 def test_a_cell_that_diverged_fails_and_says_so() -> None:
-    check_converged("small.static.seed0", {"public_perplexity": 7.0, "eval_perplexity": math.inf})
+    check_converged({"public_perplexity": 7.0, "eval_perplexity": math.inf}, "small.static.seed0")
     for worth in (math.inf, math.nan):
-        with pytest.raises(DivergedError, match=r"the run diverged: public_perplexity is .*Fix: lower training"):
-            check_converged("small.static.seed0", {"public_perplexity": worth})
+        with pytest.raises(DivergedError, match=r"^small.static.seed0: the run diverged: perplexity .*Fix: lower"):
+            check_converged({"public_perplexity": worth}, "small.static.seed0")
 
 
 def test_another_flow_waits_for_a_cell_under_way_and_finds_it_done(

@@ -22,7 +22,7 @@ from dptune.training import loop
 from dptune.training.gradients import shared_pass
 from dptune.training.run import Run
 from tasks.experiment import cell_training, finetune
-from tasks.experiment.cell_groups import CellGroup, group_cells
+from tasks.experiment.cell_list import CellGroup, group_cells
 from tasks.experiment.cells import Cell, is_finished
 from tasks.experiment.finetune import CellsError, run_cells
 from tasks.experiment.preparation import prepare, shared_inputs

@@ -18,9 +18,9 @@ from dptune.job.search.settings import SearchSettings
 from dptune.job.settings import TuneSettings
 from dptune.mechanisms.options import option_names
 from dptune.mechanisms.registry import MECHANISMS, build, takes_noise
-from tasks.settings import rlhf, tenants
 from tasks.settings.mechanisms import _holds_text, _refuse_texts
 from tasks.settings.params import Settings, load_settings
+from tasks.settings.policy import rlhf_of, tenants_of
 
 #: Options of library parts, which the library checks: it takes texts too, for a command line has nothing else. Those of
 #: mechanisms are refused all the same, but as options of their entry.
@@ -149,10 +149,10 @@ def test_a_whole_number_may_be_written_with_an_exponent() -> None:
 def test_options_of_commands_are_read_alike(option: str) -> None:
     name = option.partition("=")[0]
     with pytest.raises(ConfigError, match=rf"{name}.*(is not a number|neither true nor false)"):
-        rlhf.settings_of([option])
+        rlhf_of([option])
     if name == "delta":
         with pytest.raises(ConfigError, match=r"delta: True is not a number"):
-            tenants.settings_of([option])
+            tenants_of([option])
 
 
 @pytest.mark.parametrize("value", [True, "2"])

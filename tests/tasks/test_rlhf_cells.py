@@ -35,7 +35,7 @@ from tasks.experiment.spent_budgets import run_id_of
 from tasks.paths import NARRATIVES, PUBLIC_MODEL, PUBLIC_NARRATIVES, SPENT, SPLITS
 from tasks.policy import rlhf
 from tasks.policy.prompt_canaries import secret_of
-from tasks.policy.rlhf import PromptPlan, Rlhf, cells, run_cell, settings_of, violations
+from tasks.policy.rlhf import PromptPlan, Rlhf, cells, rlhf_of, run_cell, violations
 from tasks.split_records import split_digest
 
 SMALL = (
@@ -47,7 +47,7 @@ SMALL = (
 def small(*options: str) -> Rlhf:
     """``SMALL`` with these options in place of its own of the same names."""
     names = {option.partition("=")[0] for option in options}
-    return settings_of((*(one for one in SMALL if one.partition("=")[0] not in names), *options))
+    return rlhf_of((*(one for one in SMALL if one.partition("=")[0] not in names), *options))
 
 
 @pytest.fixture
@@ -74,7 +74,7 @@ def test_budgets_that_differ_beyond_the_digits_of_a_label_have_folders_of_their_
 
 
 def test_a_cell_leaves_ledger_results_and_an_adapter_and_is_run_once(data: Path) -> None:
-    (cell,) = cells(settings_of(SMALL))
+    (cell,) = cells(rlhf_of(SMALL))
     results = run_cell(cell)
     directory = cell.directory
     assert results["epsilon_certified"] == read_ledger(directory / "ledger.jsonl").epsilons.certified
@@ -273,7 +273,7 @@ def test_private_telemetry_plants_nothing_and_attacks_nothing(data: Path) -> Non
 
 def test_coins_decide_who_takes_part_and_all_others_do(data: Path) -> None:
     """A canary that takes part against its coin would hide from the audit whatever its update does."""
-    (cell,) = cells(settings_of(SMALL))
+    (cell,) = cells(rlhf_of(SMALL))
     records, hosts = (read_records(SPLITS / f"{side}.parquet") for side in ("train", "attack"))
     drawn = PromptPlan.draw(cell, hosts)
     for first in (0, 1):
@@ -294,7 +294,7 @@ def without(records: Records, row: int) -> Records:
 
 def test_a_record_that_leaves_or_is_swapped_moves_no_other_and_no_secret(data: Path) -> None:
     """Every record of the split in turn. From 48 to 55 records there are six turns of eight; with others, others."""
-    (cell,) = cells(settings_of(SMALL))
+    (cell,) = cells(rlhf_of(SMALL))
     records, hosts = (read_records(SPLITS / f"{side}.parquet") for side in ("train", "attack"))
     plan, learner = PromptPlan.draw(cell, hosts), rlhf._learner(cell, "cpu")
     assert len(records.record) == 51
@@ -319,7 +319,7 @@ def test_a_record_that_leaves_or_is_swapped_moves_no_other_and_no_secret(data: P
 
 
 def test_a_host_that_leaves_changes_one_canary(data: Path) -> None:
-    (cell,) = cells(settings_of(SMALL))
+    (cell,) = cells(rlhf_of(SMALL))
     hosts = read_records(SPLITS / "attack.parquet")
     whole = {canary.record for canary in PromptPlan.draw(cell, hosts).canaries}
     for row, one in enumerate(hosts.record.tolist()):
@@ -328,7 +328,7 @@ def test_a_host_that_leaves_changes_one_canary(data: Path) -> None:
 
 
 def test_a_resumed_run_deals_as_it_did_and_another_run_otherwise(data: Path) -> None:
-    (cell,) = cells(settings_of(SMALL))
+    (cell,) = cells(rlhf_of(SMALL))
     records, hosts = (read_records(SPLITS / f"{side}.parquet") for side in ("train", "attack"))
     plan, learner = PromptPlan.draw(cell, hosts), rlhf._learner(cell, "cpu")
     one, again, other = (rlhf._stream(cell, plan, records, hosts, learner, run) for run in ("one", "one", "other"))
@@ -363,7 +363,7 @@ def test_what_the_data_cannot_fill_is_an_error(data: Path) -> None:
 
 
 def test_the_grid_has_a_run_for_every_users_budget_and_seed() -> None:
-    found = cells(settings_of(["users=[128, 32]", "epsilons=[3, 1]", "seeds=[0, 1]"]))
+    found = cells(rlhf_of(["users=[128, 32]", "epsilons=[3, 1]", "seeds=[0, 1]"]))
     assert len(found) == 2 * 3 * 2
     assert found[0].label == "K32.nonprivate.seed0"
     assert {round(cell.method.noise_multiplier, 3) for cell in found} == {0.0, 1.391, 3.731}
@@ -373,7 +373,7 @@ def test_the_grid_has_a_run_for_every_users_budget_and_seed() -> None:
 @pytest.mark.parametrize("option", ["users=0", "epsilons=-1", "unknown=1", "delta=2", "canaries=-1", "canaries=3"])
 def test_an_impossible_setting_is_named(option: str) -> None:
     with pytest.raises(ConfigError, match=option.partition("=")[0]):
-        settings_of([option])
+        rlhf_of([option])
 
 
 def test_coins_that_refute_what_is_certified_are_told() -> None:

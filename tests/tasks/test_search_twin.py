@@ -21,9 +21,8 @@ from tasks.corpus.validation import write_public_narratives
 from tasks.paths import EVAL, PUBLIC_VALIDATION, REPORT
 from tasks.profile import read_profile
 from tasks.report.search import PAGE, write_page
-from tasks.search.request import check_search
+from tasks.search.request import UNIT, check_search, twin_source
 from tasks.search.run import ATTACK_SIDE, TRAIN_SIDE, search_records
-from tasks.search.twin import UNIT, twin_source
 from tasks.settings.params import Settings, load_settings
 from tasks.stage import run_stage
 

@@ -16,12 +16,13 @@ from dptune.core.errors import DptuneError
 from dptune.core.files import sha256, write_json
 from dptune.privacy.ledger import Ledger
 from dptune.privacy.ledger_file import LedgerError, read_ledger
+from dptune.privacy.run_folder import RunFolder
 from dptune.privacy.set_aside import Spending, set_aside
 from dptune.training import run as running
 from dptune.training.checkpoints import CheckpointError
 from tasks.experiment import cell_training
+from tasks.experiment.cell_training import crafted_canaries
 from tasks.experiment.cells import Cell
-from tasks.experiment.crafted_canaries import crafted_canaries, crafted_file
 from tasks.experiment.finetune import run_cell
 from tasks.mlflow import tracking
 from tasks.paths import EXPERIMENT, RUNS
@@ -148,7 +149,7 @@ def test_what_others_saw_is_no_canarys_score(
     cell = static({"canaries": {"crafted": 16}})
     killed_after_a_checkpoint(cell, opened, monkeypatch)
     seen = {"included": [1] * 16, "scores": [3.0] * 16, "moves": [1.0, None]}
-    write_json(crafted_file(cell.directory), seen)
+    write_json(RunFolder(cell.directory).crafted, seen)
     resumed = crafted_canaries(cell)
     assert resumed is not None
     assert resumed.watched == 2

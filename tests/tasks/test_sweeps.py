@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.settings.sweeps import combinations
+from tasks.settings.strict import combinations
 
 VALUES = st.lists(st.integers(), min_size=1, max_size=4, unique=True)
 

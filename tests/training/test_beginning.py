@@ -17,7 +17,7 @@ from dptune.cli import app
 from dptune.core.errors import ConfigError
 from dptune.job.settings import TuneSettings
 from dptune.records.reading.record import PromptTarget, Text
-from dptune.training.tokens.bos_token import beginning_of, with_beginning
+from dptune.training.models.causal import beginning_of, with_beginning
 from dptune.training.tokens.encoding import tokens_of
 
 

@@ -6,9 +6,8 @@ import json
 from collections.abc import Mapping
 
 from dptune.job.result import RunResult
-from dptune.records.reading.template import template_columns
-from dptune.training.models.model_names import GGUF
-from dptune.training.models.model_packages import is_packaged
+from dptune.records.reading.source import template_columns
+from dptune.training.models.model_names import GGUF, is_packaged
 
 _OF_TOKENS = "AutoModelForTokenClassification"
 

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from dptune.core.files import sha256
 from dptune.privacy.run_folder import RunFolder
 
 
@@ -32,6 +33,11 @@ def written_adapter(model: Any, folder: RunFolder) -> Iterator[Path]:
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
         raise
+
+
+def adapter_digest(run: Path) -> str:
+    """Digest of the adapter's weights, which ties the result and the ledger to them."""
+    return sha256(RunFolder(run).adapter / "adapter_model.safetensors")
 
 
 def weights_in(run: Path) -> list[Path]:

@@ -10,8 +10,7 @@ import numpy as np
 
 from dptune.core.errors import ConfigError
 from dptune.policy.environments.environment import Environment
-from dptune.policy.environments.evaluation import returns_of
-from dptune.policy.environments.training import Point
+from dptune.policy.environments.training import Point, returns_of
 
 Baseline = Literal["ppo", "a2c"]
 _PPO_BATCH = 2048

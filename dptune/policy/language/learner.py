@@ -9,9 +9,8 @@ import numpy as np
 import torch
 
 from dptune.core.errors import ConfigError
-from dptune.policy.language.lexicon import Lexicon
 from dptune.policy.language.policy import LanguagePolicy
-from dptune.policy.language.prompts import Prompts
+from dptune.policy.language.prompts import Lexicon, Prompts
 from dptune.policy.language.schedule import Bandit
 from dptune.policy.local import Loss, Steps, local_updates
 from dptune.policy.method import Dppg

@@ -9,13 +9,15 @@ import pandas as pd
 
 from dptune.core.errors import ConfigError
 from dptune.records.diabetes.schema import AGE_BANDS, COLUMNS, DIAGNOSES, DRUGS, SCHEMA
-from dptune.records.diabetes.synthetic_patients import Visits, draw_visits, pick
 from dptune.records.diabetes.synthetic_private import (
     DIAGNOSIS_CODES,
     DISCHARGES,
     SOURCES,
     SPECIALTIES,
     TYPES,
+    Visits,
+    draw_visits,
+    pick,
     private_columns,
 )
 

@@ -35,9 +35,8 @@ from dptune.records.reading.shapes import (
     is_messages,
     pair_fix,
 )
-from dptune.records.reading.source import RecordSource
+from dptune.records.reading.source import TEXT, RecordSource, template_columns
 from dptune.records.reading.spelling import is_missing, spelled
-from dptune.records.reading.template import TEXT, template_columns
 
 UNKNOWN = "unknown"
 #: How a text is made of a row, in words.

@@ -11,8 +11,15 @@ from typing import Any
 
 from dptune.records.reading.characters import SIGNS, is_visible, signs_of
 from dptune.records.reading.record import Chat, Content, PromptTarget, Text
-from dptune.records.reading.related_names import holds_another
-from dptune.records.reading.spelling import CLASSES, is_missing, is_placeholder, loosely, may_be_filled_in, order_of_day
+from dptune.records.reading.spelling import (
+    CLASSES,
+    holds_another,
+    is_missing,
+    is_placeholder,
+    loosely,
+    may_be_filled_in,
+    order_of_day,
+)
 
 
 @dataclass(frozen=True)
@@ -48,8 +55,6 @@ _SHEET_DAY = re.compile(
     re.IGNORECASE,
 )
 _CODED = re.compile(r"\d{1,3}(?:\.\d{3})+|\d+(?:[.,](\d+))?(?:e\+?(\d{1,3}))", re.IGNORECASE)
-
-
 #: Signs of a text by which a name is damaged.
 _DAMAGE = {"wrong_encoding", "lost_characters", "utf7", "escapes", "quoted_printable", "printed_values"}
 #: A text of at least so many characters is not repeated by chance; one of so many may have been cut.

@@ -7,13 +7,13 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from string import Formatter
 from typing import Any, Literal
 
 from dptune.core.errors import ConfigError
 from dptune.core.files import sha256
 from dptune.records.reading.file_kinds import refuse_binary
 from dptune.records.reading.formats import ENDINGS, FORMATS, PACKED, Format, ending_of
-from dptune.records.reading.template import TEXT, template_columns
 
 #: A path or a hub name; or rows: mappings from column to value, such as a list of dicts or a ``datasets.Dataset``; or a
 #: ``pandas.DataFrame`` or ``pyarrow.Table``.
@@ -193,3 +193,37 @@ def is_hub_name(source: RecordSource, data: Data) -> bool:
         problem = f"{data!r} is not a local folder, and its revision {source.revision!r} is not a commit"
         raise ConfigError("data.revision", problem, fix="give the 40-digit commit of the data set")
     return True
+
+
+#: What stands in a template for the column that ``RecordSource.text`` names.
+TEXT = "text"
+
+
+def template_columns(template: str) -> tuple[str, ...]:
+    """The columns that a template names, in order.
+
+    Raises: ConfigError if it is malformed, names no column, or gives a column a format such as ``{age:d}``.
+    """
+    fix = "write columns in braces, as in 'age is {age}', and double other braces"
+    try:
+        parts = list(Formatter().parse(template))
+    except ValueError as error:
+        raise ConfigError("data.template", f"is malformed ({error})", fix=fix) from None
+    columns = tuple(name for _, name, _, _ in parts if name is not None)
+    if not columns or "" in columns or any(form or turned for _, name, form, turned in parts if name):
+        raise ConfigError("data.template", "names no columns, or gives one a format", fix=fix)
+    return columns
+
+
+def make_same_texts(one: str, other: str) -> bool:
+    """Whether two templates make the same texts of rows whose columns may have other names."""
+    if {*template_columns(one)} == {*template_columns(other)}:
+        return one == other
+    return _by_number(one) == _by_number(other)
+
+
+def _by_number(template: str) -> list[tuple[str, int | None]]:
+    """The template's pieces of text, each with the number of the column behind it, in order of first appearance."""
+    seen = dict[str, int]()
+    parts = Formatter().parse(template)
+    return [(before, None if name is None else seen.setdefault(name, len(seen))) for before, name, _, _ in parts]

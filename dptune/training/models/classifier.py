@@ -30,9 +30,8 @@ from transformers.utils import cached_file
 from dptune.core.errors import ConfigError, first_line
 from dptune.core.files import read_json
 from dptune.training.models.causal import architectures_of, check_embeddings, check_shapes
-from dptune.training.models.memory import check_memory
 from dptune.training.models.model import ModelSource, check_device, fuse_activations
-from dptune.training.models.model_source import named_as
+from dptune.training.models.model_source import check_memory, named_as
 from dptune.training.models.quantization import is_trainable, method_of
 from dptune.training.models.weight_files import Stored, check_enough, check_finite, check_layers, stored_weights
 

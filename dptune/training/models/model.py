@@ -22,12 +22,18 @@ from dptune.core.files import naming
 from dptune.core.settings import Lora
 from dptune.training.gradients.parameter_groups import PairModules, lora_pairs, trained_blocks
 from dptune.training.losses import is_classifier, reads_mean
-from dptune.training.models.causal import auto_class, check_causal, check_configuration, check_embeddings, check_weights
+from dptune.training.models.causal import (
+    auto_class,
+    check_causal,
+    check_configuration,
+    check_embeddings,
+    check_reads,
+    check_weights,
+)
 from dptune.training.models.head import HeadModules, keep_in_float32, start_head
-from dptune.training.models.memory import check_memory
 from dptune.training.models.model_names import name_of
 from dptune.training.models.model_source import ModelSource as ModelSource
-from dptune.training.models.model_source import named_as
+from dptune.training.models.model_source import check_memory, named_as
 from dptune.training.models.quantization import check_library, in_4bit, keep_layout, loading_options, states_of
 from dptune.training.models.target_modules import beside_words, layers_to_name, linear_layers, lora_targets
 from dptune.training.models.weight_files import (
@@ -38,7 +44,6 @@ from dptune.training.models.weight_files import (
     stored_weights,
     unused_layers,
 )
-from dptune.training.tokens.bos_token import check_reads
 
 #: Heads that PEFT trains and saves by itself where the task is SEQ_CLS or TOKEN_CLS.
 _ADDED_BY_PEFT = ("classifier", "score")

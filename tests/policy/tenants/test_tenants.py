@@ -41,7 +41,7 @@ from dptune.training.privacy_units import PrivacyUnits
 from dptune.training.run_start import _check_header
 from dptune.training.spec import RunSpec, TrainingPlan
 from tasks.policy import tenants as tenants_task
-from tasks.policy.tenants import Tenants, run_tenants, settings_of, summary_of
+from tasks.policy.tenants import Tenants, run_tenants, summary_of
 
 ROWS = 12
 METHOD = Dppg(noise_multiplier=1.0, critic="none")
@@ -436,7 +436,7 @@ def test_the_summary_compares_run_by_run() -> None:
 )
 def test_a_bad_setting_is_an_error_that_names_it(change: str, named: str) -> None:
     with pytest.raises(ConfigError) as refusal:
-        settings_of([change])
+        tenants_task.tenants_of([change])
     assert str(refusal.value).startswith(named)
 
 
