@@ -103,7 +103,7 @@ class RankRun:
         pairs: the modules that train: LoRA pairs, and a classifier's head after them.
         own_units: those whose coins this rank tosses.
         fingerprint: checksum of the frozen weights.
-        frozen: layers below the first that trains, whose states are computed once; None where there are none.
+        frozen: layers below the first that trains, whose states are computed once, if there are any.
     """
 
     spec: RunSpec
@@ -222,8 +222,7 @@ class Run(RankRun):
         """
         if self.spec.auditor is not None:
             self.spec.auditor.on_save()
-        controller = self.spec.mechanism.controller.state_dict()
-        ledger = self.ledger
+        controller, ledger = self.spec.mechanism.controller.state_dict(), self.ledger
         drawn = ledger.releases >= self.spec.plan.steps  # nothing is drawn any more
         secret = "" if self.bins is None or drawn else self.bins.kept
         progress = Progress(
