@@ -64,7 +64,9 @@ def check_search(settings: Settings) -> None:
         raise ConfigError("search.check_ranking", problem, fix="use false, or experiment.telemetry: research")
     try:
         unit = None if settings.data.unit == RECORD else settings.data.unit
-        tune_settings(settings, "records", None).check_rows(unit)
+        shared = tune_settings(settings, "records", None)
+        shared.check_search()
+        shared.check_rows(unit)
     except ConfigError as error:
         raise in_the_file(error, settings) from None
 
