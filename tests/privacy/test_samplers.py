@@ -250,3 +250,10 @@ def test_two_runs_by_bins_are_not_priced_as_one() -> None:
     after_poisson = replace(header(), inherited=((Release(0.1, 1.0), 5),))
     with pytest.raises(ConfigError, match="no joint price"):
         after_poisson.price(Counter({half[0]: 5}))
+
+
+@pytest.mark.parametrize("law", [Sampler("balls_in_bins", batches=10), Sampler("truncated_poisson", 0, 80, 40)])
+def test_where_noise_differs_the_least_counts_for_all(law: Sampler) -> None:
+    less, more = (Release(0.1, noise, sampler=law) for noise in (1.0, 1.5))
+    mixed = smallest_epsilon(Counter({more: 12, less: 8}), 1e-5)
+    assert mixed == smallest_epsilon(Counter({less: 20}), 1e-5) > smallest_epsilon(Counter({more: 20}), 1e-5)

@@ -343,7 +343,7 @@ def test_a_ledger_holds_one_sampler(tmp_path: Path) -> None:
         (cut, fewer, "has sample rate 0.125, and the row before 0.25"),
     ):
         path = tmp_path / f"{len(list(tmp_path.iterdir()))}.jsonl"
-        with Ledger.open(path, make_header(), Counter()) as ledger:
+        with Ledger.open(path, make_header(units=80), Counter()) as ledger:
             ledger.charge(first)
             with pytest.raises(LedgerError, match=f"the next release {problem}.*Fix: "):
                 ledger.charge(then)
@@ -383,3 +383,19 @@ def test_what_has_no_proof_is_refused_before_anything_is_charged(
 def test_bins_need_keys(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="units: have no keys of their own, by which balls_in_bins"):
         train(spec_of(bins_plan(), units=PrivacyUnits.records(UNITS)), tmp_path, OsEntropy())
+
+
+@pytest.mark.parametrize("units", [8, 79, 81])
+def test_a_cut_is_priced_for_the_units_of_the_run(tmp_path: Path, units: int) -> None:
+    """The chance of a cut hangs on them, and the first line of the ledger says how many there are."""
+    path, header = tmp_path / "ledger.jsonl", make_header(units=80)
+    release = Release(0.25, 1.0, sampler=Sampler("truncated_poisson", units=units, max_batch=60))
+    problem = f"is priced for {units} units, and the run has 80"
+    with Ledger.open(path, header, Counter()) as ledger:
+        with pytest.raises(LedgerError, match=problem):
+            ledger.charge(release)
+        chain = ledger.chain
+    line, _ = seal(encode({"kind": "release", "step": 0, **release.to_dict()}), chain)
+    path.write_bytes(path.read_bytes() + line)
+    with pytest.raises(LedgerError, match=f"line 2: {problem}"):
+        read_ledger(path)
