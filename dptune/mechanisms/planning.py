@@ -68,8 +68,15 @@ def sampled(release: Release, sampler: Sampler, mechanism: Mechanism) -> Release
     releases, as long as its bound over the noise stays. They do not cover noise that moves, is correlated or is not
     Gaussian.
 
-    Raises: ConfigError naming the mechanism, where no proof covers both.
+    Raises: ConfigError naming the mechanism, where no proof covers both; and for a hyper-policy to start from if one of
+    the two runs is not Poisson. Counts of such releases do not add up: two half epochs of bins are no whole one, for a
+    unit can be in both.
     """
+    inherited = mechanism.controller.inherited
+    others = {one.name for one in (sampler, *(theirs.sampler for theirs in inherited)) if not one.like_poisson}
+    if inherited and others:
+        problem = f"is of another run, and no bound prices {others.pop()} together with it"
+        raise ConfigError("init_from", problem, fix="use sampler poisson in both runs, or leave init_from out")
     if not sampler.like_poisson and not release.fits_any_sampler:
         needs = "independent Gaussian noise that never moves, on sums that are clipped in l2"
         problem = f"{sampler.name} does not go with {mechanism.name}: it is priced for {needs}"
@@ -203,11 +210,11 @@ def _calibrated(
             f"{probe.name} has no certified epsilon: {'; '.join(leaks)}",
             fix="use accounting: published or noise_only for it",
         )
+    planned(probe, schedule)  # refuses what no bound prices with the sampler
     _check_inherited(probe, epsilon, schedule, accounting)
     if probe.controller.adaptive and not leaks and accounting != "published":
         if probe.controller.inherited:
             raise ConfigError("init_from", "is not priced together with moving noise", fix="set move_noise to false")
-        planned(probe, schedule)  # refuses a sampler that no filter prices
         renyi_filter = RenyiFilter.plan(epsilon, schedule.delta, schedule.sample_rate, schedule.steps)
         noise = smallest_noise_multiplier(
             renyi_filter.order, renyi_filter.budget / schedule.steps, schedule.sample_rate
@@ -242,9 +249,6 @@ def _calibrated(
 
 def _check_inherited(mechanism: Mechanism, epsilon: float, schedule: Schedule, accounting: str) -> None:
     inherited = mechanism.controller.inherited
-    if inherited and not schedule.sampler.like_poisson:
-        problem = f"is not priced together with sampler {schedule.sampler.name}"
-        raise ConfigError("init_from", problem, fix="use sampler poisson, or leave it out")
     if not inherited or accounting == "published":
         return
     spent = float(getattr(epsilons(inherited, schedule.delta), accounting))

@@ -110,6 +110,10 @@ class RunHeader:
         if any(release.coefficients for release, _ in self.inherited):
             problem = "holds rows of correlated noise, and no accountant can price them together with another run"
             raise ConfigError("inherited", problem, fix="start from a run of independent noise")
+        if any(not release.sampler.like_poisson for release, _ in self.inherited):
+            # Counts of two runs would add up, and two half epochs of bins cost more than a whole one.
+            problem = "holds releases of a sampler other than poisson, which no bound prices together with another run"
+            raise ConfigError("inherited", problem, fix="start from a run by poisson, or from none")
         if self.accounting == "certified" and self.leaks and self.epsilon is not None:
             raise ConfigError(
                 "accounting",

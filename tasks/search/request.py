@@ -72,8 +72,8 @@ def check_search(settings: Settings) -> None:
     try:
         unit = None if settings.data.unit == RECORD else settings.data.unit
         shared = tune_settings(settings, "records", None)
-        shared.check_rows(unit)
         shared.check_search()
+        shared.check_rows(unit)
     except ConfigError as error:
         raise in_the_file(error, settings) from None
 

@@ -21,6 +21,7 @@ from dptune.mechanisms.planning import Calibrated, Schedule, calibrated, noise_o
 from dptune.mechanisms.registry import build
 from dptune.privacy.accountants import pld_epsilon
 from dptune.privacy.accounting.published_accountants import plrvo_epsilon, plrvo_one_coordinate_epsilon
+from dptune.privacy.accounting.samplers import POISSON, Sampler
 from dptune.privacy.accounting.strategy import error
 from dptune.privacy.ledger import Ledger
 from dptune.privacy.ledger_file import read_ledger
@@ -98,9 +99,10 @@ def test_a_mechanism_that_leaks_is_refused_under_certified_accounting(name: str,
     assert len(tried) == 1
 
 
-def hyper_policy(folder: Path, leaks: tuple[str, ...] = ()) -> str:
+def hyper_policy(folder: Path, leaks: tuple[str, ...] = (), sampler: Sampler = POISSON) -> str:
     """One that 20 releases were charged for."""
-    SavedPolicy("other run", "1", "record", {}, 0, 0, Counter({Release(0.2, 4.0): 20}), leaks, {}).write(folder)
+    releases = Counter({Release(0.2, 4.0, sampler=sampler): 20})
+    SavedPolicy("other run", "1", "record", {}, 0, 0, releases, leaks, {}).write(folder)
     return str(folder)
 
 
@@ -124,6 +126,20 @@ def test_a_hyper_policy_is_paid_for_by_the_run_that_starts_from_it(tmp_path: Pat
 def test_a_hyper_policy_and_a_moving_sigma_are_not_priced_together(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="move_noise"):
         calibrated(built("rldp", init_from=hyper_policy(tmp_path), move_noise=True), 2.0, SHORT, "certified")
+
+
+BINS = Sampler("balls_in_bins", batches=5)
+
+
+@pytest.mark.parametrize(("before", "now"), [(POISSON, BINS), (BINS, POISSON), (BINS, BINS)])
+def test_a_hyper_policy_goes_with_poisson_sampling_alone(tmp_path: Path, before: Sampler, now: Sampler) -> None:
+    """Nor with a noise that is given: counts of two runs by bins would be priced as epochs of one."""
+    mechanism = built("rldp", agent="linear", init_from=hyper_policy(tmp_path, sampler=before))
+    schedule = replace(SHORT, sampler=now)
+    with pytest.raises(ConfigError, match=r"init_from: .* no bound prices balls_in_bins together"):
+        planned(mechanism(1.0), schedule)
+    with pytest.raises(ConfigError, match=r"init_from: .* no bound prices balls_in_bins together"):
+        calibrated(mechanism, 2.0, schedule, "certified")
 
 
 def test_the_claim_of_plrvo_needs_the_number_of_parameters() -> None:

@@ -262,3 +262,20 @@ def test_verify_says_whom_another_samplers_price_takes_for_neighbours(
     found = json.loads(output)
     assert (found["sampler"], found["neighbours"]) == ("shuffle", "zero-out of one unit")
     assert found["epsilon_certified"] == pytest.approx(gdp_epsilon(1 / 1.3521, 1e-5), rel=1e-8)
+
+
+def test_two_runs_by_bins_are_not_priced_as_one() -> None:
+    """Half an epoch of each: one epoch of 10 bins costs 2.19, the two halves at least 2.4 (by simulation)."""
+    half = Release(0.1, 1.0, sampler=Sampler("balls_in_bins", batches=10)), 5
+    with pytest.raises(ConfigError, match="inherited: holds releases of a sampler other than poisson"):
+        replace(header(), inherited=(half,))
+    after_poisson = replace(header(), inherited=((Release(0.1, 1.0), 5),))
+    with pytest.raises(ConfigError, match="no joint price"):
+        after_poisson.price(Counter({half[0]: 5}))
+
+
+@pytest.mark.parametrize("law", [Sampler("balls_in_bins", batches=10), Sampler("truncated_poisson", 0, 80, 40)])
+def test_where_noise_differs_the_least_counts_for_all(law: Sampler) -> None:
+    less, more = (Release(0.1, noise, sampler=law) for noise in (1.0, 1.5))
+    mixed = smallest_epsilon(Counter({more: 12, less: 8}), 1e-5)
+    assert mixed == smallest_epsilon(Counter({less: 20}), 1e-5) > smallest_epsilon(Counter({more: 20}), 1e-5)

@@ -105,6 +105,7 @@ def test_a_refused_search_is_named(changed: dict[str, Any], named: str, empty: P
         ({"search": {"model": "other"}}, "search.model: 'other' is not in experiment.models"),
         ({"experiment": {"models": {"b": {"source": "x"}}}}, "search.model: is empty, and experiment.models has 2"),
         ({"data": {"unit": "patient"}, "training": {"physical_batch_size": 2}}, "training.physical_batch_size"),
+        ({"training": {"sampler": "balls_in_bins"}}, "training.sampler: balls_in_bins does not go with a search"),
     ],
 )
 def test_what_candidates_cannot_follow_is_refused_before_any_work(

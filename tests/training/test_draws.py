@@ -385,11 +385,17 @@ def test_bins_need_keys(tmp_path: Path) -> None:
         train(spec_of(bins_plan(), units=PrivacyUnits.records(UNITS)), tmp_path, OsEntropy())
 
 
-def test_a_cut_is_priced_for_the_runs_own_units(tmp_path: Path) -> None:
-    """The chance of a cut hangs on their number, and the ledger's first line says it."""
-    cut = Release(0.25, 1.0, sampler=Sampler("truncated_poisson", units=80, max_batch=60))
-    with (
-        Ledger.open(tmp_path / "ledger.jsonl", make_header(units=81), Counter()) as ledger,
-        pytest.raises(LedgerError, match="the next release is priced for 80 units, and the run has 81"),
-    ):
-        ledger.charge(cut)
+@pytest.mark.parametrize("units", [8, 79, 81])
+def test_a_cut_is_priced_for_the_units_of_the_run(tmp_path: Path, units: int) -> None:
+    """The chance of a cut hangs on them, and the first line of the ledger says how many there are."""
+    path, header = tmp_path / "ledger.jsonl", make_header(units=80)
+    release = Release(0.25, 1.0, sampler=Sampler("truncated_poisson", units=units, max_batch=60))
+    problem = f"is priced for {units} units, and the run has 80"
+    with Ledger.open(path, header, Counter()) as ledger:
+        with pytest.raises(LedgerError, match=problem):
+            ledger.charge(release)
+        chain = ledger.chain
+    line, _ = seal(encode({"kind": "release", "step": 0, **release.to_dict()}), chain)
+    path.write_bytes(path.read_bytes() + line)
+    with pytest.raises(LedgerError, match=f"line 2: {problem}"):
+        read_ledger(path)
