@@ -185,6 +185,7 @@ def of_groups(bands: int, alarm: float = ALARM, seed: int = 0) -> DrawAudit:
     return audit_draw(each_record(), ABSENT, bands * RATE, bands * RATE, alarm, FixedSeed(seed), turns)
 
 
+@pytest.mark.long
 def test_sound_draws_of_groups_are_accused_as_rarely_as_is_said() -> None:
     """30 audits at 10 %: more than 11 accuse with chance 2e-5."""
     assert sum(of_groups(4, 0.1, seed).accusation is not None for seed in range(30)) <= 11
@@ -239,7 +240,10 @@ def audited_bins(units: PrivacyUnits, seed: int = 0, alarm: float = ALARM, count
     return audit_bins(units, ABSENT, bins, alarm, FixedSeed(seed + 1000))
 
 
-@pytest.mark.parametrize("units", [each_record, of_patients, clients])
+@pytest.mark.parametrize(
+    "units",
+    [each_record, *(pytest.param(one, marks=pytest.mark.long) for one in (of_patients, clients))],
+)
 def test_sound_bins_are_accused_as_rarely_as_is_said(units: Callable[[], PrivacyUnits]) -> None:
     """8 audits at 10 %: more than 5 accuse with chance 2e-5. Also with one bin, which holds all units."""
     found = [audited_bins(units(), seed, alarm=0.1) for seed in range(8)]

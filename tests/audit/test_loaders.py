@@ -47,13 +47,20 @@ def test_a_sound_loader_is_not_accused(loader: Callable[[], Any]) -> None:
     assert "the same batches in every epoch" in found.seen
 
 
-@pytest.mark.parametrize("error", loops.PLANTED_LOADERS)
+@pytest.mark.parametrize(
+    "error",
+    [
+        pytest.param(one, marks=pytest.mark.long if one == "truncated by number" else ())
+        for one in loops.PLANTED_LOADERS
+    ],
+)
 def test_a_planted_error_is_accused(error: str) -> None:
     loader, sampler = loops.PLANTED_LOADERS[error]
     epochs = 150 if error == "truncated by number" else EPOCHS
     assert audited(loader, sampler, epochs).accusation is not None
 
 
+@pytest.mark.long
 def test_of_200_sound_loaders_few_are_accused() -> None:
     """At 0.001 each, four or more are rarer than 1e-4. Of 200 p-values 20 are 0.1 or less; ten share one law."""
     values, coins = [], np.random.default_rng()

@@ -90,6 +90,7 @@ def test_the_attack_comes_close_to_what_sound_mechanisms_certify(
     assert f"these show a mu of {found.mu_audited:.2f}"[:-1] in found.power
 
 
+@pytest.mark.long
 def test_at_most_ten_of_200_sound_runs_are_accused_at_one_in_twenty() -> None:
     static = build("static", {"noise_multiplier": 1.0})
     certified = audited("static", games=100)

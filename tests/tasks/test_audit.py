@@ -405,7 +405,9 @@ def test_a_plan_with_another_rate_than_the_ledgers_is_found_out(
     finished: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = mechanism_attacks.plan_of
-    monkeypatch.setattr(mechanism_attacks, "plan_of", lambda training, units, size: real(training, units, 2 * size))
+    monkeypatch.setattr(
+        mechanism_attacks, "plan_of", lambda training, units, size, delta: real(training, units, 2 * size, delta)
+    )
     found = audit_cell(finished, settings(generations=1, records=0), "cpu")
     assert "not Poisson samples" in found["violations"][0]
 

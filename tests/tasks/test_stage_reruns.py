@@ -113,7 +113,16 @@ def test_secrets_that_lack_a_file_are_drawn_again(pipeline: Path, damage: str) -
     assert not drawn_again()
 
 
-@pytest.mark.parametrize("change", ["settings", "texts", "version", "weights", "samples", "nothing"])
+@pytest.mark.parametrize(
+    "change",
+    [
+        "settings",
+        "texts",
+        "version",
+        "nothing",
+        *(pytest.param(one, marks=pytest.mark.long) for one in ("weights", "samples")),
+    ],
+)
 def test_the_public_model_is_trained_again_where_what_it_is_made_of_changed(
     pipeline: Path, monkeypatch: pytest.MonkeyPatch, change: str
 ) -> None:

@@ -105,7 +105,7 @@ def _only(composition: Composition) -> tuple[Release, int]:
     """The release with the least noise, and the count of all, if they have one sampler and one sample rate."""
     releases = [release for release, count in composition.items() if count]
     if len({(release.sampler, release.sample_rate) for release in releases}) == 1:
-        return min(releases, key=lambda release: release.effective_noise_multiplier), composition.total()
+        return min(releases, key=lambda release: release.effective_noise_multiplier), sum(composition.values())
     names = ", ".join(sorted({release.sampler.name for release in releases})) or "none"
     problem = f"{len(releases)} kinds of release (samplers: {names}) have no joint price with a sampler but poisson"
     raise ConfigError("sampler", problem, fix="price each kind alone, and add up their epsilons and their deltas")
