@@ -54,8 +54,8 @@ def _how_long(settings: Settings, log: Path) -> str:
         return f"what changed; the last run here took {_minutes(int(said[1]))} for {stages} stage{'s' * (stages != 1)}"
     study = settings.experiment
     if (tuple(study.mechanisms), tuple(study.epsilons), tuple(study.seeds)) == (_SHIPPED, (2.0,), (0,)):
-        return f"{_MEASURED[0]} to {_MEASURED[1]} minutes on two idle cores; this machine lends it {cores}"
-    return f"a time that has not been measured for these settings; this machine lends it {cores} cores"
+        return f"{_MEASURED[0]} to {_MEASURED[1]} minutes on two idle cores; here it may use {cores}"
+    return f"a time that has not been measured for these settings; here it may use {cores} cores"
 
 
 def _minutes(seconds: int) -> str:
