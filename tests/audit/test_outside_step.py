@@ -42,12 +42,14 @@ def test_a_sound_step_is_not_accused_and_nearly_reaches_its_mu(step: Callable[..
     assert found.mu_audited > 0.6
 
 
-@pytest.mark.parametrize("error", loops.PLANTED)
+@pytest.mark.parametrize(
+    "error", [pytest.param(one, marks=pytest.mark.long if "bfloat16" in one else ()) for one in loops.PLANTED]
+)
 def test_a_planted_error_is_accused(error: str) -> None:
     step, options = loops.PLANTED[error]
     # The squares that vanish in bfloat16 are those of many columns.
     wide = {"parameters": 512} if step is loops.bf16_norm_underflow else {}
-    _, verdict = audited(step, 1500 if wide else 4000, **options, **wide)
+    _, verdict = audited(step, 4000, **options, **wide)
     assert verdict.accusation is not None
 
 

@@ -256,8 +256,9 @@ def test_a_ledger_that_tells_nothing_any_more_has_no_bound(what: str, register: 
     assert math.inf in [one.epsilon for one in register.earlier("people")]
 
 
-def test_what_another_register_counts_counts_there(tmp_path: Path) -> None:
+def test_what_another_register_counts_counts_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Wherever that lies: the run's folder names it. It is told of, and counts here once it is not there."""
+    monkeypatch.chdir(tmp_path)  # away from the register of a checkout that ran its study
     other, here = Register(tmp_path / "far" / "off.jsonl"), Register(tmp_path / "spent.jsonl")
     run(tmp_path / "first", other.path)
     assert here.faults() == []
@@ -273,8 +274,9 @@ def test_what_another_register_counts_counts_there(tmp_path: Path) -> None:
     assert here.faults() == []
 
 
-def test_a_neighbour_of_a_ledger_that_names_it_is_asked_too(tmp_path: Path) -> None:
+def test_a_neighbour_of_a_ledger_that_names_it_is_asked_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A run of an earlier version does not say where it counts: that is beside it."""
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "project").mkdir()
     run(tmp_path / "project" / "first", tmp_path / "project" / "spent.jsonl")
     (tmp_path / "project" / "first" / "booking.json").unlink()

@@ -64,4 +64,5 @@ def test_private_telemetry_tells_no_time_and_no_digest(tmp_path: Path) -> None:
     results = written(tmp_path / "runs", telemetry="private")
     found = about_runs("mine", tmp_path / "runs", ["static", "quantile"], results)
     text = f"{found.rows}{found.settings}{found.bibtex}"
-    assert not any(hidden in text for hidden in ("dddd", "2023", "year", "finished"))
+    # The digest's beginning and the day; a commit's name may hold four of the same letters.
+    assert not any(hidden in text for hidden in ("d" * 16, "2023-", "{2023}", "year", "finished"))
