@@ -17,6 +17,7 @@ from dptune.mechanisms.gradient_interfaces import Gradients
 from dptune.privacy.entropy import Entropy, uniform
 from dptune.privacy.ledger import Ledger
 from dptune.training.data import Tokens, by_width
+from dptune.training.gradients.frozen_layers import FrozenLayers, frozen_layers
 from dptune.training.gradients.gradient_checkpointing import checkpointed
 from dptune.training.gradients.micro_batches import micro_batches, public_widths
 from dptune.training.gradients.parameter_groups import Block
@@ -69,6 +70,7 @@ def train(
     run = open_run(spec, directory, entropy, on_step, ranks)
     seed_dropout(entropy, run.step)
     try:
+        run.frozen = _frozen(run)
         with stop_request() as asked:
             try:
                 modes = train_adapters(spec.model)
@@ -98,10 +100,27 @@ def follow(spec: RunSpec, entropy: Entropy, ranks: Ranks) -> None:
     """
     rank = open_rank(spec, entropy, ranks)
     seed_dropout(entropy, ranks.rank)
+    rank.frozen = _frozen(rank)
     train_adapters(spec.model)
     while (order := ranks.broadcast(None, rank.weights[0].device)) is not None:
         ranks.copy(rank.weights)
         contribute(rank, order, gradients_of(rank, rank.batch_of(order)))
+
+
+def _frozen(run: RankRun) -> FrozenLayers | None:
+    """The layers whose states are computed once. A client's local training and checkpointed layers go without."""
+    plan, tokens = run.spec.plan, run.spec.tokens
+    if plan.gradient_checkpointing or run.spec.mechanism.clipper.federation is not None:
+        return None
+    return frozen_layers(
+        run.spec.model,
+        run.pairs,
+        tokens,
+        rows=plan.physical_batch_size,
+        widths=public_widths(tokens.width, plan.expected_batch_size, plan.physical_batch_size),
+        visits=plan.sample_rate * plan.steps,
+        autocast=plan.autocast_dtype,
+    )
 
 
 def gradients_of(run: RankRun, batch: list[NDArray[np.int64]]) -> Iterator[Gradients]:

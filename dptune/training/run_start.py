@@ -27,7 +27,6 @@ from dptune.privacy.set_aside import fresh_start
 from dptune.training.checkpoints import CheckpointError, Progress, load_checkpoint
 from dptune.training.data import Tokens
 from dptune.training.draws import Bins, keys_of
-from dptune.training.gradients.frozen_layers import FrozenLayers, frozen_layers
 from dptune.training.gradients.gradient_check import check_width, rehearse
 from dptune.training.gradients.micro_batches import public_widths
 from dptune.training.gradients.parameter_groups import Block, trained_blocks
@@ -117,24 +116,7 @@ def open_rank(spec: RunSpec, entropy: Entropy, ranks: Ranks) -> RankRun:
             "entropy": entropy.leaks,
         }
     )
-    own = units.part(ranks.rank, ranks.world)
-    return RankRun(spec, pairs, own, entropy, ranks, fingerprint, frozen=_frozen(spec, pairs))
-
-
-def _frozen(spec: RunSpec, pairs: list[Block]) -> FrozenLayers | None:
-    """The layers whose states are computed once. A client's local training and checkpointed layers go without."""
-    plan = spec.plan
-    if plan.gradient_checkpointing or spec.mechanism.clipper.federation is not None:
-        return None
-    return frozen_layers(
-        spec.model,
-        pairs,
-        spec.tokens,
-        rows=plan.physical_batch_size,
-        width=spec.tokens.width,
-        visits=plan.sample_rate * plan.steps,
-        autocast=plan.autocast_dtype,
-    )
+    return RankRun(spec, pairs, units.part(ranks.rank, ranks.world), entropy, ranks, fingerprint)
 
 
 def rehearse_run(spec: RunSpec, blocks: list[Block] | None = None) -> None:

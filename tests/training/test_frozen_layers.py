@@ -109,7 +109,7 @@ def test_states_are_kept_by_record_and_width() -> None:
 
 
 def found(model: Any, tokens: Any, **changes: Any) -> FrozenLayers | None:
-    asked = {"rows": 4, "width": tokens.width, "visits": 5.0} | changes
+    asked = {"rows": 4, "widths": (tokens.width,), "visits": 5.0} | changes
     return frozen_layers(model, trained_blocks(model), tokens, **asked)
 
 

@@ -107,7 +107,7 @@ def frozen_layers(
     tokens: Tokens,
     *,
     rows: int,
-    width: int,
+    widths: Sequence[int],
     visits: float,
     autocast: torch.dtype | None = None,
 ) -> FrozenLayers | None:
@@ -118,16 +118,18 @@ def frozen_layers(
 
     Args:
         blocks: the modules that train.
-        rows, width: shape of a step's widest micro-batch.
+        rows, widths: shapes of a step's micro-batches.
         visits: how often a record is read in the whole run, on average.
     """
     device = next(model.parameters()).device
     if device.type != "cpu" or visits < _LEAST_VISITS or (found := _split(model, blocks)) is None:
         return None
-    size = 4 * len(tokens.rows) * width * model.config.get_text_config().hidden_size  # type: ignore[operator, union-attr]
+    # A record of a unit with several may be kept at each width.
+    size = 4 * len(tokens.rows) * sum(widths) * model.config.get_text_config().hidden_size  # type: ignore[operator, union-attr]
     if size > _SHARE * available_memory():
         return None
-    return found if _equal_in_every_bit(found, blocks, rows, width, autocast) else None
+    same = all(_equal_in_every_bit(found, blocks, rows, width, autocast) for width in widths)
+    return found if same else None
 
 
 def _split(model: nn.Module, blocks: Sequence[Block]) -> FrozenLayers | None:
