@@ -61,12 +61,17 @@ def price_of(cells: Sequence[Cell], *, private: bool) -> str | None:
     if not any(one.left for one in planned):
         return None
     before = [] if private else Register(SPENT).earlier(records_digest())
-    bounded = [one.epsilon for one in before if math.isfinite(one.epsilon)]
-    added = [one.cell.epsilon for one in planned if one.left and one.cell.epsilon is not None]
+    # Cells without a budget, or by another accounting, and records that paid without a bound, have no total.
+    added = [
+        one.cell.epsilon if one.cell.accounting == "certified" and one.cell.epsilon is not None else math.inf
+        for one in planned
+        if one.left
+    ]
+    total = math.fsum([*(one.epsilon for one in before), *added])
     sentences = [summary(planned)]
-    if bounded and all(one.cell.accounting == "certified" for one in planned if one.left):
-        total = at_most(math.fsum([*bounded, *added]))
-        sentences.append(f"With what they paid before, these records then paid at most epsilon {total} in all.")
+    if before and math.isfinite(total):
+        in_all = f"these records then paid at most epsilon {at_most(total)} in all"
+        sentences.append(f"With what they paid before, {in_all}.")
     if paid := paid_so_far(private=private):
         sentences.append(f"So far: {paid}.")
     return " ".join(sentences)

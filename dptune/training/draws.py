@@ -7,9 +7,10 @@ uniformly random choice. Whether a unit is cut hangs on how many others were dra
 **Balls in bins.** Row r of a run is batch r mod T of epoch r div T, and each unit enters one batch of every epoch. Its
 bin there is a keyed hash of three things: the epoch, the unit's own key, and its number among units of equal keys. So:
 
-- To whoever lacks the secret, all bins are independent and uniform, those of equal records too: to tell them from that
-  is to break keyed BLAKE2b. (A bin's probability is off by at most T / 2^64 of itself.) That is the law that is priced.
-- A unit that joins or leaves moves nobody else, but for units of the very same key, who are told apart by nothing.
+- For anyone without the secret all bins are independent and uniform, those of equal records too: distinguishing them
+  from that means breaking keyed BLAKE2b. (A bin's probability is off by at most T / 2^64 of itself.) That is the law
+  that is priced.
+- A unit that joins or leaves moves nobody else, except among units of the very same key, which are interchangeable.
 - A process that goes on after a kill has the same bins, since the run's checkpoint keeps the secret. Other bins in the
   middle of an epoch would let a unit enter twice where one entry was charged, so a run without its secret is refused.
 

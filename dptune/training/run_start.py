@@ -256,7 +256,7 @@ def _open(spec: RunSpec, optimizer: torch.optim.Optimizer, directory: Path) -> t
 
 
 def _bins(spec: RunSpec, ledger: Ledger, progress: Progress, entropy: Entropy) -> Bins | None:
-    """The bins of a run by balls_in_bins: new ones for a new run, those of its checkpoint for one that goes on.
+    """The bins of a run by balls_in_bins: new ones for a new run, the checkpoint's for a resumed run.
 
     Raises: CheckpointError for a run that drew some of its batches, and whose secret is gone.
     """

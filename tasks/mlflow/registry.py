@@ -1,7 +1,7 @@
 """MLflow's registry: a model for each study, a version for each cell with a guarantee, an alias for the one to take.
 
-MLflow stamps a version with the time, so cells whose times must not be told are not registered. Nor is a cell without a
-certified epsilon: what stands in a registry is taken into use.
+MLflow stamps a version with the time, so cells whose times must stay private are not registered. Nor is a cell without
+a certified epsilon, because people use what a registry holds.
 """
 
 from __future__ import annotations

@@ -260,7 +260,7 @@ class _Lasting(Bins):
 
 
 class _Dealt(Bins):
-    """As many units in every bin."""
+    """A fault: every bin holds the same number of units."""
 
     def of_epoch(self, epoch: int) -> NDArray[np.int64]:
         bins = np.argsort(super().of_epoch(epoch), kind="stable") % self.count
@@ -276,7 +276,7 @@ class _Crowded(Bins):
 
 
 class _One(Bins):
-    """One unit never leaves its bin."""
+    """A fault: one unit has the same bin in every epoch."""
 
     def of_epoch(self, epoch: int) -> NDArray[np.int64]:
         bins = super().of_epoch(epoch)
@@ -325,7 +325,7 @@ def test_an_error_in_the_bins_is_found_in_every_audit(kind: type, problem: str) 
 
 
 def test_truncated_draws_are_tested_by_the_law_of_poisson_and_their_largest_size() -> None:
-    """At most 120 of 605 at rate 0.1 are never passed; at most 60 cut half of the batches."""
+    """605 units at rate 0.1: a batch never exceeds 120, and a limit of 60 cuts half of the batches."""
 
     def cut_to(most: int, seed: int) -> DrawAudit:
         return audit_draw(each_record(), ABSENT, RATE, RATE, ALARM, FixedSeed(seed), max_batch=most)

@@ -125,7 +125,7 @@ def test_pairs_are_counted_right_by_dense_and_sparse_tables(
 
 
 def test_the_number_of_epochs_does_not_hang_on_what_the_first_one_brought() -> None:
-    """By some 20,000 entries of expected 500 an epoch, 40, whatever was drawn."""
+    """An audit reads about 20,000 ids: 40 epochs of an expected 500, however many were drawn."""
     claim = LoaderClaim(sampler="poisson", sample_rate=0.1, units=500)
     sizes = iter([0, *range(1, 500)])
     entries = module._read(lambda: [list(range(next(sizes))) for _ in range(10)], claim, None, "LOADER")

@@ -93,7 +93,7 @@ def test_one_entry_an_epoch_is_the_charged_rate(noise: float) -> None:
 
 
 def test_two_entries_an_epoch_are_accused() -> None:
-    """As by bins that are drawn anew in the middle of an epoch."""
+    """A unit enters twice in one epoch, as if bins were drawn anew in the middle of it."""
     for seed in range(10):
         found = seen_in_bins(2, 0.1, seed)
         assert isinstance(found, SampleRate)

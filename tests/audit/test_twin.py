@@ -193,7 +193,7 @@ def test_noise_that_two_steps_share_is_a_fault(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_release_that_is_no_number_is_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a score that is no number bets learn nothing, so that it would pass."""
+    """Bets learn nothing from a score that is not a number, so without this fault such a release would pass."""
 
     def leaks(self: Any, sums: Any, *rest: Any, real: Any = Gaussian.add) -> Any:
         noisy = real(self, sums, *rest)

@@ -29,6 +29,9 @@ def test_the_price_adds_to_what_these_records_paid(pipeline: Path) -> None:
     price = price_gate.price_of([other], private=False)
     assert price is not None
     assert f"these records then paid at most epsilon {2 * BUDGET:g} in all" in price
+    unbounded = price_gate.price_of([other, nonprivate()], private=False)
+    assert unbounded is not None
+    assert "then paid at most" not in unbounded, "one of the cells has no bound"
     private = price_gate.price_of([other], private=True)
     assert private is not None
     assert "paid" not in private, "what these records paid is private"

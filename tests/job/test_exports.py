@@ -113,9 +113,11 @@ def test_planted_gradients_among_the_units_are_told() -> None:
 
 
 def test_batches_of_other_samplers_are_not_called_poisson() -> None:
-    shuffled = Release(0.01, 1.0, sampler=Sampler("balls_in_bins", batches=100))
-    with pytest.raises(ConfigError, match="run: drew its batches by balls_in_bins, which no export describes"):
-        exported(shuffled)
+    bins = exported(Release(0.01, 1.0, sampler=Sampler("balls_in_bins", batches=100)))
+    assert "balls in bins: in each epoch of 100 steps each unit in one batch" in str(bins.registry())
+    assert "Poisson" not in bins.nist() + str(bins.registry())
+    with pytest.raises(ConfigError, match="run: drew its batches by shuffle, which no export describes"):
+        exported(Release(0.01, 1.0, sampler=Sampler("shuffle", batches=100)))
 
 
 def command(*arguments: object) -> Result:

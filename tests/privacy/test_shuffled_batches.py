@@ -51,7 +51,7 @@ def test_two_batches_lie_in_the_interval(noise: float, delta: float, left_out: f
 @pytest.mark.parametrize("left_out", [1e-6, 0.05, 0.4])
 @pytest.mark.parametrize("noise", [0.5, 1.0, 3.0])
 def test_one_batch_of_which_units_are_left_out_is_exact(noise: float, left_out: float, delta: float) -> None:
-    """One entry is the whole release, so its divergence, by integration over the line, is delta at "at least"."""
+    """With one batch the entry is the whole release: its divergence, integrated over the line, equals delta."""
     least = least_shuffled_epsilon(noise, 1, 1, delta, left_out)
     x = np.linspace(-15 * noise, 2 + 15 * noise, 200_001)
     zero, one, two = (norm.pdf(x, mean, noise) for mean in (0.0, 1.0, 2.0))

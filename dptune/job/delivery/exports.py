@@ -30,6 +30,7 @@ from dptune.job.delivery.card import (
     why_not,
 )
 from dptune.job.delivery.card_code import cell
+from dptune.privacy.accounting.samplers import TRAINED
 from dptune.privacy.certificate import SearchCertificate
 from dptune.privacy.ledger_file import LedgerContents
 
@@ -83,10 +84,11 @@ class Exported:
         if any(release.noise.endswith("token") for release in self.contents.composition):
             fix = "give a run that trained weights"
             raise ConfigError("run", "is an ensemble that answers prompts, which no export describes", fix=fix)
-        # Their neighbours are others than add or remove, so each sentence about the unit would be wrong.
-        if others := {one.sampler.name for one in self.contents.composition if not one.sampler.like_poisson}:
+        # Other samplers have other neighbours than add or remove, so each sentence about the unit would be wrong.
+        names = {one.sampler.name for one in self.contents.composition if not one.sampler.like_poisson}
+        if others := names.difference(TRAINED):
             problem = f"drew its batches by {', '.join(sorted(others))}, which no export describes"
-            raise ConfigError("run", problem, fix="`dptune verify` and `dptune account` price it; export Poisson runs")
+            raise ConfigError("run", problem, fix="`dptune account` prices it; export a run that dptune trained")
 
     @property
     def epsilon(self) -> float:

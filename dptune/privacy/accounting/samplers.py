@@ -220,7 +220,7 @@ def sampler_of(
     if name in ("fixed_size", "shuffle") and batch is not None and batch != int(batch):
         problem = f"{batch} is not a whole number of units, of which every batch of {name} has the same"
         raise ConfigError("batch", problem, fix=f"use {max(1, round(batch))}")
-    # Of a shuffle, a rate with few digits would give another number of batches, and thereby of epochs.
+    # For a shuffle, a rate that was rounded to a few digits could give another number of batches in an epoch.
     if name == "balls_in_bins" or (name == "shuffle" and records is None):
         return Sampler(name, batches=_whole_bins(name, sample_rate, records))
     if name == "shuffle":
