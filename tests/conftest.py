@@ -61,6 +61,18 @@ def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
     return argname if isinstance(val, bytes) and len(val) > 16 else None
 
 
+@pytest.hookimpl(tryfirst=True)  # before -m chooses
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Of a test that is marked ``one_case``, all cases but the first are long."""
+    begun = set()
+    for item in items:
+        if item.get_closest_marker("one_case"):
+            name = item.nodeid.partition("[")[0]
+            if name in begun:
+                item.add_marker(pytest.mark.long)
+            begun.add(name)
+
+
 def pytest_collection_finish() -> None:
     """Leave what was imported to collect the tests out of garbage collection, which would walk it again and again."""
     gc.collect()

@@ -335,6 +335,7 @@ def test_audit_has_the_agreed_fields_and_respects_a_sound_step() -> None:
     assert found["epsilon_audited"] <= found["epsilon_certified"] == pytest.approx(4.3772, abs=1e-3)
 
 
+@pytest.mark.long
 def test_audit_catches_published_rldp(caplog: pytest.LogCaptureFixture) -> None:
     """It claims 2.1; what eight audits found has mean 4.0 and deviation 0.4: a miss is rarer than 1e-5."""
     options = ("--set", "pairs=24", "--set", "noise_multiplier=2")
@@ -380,6 +381,7 @@ def test_audit_says_where_its_figures_are_those_of_one_step(further: tuple[str, 
     assert ("All epsilons here are about one step" in done.stdout) is once
 
 
+@pytest.mark.long
 def test_audit_of_correlated_noise_plays_and_prices_as_many_visits_as_it_is_asked_for() -> None:
     """A sound mechanism: accused with chance 1e-6."""
     options = ("--set", "bands=2", "--trials", "500", "--false-alarms", "1e-6")

@@ -45,6 +45,7 @@ def clients() -> PrivacyUnits:
     return PrivacyUnits.clients(100, np.arange(COUNT) // 3, ABSENT)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("units", [each_record, of_patients, clients])
 def test_sound_draws_are_accused_as_rarely_as_is_said(units: Callable[[], PrivacyUnits]) -> None:
     """30 audits at 10 %: 3 may accuse; more than 11 do with chance 2e-5."""

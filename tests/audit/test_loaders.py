@@ -39,6 +39,7 @@ def audited(loader: Any, sampler: str, epochs: int = EPOCHS, false_alarms: float
     return audit_loader(loader, claim_of(sampler), false_alarms=false_alarms, entropy=OsEntropy(), epochs=epochs)
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("loader", loops.SOUND_LOADERS)
 def test_a_sound_loader_is_not_accused(loader: Callable[[], Any]) -> None:
     """Each may be accused with chance 0.001."""

@@ -173,6 +173,7 @@ def test_the_step_of_opacus_is_not_accused(kind: str) -> None:
     assert found.mu_audited > 0.2
 
 
+@pytest.mark.long
 def test_the_step_of_opacus_with_less_noise_than_claimed_is_accused() -> None:
     assert audited(opacus_loops().opacus_step(noise=0.5), 1000, parameters=1024)[1].accusation is not None
 

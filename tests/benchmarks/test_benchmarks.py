@@ -35,6 +35,7 @@ def dry_run(tmp_path_factory: pytest.TempPathFactory) -> Results:
     return Results.read([folder / "gpu.json"])
 
 
+@pytest.mark.long
 def test_the_dry_run_measures_every_line(dry_run: Results) -> None:
     measured = {(line.table, line.shape, line.contender) for line in dry_run.lines if line.seconds or line.failed}
     shapes = [f"tiny {kind} 8x24" for kind in ("GPT-2 float32", "GPT-2 bfloat16", "Llama bfloat16")]
@@ -165,6 +166,7 @@ def test_cells_are_whole_runs_and_a_failing_one_is_not_hidden(monkeypatch: pytes
         cells.cells_per_hour(TINY, steps=2, warmup=1)
 
 
+@pytest.mark.long
 def test_memory_is_that_of_a_process_of_its_own() -> None:
     if not Path("/proc/self/status").exists():
         pytest.skip("the system does not tell")

@@ -14,6 +14,7 @@ from dptune.training.gradients.micro_batches import public_widths
 ONE = {"wall": 2.0, "cpu": 1.0, "memory": 100.0, "positions": 300.0, "tokens": 200.0}
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore::FutureWarning")
 def test_contenders_train_on_the_same_file(tmp_path: Path) -> None:
     pytest.importorskip("trl", reason="TRL is not installed: pip install 'dptune[bench]'")

@@ -158,6 +158,7 @@ def test_a_closed_checkout_is_named(
     assert fix in ended.output[-1]
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize(
     ("command", "largest"),
     [("tune", 0), ("tune", 2000), ("tune", 8000), ("search", 0), ("search", 2500), ("sample", 0), ("sample", 1000)],

@@ -68,6 +68,7 @@ def test_every_kind_has_a_recipe() -> None:
     assert not [kind for kind in KINDS if not any(kind in heading for heading in headings)]
 
 
+@pytest.mark.long
 def test_what_a_reader_of_the_recipes_added_is_there(copy: Path) -> None:
     files = []
     for place, block in enumerate(CHECKS):
@@ -77,6 +78,7 @@ def test_what_a_reader_of_the_recipes_added_is_there(copy: Path) -> None:
     _run(copy, "-c", _RUN, *(str(file) for file in files))
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_command_of_the_recipes_runs(copy: Path, command: str) -> None:
     program, *arguments = command.split()

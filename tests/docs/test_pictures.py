@@ -38,6 +38,7 @@ def check_same(one: Path, other: Path) -> None:
     assert coordinates(one) == pytest.approx(coordinates(other), abs=0.5)
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("name", DRAWN)
 def test_light_and_dark_show_the_same(name: str, tmp_path: Path) -> None:
     check_same(*draw(tmp_path, [name]))

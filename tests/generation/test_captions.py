@@ -66,6 +66,7 @@ def test_words_are_those_of_the_package_where_a_token_holds_a_space() -> None:
     assert captions.rouge_l(outputs, references) == pytest.approx(0.7333, abs=1e-4)
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("java")
 def test_a_separator_within_markup_parts_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """The tokenizer leaves markup as one token, with the separator of METEOR's texts. Java starts once for all."""
@@ -97,6 +98,7 @@ print(writing, [part for part in seen if "Zizzi" in part or "Cotto" in part])
 """
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("java")
 def test_texts_are_not_written_to_disk_and_stand_on_no_command_line(tmp_path: Path) -> None:
     """The package's own wrapper writes them beside its jar; what Java writes would be in one of these folders."""

@@ -173,6 +173,7 @@ def _plants() -> dict[str, tuple[str, Plant]]:
 PLANTS = _plants()
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("plant", PLANTS)
 def test_one_per_cent_more_is_noticed_and_the_sentence_says_what_to_raise(
     plant: str, monkeypatch: pytest.MonkeyPatch

@@ -36,6 +36,7 @@ def damages(folder: Path, kept: Path, *names: str) -> Iterator[Path]:
                 yield place
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("ended", [False, True])
 def test_a_run_whose_file_was_damaged_is_refused_in_a_sentence_or_pays_once(ended: bool, tmp_path: Path) -> None:
     own, folder, kept = prepared(scored=False), tmp_path / "run", tmp_path / "kept"

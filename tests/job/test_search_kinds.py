@@ -115,6 +115,7 @@ def test_a_mixture_that_costs_more_than_each_kind_gets_more_noise(monkeypatch: p
         search_module.certificate_of(own, settings, alone[0], terms, "id", "")
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("candidates", [1.001, 1.003, 1.02, 1.3])
 @pytest.mark.parametrize("bound", ["hull", "one_shift"])
 def test_a_candidates_own_ledger_takes_what_the_search_was_calibrated_to(candidates: float, bound: str) -> None:

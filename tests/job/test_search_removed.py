@@ -49,6 +49,7 @@ def damages(folder: Path, kept: Path) -> Iterator[Path]:
         yield place
 
 
+@pytest.mark.long
 def test_a_candidate_goes_on_from_what_is_kept_or_the_search_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -139,6 +139,7 @@ def test_correlated_noise_is_tried_at_each_rate(public: RecordSource) -> None:
     assert all(map(math.isfinite, found.trials.values()))
 
 
+@pytest.mark.long
 def test_the_command_it_prints_runs(tmp_path: Path) -> None:
     public, private = (write_csv(tmp_path / f"{name}.csv", rows(60)) for name in ("public", "private"))
     model = tmp_path / "a model"

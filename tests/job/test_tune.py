@@ -459,6 +459,7 @@ def test_mechanisms_that_follow_public_records_ask_for_them() -> None:
         prepared(rows(), mechanism="rldp", options={"interval": 2, "warmup": 2})
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize(("mechanism", "options"), [("quantile", {}), ("rldp", {"interval": 2, "warmup": 2})])
 def test_adaptive_mechanisms_tune_within_the_budget(mechanism: str, options: dict[str, Any], tmp_path: Path) -> None:
     result = dptune.tune(

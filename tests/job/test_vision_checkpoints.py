@@ -40,6 +40,7 @@ def adapted(folder: Path, modules: tuple[str, ...] | str | None) -> list[str]:
     return [pair.name.removeprefix("base_model.model.") for pair in lora_pairs(model)]
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("family", _FAMILIES)
 def test_the_adapter_loads_on_the_checkpoints_own_class(family: str, tmp_path: Path) -> None:
     folder = vision_checkpoint(family, tmp_path / "base")

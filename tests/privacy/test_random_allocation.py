@@ -122,6 +122,7 @@ def test_simulated_epochs_diverge_as_much_as_is_said(noise: float, bins: int, ep
     assert mean + error >= delta
 
 
+@pytest.mark.long
 @settings(deadline=None, max_examples=8)
 @given(st.floats(0.5, 4.0), st.integers(1, 300), st.integers(1, 4), st.floats(-10, -1))
 def test_it_falls_with_noise_bins_and_delta_and_grows_with_epochs(

@@ -118,6 +118,7 @@ def test_the_composed_losses_of_one_epoch_agree_with_its_best_event(noise: float
     assert one * 0.9995 <= _several_epochs(_Largest(noise, batches, 0.0), 1, delta) <= one * (1 + 1e-7)
 
 
+@pytest.mark.long
 @settings(deadline=None, max_examples=12)
 @given(st.floats(0.4, 5.0), st.integers(1, 3000), st.integers(1, 3), st.floats(-12, -1))
 def test_it_grows_with_epochs_and_falls_with_noise_and_delta(

@@ -84,6 +84,7 @@ def run_one(changes: dict[str, Any], trials: int = 0) -> tuple[Path, dict[str, A
     return cell.directory, read_json(cell.directory / "result.json")
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("way", ["head of an encoder", "head of a causal model", "words"])
 def test_labels_are_learned_end_to_end(files: Path, way: str, quick_pictures: None) -> None:
     own = {"pretrain": {"shape": "roberta"}} if way == "head of an encoder" else {}
@@ -138,6 +139,7 @@ def test_under_private_telemetry_nothing_is_scored(files: Path) -> None:
     assert set(read_json(cell.directory / "result.json")["after"]) == {"public_perplexity"}
 
 
+@pytest.mark.long
 def test_a_learned_controller_takes_words_and_refuses_a_head(files: Path) -> None:
     rldp = {"experiment": {"mechanisms": ["rldp"]}, "mechanisms": {"rldp": {"interval": 2, "warmup": 1}}}
     words = {"task": {"words": [" 3", " 4"]}, "data": {"options": {"template": "{first} is"}}}
@@ -150,6 +152,7 @@ def test_a_learned_controller_takes_words_and_refuses_a_head(files: Path) -> Non
     run_cell(cell, "cpu")
 
 
+@pytest.mark.long
 def test_words_stand_at_the_end_of_texts_that_are_cut(files: Path) -> None:
     words = {"task": {"words": [" 3", " 4"]}, "data": {"options": {"template": "{first} is"}}}
     changes = merge(merge(SST2, words), {"training": {"max_length": 8}})

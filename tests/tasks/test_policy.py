@@ -241,6 +241,7 @@ def test_halved_noise_fails_the_study(critic: str, number: int, monkeypatch: pyt
     assert "mu" in policy_audit._audit(critic, number, chosen)["accusation"]
 
 
+@pytest.mark.long
 def test_a_public_critic_trained_on_users_fails_the_study(monkeypatch: pytest.MonkeyPatch) -> None:
     """Planted: the critic called public is fitted to what the users of the update lived through."""
     monkeypatch.setattr(policy_audit, "OsEntropy", lambda: FixedSeed(1))

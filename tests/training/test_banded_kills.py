@@ -204,6 +204,7 @@ def until(runs: Runs, kills: int) -> None:
         runs.finish(disk)
 
 
+@pytest.mark.long
 def test_two_hundred_kills_at_random(runs: Runs) -> None:
     until(runs, KILLS)
 
