@@ -669,6 +669,7 @@ def change_of_log_radius(seed: int, teacher: Callable[[float], float]) -> float:
     return fmean(history[75:]) - fmean(history[:25])
 
 
+@pytest.mark.long
 def test_an_agent_learns_the_radii_that_are_rewarded_and_nothing_from_shuffled_rewards() -> None:
     """Seeds are fixed, so the outcome only changes with the code or with torch's arithmetic.
 

@@ -162,12 +162,14 @@ def taught(seed: int, goal: float, steepness: float, steps: int = 300, **options
     return torch.stack([one.act(state(step)) for step in range(200)])
 
 
+@pytest.mark.long
 def test_temperature_keeps_actions_spread_out() -> None:
     """The seed is fixed; over 10 seeds the ratio was at least 3.0."""
     hot, cold = (float(taught(0, 0.0, 0.3, steps=100, temperature=temperature).std()) for temperature in (2.0, 0.0))
     assert hot > 1.5 * cold
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("goal", [-1.0, 1.0])
 def test_it_learns_what_is_rewarded(goal: float) -> None:
     """The seed is fixed; in 37 of 40 cases of 20 seeds the mean action came at least 0.25 of the way (0.8 on average),
