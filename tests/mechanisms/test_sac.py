@@ -169,7 +169,7 @@ def test_temperature_keeps_actions_spread_out() -> None:
     assert hot > 1.5 * cold
 
 
-@pytest.mark.long
+@pytest.mark.one_case
 @pytest.mark.parametrize("goal", [-1.0, 1.0])
 def test_it_learns_what_is_rewarded(goal: float) -> None:
     """The seed is fixed; in 37 of 40 cases of 20 seeds the mean action came at least 0.25 of the way (0.8 on average),
