@@ -97,19 +97,52 @@ def content_with(carrier: str, secret: str, form: str, kind: str = "code") -> Co
     return Text(carrier + ending)
 
 
-def inject(
-    train: Path,
-    out: Path,
-    secrets_file: Path,
-    manifest: Path,
-    extraction: int,
-    audit: int,
-    carrier_seed: int,
-    repeats: int = 1,
-    audit_kind: str = "code",
-    samples: Sequence[str] = (),
-) -> None:
-    """Add rows with ``extraction`` secrets, ``repeats`` rows each, and ``audit`` more, each by a fair coin.
+@dataclass(frozen=True)
+class CanaryPlan:
+    """How many canaries a train file gets, and what they say. Public.
+
+    Attributes:
+        extraction: number of secrets that all are planted.
+        audit: number of audit canaries, each planted by its own fair coin.
+        carrier_seed: seed of the public texts that secrets stand in.
+        repeats: number of rows of each extraction secret.
+        audit_kind: what audit canaries say, one of ``KINDS``.
+        samples: distinct texts of a public model, of which ``audit`` are drawn for the kind "samples".
+    """
+
+    extraction: int
+    audit: int
+    carrier_seed: int
+    repeats: int = 1
+    audit_kind: str = "code"
+    samples: Sequence[str] = ()
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """The numbers that a train file's description states."""
+        return {"extraction": self.extraction, "repeats": self.repeats, "audit": self.audit}
+
+    @property
+    def rows(self) -> int:
+        """Number of rows of canaries."""
+        return self.extraction * self.repeats + self.audit
+
+    def check(self, records: int) -> None:
+        """Raise ConfigError for negative counts, an unknown kind, or more canaries than records or samples."""
+        if min(self.extraction, self.audit) < 0 or self.repeats < 1:
+            raise ConfigError("canaries", "a count is negative, or repeats below 1", fix="use 0 or more, and 1 or more")
+        if self.audit_kind not in KINDS:
+            raise ConfigError("canaries.audit_kind", f"{self.audit_kind!r} is unknown", fix=f"use {', '.join(KINDS)}")
+        if self.audit_kind == "samples" and self.audit > len(self.samples):
+            problem = f"{self.audit} canaries are to say samples of a public model, and there are {len(self.samples)}"
+            raise ConfigError("canaries.audit", problem, fix="use fewer, or canaries.audit_kind: words")
+        if self.rows > records:
+            problem = f"extraction x repeats + audit asks for {self.rows} rows beside {records} records"
+            raise ConfigError("canaries", problem, fix="plant fewer canaries or take more records")
+
+
+def inject(train: Path, out: Path, secrets_file: Path, manifest: Path, plan: CanaryPlan) -> None:
+    """Add the rows of ``plan``'s canaries to a train file.
 
     Writes the new train file to ``out``: all of ``train`` as it is, then one row for every canary. Its text is a public
     carrier, drawn by the public ``carrier_seed``, with the secret at its end; it is empty where a coin left the canary
@@ -120,56 +153,32 @@ def inject(
 
     With no canaries ``out`` holds the records of ``train`` and nothing else.
 
-    Args:
-        audit_kind: what audit canaries say, one of ``KINDS``.
-        samples: distinct texts of a public model, of which ``audit`` are drawn for the kind "samples"; public.
-
-    Raises: ConfigError for negative counts, an unknown kind, or more canaries than records or samples; DataError for a
-    bad file, or a train file that already holds canaries.
+    Raises: ConfigError for a plan that these records do not allow; DataError for a bad file, or a train file that
+        already holds canaries.
     """
     records = read_records(train)
     form = form_at(records.about)
     if "canaries" in records.about:
         raise DataError("holds canaries already", fix="give the train file of the split", file=train)
-    if min(extraction, audit) < 0 or repeats < 1:
-        raise ConfigError("canaries", "a count is negative, or repeats below 1", fix="use 0 or more, and 1 or more")
-    if audit_kind not in KINDS:
-        raise ConfigError("canaries.audit_kind", f"{audit_kind!r} is unknown", fix=f"use {', '.join(KINDS)}")
-    if audit_kind == "samples" and audit > len(samples):
-        problem = f"{audit} canaries are to say samples of a public model, and there are {len(samples)}"
-        raise ConfigError("canaries.audit", problem, fix="use fewer, or canaries.audit_kind: words")
-    rows = extraction * repeats + audit
-    if rows > len(records.record):
-        problem = f"extraction x repeats + audit asks for {rows} rows beside {len(records.record)} records"
-        raise ConfigError("canaries", problem, fix="plant fewer canaries or take more records")
-    planted = _draw(_carriers(rows, carrier_seed, records), extraction, repeats)
-    if audit_kind == "words":
-        planted = replace(planted, audit=_saying(_random_words(audit, carrier_seed), planted.audit, form, "words"))
-    elif audit_kind == "samples":
-        drawn = SystemRandom().sample(samples, audit)
+    plan.check(len(records.record))
+    planted = _draw(_carriers(plan, records), plan.extraction, plan.repeats)
+    if plan.audit_kind == "words":
+        words = _random_words(plan.audit, plan.carrier_seed)
+        planted = replace(planted, audit=_saying(words, planted.audit, form, "words"))
+    elif plan.audit_kind == "samples":
+        drawn = SystemRandom().sample(plan.samples, plan.audit)
         planted = replace(planted, audit=_saying(drawn, planted.audit, form, "samples"))
-    counts = {"extraction": extraction, "repeats": repeats, "audit": audit}
-    salted = {**records.about, "canaries": counts, "salt": _salt()}
+    salted = {**records.about, "canaries": plan.counts, "salt": _salt()}
     grown = _with_canaries(records, planted, form)
     # The three files appear in reverse order: first the secrets, then the train file, last the manifest.
     with replacing(manifest) as listing, replacing(out) as new, replacing(secrets_file) as hidden:
         write_parquet(new, replace(grown, about=salted))
         write_json(hidden, asdict(planted))
-        write_json(listing, _public(grown, counts, new, hidden))
+        write_json(listing, _public(grown, plan.counts, new, hidden))
 
 
-def are_planted(
-    train: Path,
-    out: Path,
-    secrets_file: Path,
-    extraction: int,
-    audit: int,
-    carrier_seed: int,
-    repeats: int = 1,
-    audit_kind: str = "code",
-    samples: Sequence[str] = (),
-) -> bool:
-    """Whether ``out`` and ``secrets_file`` hold what ``inject`` may have written for these very arguments.
+def are_planted(train: Path, out: Path, secrets_file: Path, plan: CanaryPlan) -> bool:
+    """Whether ``out`` and ``secrets_file`` hold what ``inject`` may have written for this very plan.
 
     Secrets and coins may be any. All else must be as ``inject`` makes it: the records, the numbers of canaries, what
     they say, and the carriers. ``samples`` count only for the kind "samples". Other secrets would rename every finished
@@ -183,17 +192,16 @@ def are_planted(
         found, planted = read_records(out), read_secrets(secrets_file)
     except DataError:
         return False
-    counts = {"extraction": extraction, "repeats": repeats, "audit": audit}
-    about = {**records.about, "canaries": counts, "salt": found.about.get("salt")}
+    about = {**records.about, "canaries": plan.counts, "salt": found.about.get("salt")}
     if not replace(_with_canaries(records, planted, form), about=about).equals(found):
         return False
-    carriers = _carriers(extraction * repeats + audit, carrier_seed, records)
-    if audit_kind != "code" and form == "text":
-        carriers[extraction * repeats :] = [""] * audit
+    carriers = _carriers(plan, records)
+    if plan.audit_kind != "code" and form == "text":
+        carriers[plan.rows - plan.audit :] = [""] * plan.audit
     return (
         [one.carrier for one in (*planted.extraction, *planted.audit)] == carriers
-        and {one.kind for one in planted.audit} <= {audit_kind}
-        and (audit_kind != "samples" or {one.secret for one in planted.audit} <= {*samples})
+        and {one.kind for one in planted.audit} <= {plan.audit_kind}
+        and (plan.audit_kind != "samples" or {one.secret for one in planted.audit} <= {*plan.samples})
     )
 
 
@@ -208,8 +216,8 @@ def read_secrets(path: Path) -> Secrets:
         raise DataError(problem, fix="inject the canaries again", file=path) from None
 
 
-def _carriers(count: int, seed: int, records: Records) -> list[str]:
-    return public_texts(count, seed, "canaries", str(records.about.get("source")))
+def _carriers(plan: CanaryPlan, records: Records) -> list[str]:
+    return public_texts(plan.rows, plan.carrier_seed, "canaries", str(records.about.get("source")))
 
 
 def _draw(carriers: list[str], extraction: int, repeats: int) -> Secrets:
