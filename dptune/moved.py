@@ -75,6 +75,32 @@ _RENAMED = {
 }
 _NEW = _RENAMED | {f"{old}.{name}": f"{new}.{name}" for (old, new), names in _MODULES.items() for name in names.split()}
 
+#: Modules that became a part of another one, or went into a room of their own: by the present module.
+_JOINED = {
+    "dptune.audit.scene": "dptune.audit.step_scores",
+    "dptune.audit.text.likelihood": "dptune.audit.text.samples dptune.audit.text.token_scores",
+    "dptune.audit.text.membership": "dptune.audit.text.alignment dptune.audit.text.rmia",
+    "dptune.audit.whole_run": "dptune.audit.noise_test",
+    "dptune.core.declarations": "dptune.core.bounds",
+    "dptune.core.digits": "dptune.audit.contrast",
+    "dptune.core.plugins": "dptune.audit.user_code",
+    "dptune.core.settings": "dptune.core.units",
+    "dptune.privacy.accounting.renyi_filter": "dptune.privacy.answers",
+    "dptune.privacy.accounting.sampled_gaussian": "dptune.privacy.accounting.array_sums "
+    "dptune.privacy.accounting.gaussian_dp",
+    "dptune.privacy.accounting.sampler_bounds": "dptune.privacy.accounting.fixed_batches",
+    "dptune.privacy.ledger_file": "dptune.privacy.accounting.cyclic_rows",
+    "dptune.privacy.spent_budgets.booking": "dptune.privacy.spent_budgets.unregistered",
+    "dptune.privacy.spent_budgets.totals": "dptune.privacy.spent_budgets.entry_prices",
+    "dptune.records.canaries": "dptune.records.public_texts",
+    "dptune.records.own_files": "dptune.records.text",
+    "dptune.records.published_files": "dptune.records.dvc_cache",
+    "dptune.records.reading.formats": "dptune.records.reading.file_kinds",
+    "dptune.records.reading.read": "dptune.records.reading.library",
+    "dptune.records.reading.spelling": "dptune.records.reading.characters",
+}
+_PRESENT = {old: new for new, names in _JOINED.items() for old in names.split()}
+
 
 def place_of(name: str) -> str | None:
     """The present name of a module that was moved; None for a name that no module had.
@@ -90,6 +116,7 @@ def place_of(name: str) -> str | None:
         if name == old or name.startswith(f"{old}."):
             new = package + name.removeprefix(old)
     new = _NEW.get(new, new)
+    new = _PRESENT.get(new, new)
     return None if new == name else new
 
 

@@ -27,9 +27,9 @@ from dptune.privacy.entropy import OsEntropy
 from dptune.records.canaries import CanaryPlan, inject
 from dptune.records.diabetes.narratives import write_narratives
 from dptune.records.diabetes.synthetic_cohort import generate_cohort, synthetic_ids_mapping
+from dptune.records.own_files import acquire_text, write_paragraphs
 from dptune.records.parquet_file import read_records
 from dptune.records.splits import SIDES, split, write_splits
-from dptune.records.text import acquire_text, write_paragraphs
 from dptune.training.data import Tokens
 from dptune.training.privacy_units import PrivacyUnits
 from dptune.training.unit_groups import Turn

@@ -16,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dptune.audit.loader_claim import STATISTICS, TESTED, Entries, LoaderClaim, Numbers, simulated
-from dptune.audit.user_code import running
 from dptune.core.errors import ConfigError
+from dptune.core.plugins import running
 from dptune.core.progress import Meter
 from dptune.privacy.entropy import Entropy
 

@@ -17,12 +17,10 @@ from annotated_types import Ge, Le
 from numpy.typing import NDArray
 
 from dptune.audit.epsilon_bounds import Cuts, best_cuts, errors
-from dptune.audit.scene import StepAudit
-from dptune.audit.step_scores import Fit
-from dptune.audit.user_code import running
-from dptune.core.bounds import Positive
-from dptune.core.declarations import check
+from dptune.audit.scene import Fit, StepAudit
+from dptune.core.declarations import Positive, check
 from dptune.core.errors import ConfigError
+from dptune.core.plugins import running
 from dptune.core.progress import Meter
 from dptune.privacy.entropy import Entropy
 from dptune.privacy.release import Release

@@ -17,12 +17,11 @@ from numpy.typing import NDArray
 
 from dptune.audit.contract import check_knobs, check_parts, check_released, check_statistics
 from dptune.audit.epsilon_bounds import Cuts, best_cuts, errors
-from dptune.audit.scene import StepAudit, StepScene
-from dptune.audit.step_scores import Fit
+from dptune.audit.scene import Fit, StepAudit, StepScene
 from dptune.core.errors import ConfigError
 from dptune.core.plugins import naming_plugins
 from dptune.core.progress import Meter
-from dptune.core.units import RECORD
+from dptune.core.settings import RECORD
 from dptune.mechanisms.gradient_interfaces import Gradients
 from dptune.mechanisms.interfaces import Knobs, Observation, Released, RunFacts
 from dptune.mechanisms.mechanism import Mechanism

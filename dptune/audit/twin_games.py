@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from dptune.audit.contract import check_parts, check_released
-from dptune.core.units import RECORD
+from dptune.core.settings import RECORD
 from dptune.mechanisms.controllers.control import Constant
 from dptune.mechanisms.interfaces import Knobs, Observation, Released, RunFacts
 from dptune.mechanisms.mechanism import Mechanism

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from collections import Counter
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from dptune.cli.console import notice, show, show_progress
 from dptune.cli.mechanisms import check_mechanism, completions, summaries
-from dptune.cli.options import AsJson, Delta, Options, read_options
+from dptune.cli.options import AsJson, Delta, DropLast, MaxBatch, Options, read_options
+from dptune.core.digits import at_least, at_most
 from dptune.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from dptune.audit.scene import StepAudit
+    from dptune.mechanisms.mechanism import Mechanism
+    from dptune.mechanisms.planning import Schedule
     from dptune.privacy.release import Composition
-
 
 _ONE_STEP = (
     "All epsilons here are about one step whose batch certainly holds the sample, which is where wrong noise or "
@@ -103,8 +106,6 @@ def audit(
     # visits, and bands times the rate in its own group's steps.
     schedule = Schedule(sample_rate / built.bands, steps * built.bands, delta)
     if whole_run:
-        from dptune.cli.run_games import audit_whole_run
-
         audit_whole_run(built, schedule, trials, confidence, false_alarms, as_json)
         return
     common: dict[str, Any] = {
@@ -173,8 +174,8 @@ def _audit_outside_step(
 ) -> None:
     """Attack a step that somebody else wrote, and compare it with what is claimed of it."""
     from dptune.audit.outside_step import StepClaim, audit_outside_step
-    from dptune.audit.user_code import imported_function
     from dptune.audit.verdict import CERTIFIED_WRONG, certificate, judged
+    from dptune.core.plugins import imported_function
     from dptune.mechanisms.options import make_part, option_names
     from dptune.privacy.entropy import OsEntropy
 
@@ -215,8 +216,8 @@ def _show_audit(
     as_json: bool,
     about: str = "",
 ) -> None:
-    from dptune.audit.contrast import shown_above
     from dptune.audit.verdict import certificate, judged
+    from dptune.core.digits import shown_above
 
     # Print the noise of the attacked step: a controller may have moved it before.
     attacked = Counter([audit.release]) if sum(releases.values()) == 1 and audit.release.part is None else releases
@@ -233,3 +234,147 @@ def _show_audit(
     if verdict.accusation:
         notice("Accused", f"{verdict.accusation}.")
         raise typer.Exit(1)
+
+
+# ``dptune audit --whole-run``: games on the twin of a run, beside what all its releases are certified for.
+
+
+def audit_whole_run(
+    mechanism: Mechanism, schedule: Schedule, games: int, confidence: float, false_alarms: float, as_json: bool
+) -> None:
+    """Play whole runs, print the figures and the curve; status 1 and a sentence if the certificate is refuted."""
+    from dptune.audit.run_twin import audit_twin
+    from dptune.cli.figures import of_schedule
+
+    found = audit_twin(mechanism, schedule, games=games, confidence=confidence, false_alarms=false_alarms)
+    figures = of_schedule(mechanism, schedule) | found.to_dict()
+    show(figures | {"curve": list(found.curve)} if as_json else figures, as_json)
+    if not as_json:
+        for row in found.curve:
+            if row["epsilon"] and not (row["delta_in_shown"] or row["delta_out_shown"]):
+                continue  # nothing was shown so far out
+            parts = [
+                f"unit {world} {at_least(row[f'delta_{world}_shown'] or 0.0)} of "
+                f"{'no finite delta' if (most := row[f'delta_{world}_certified']) is None else at_most(most)}"
+                for world in ("in", "out")
+            ]
+            typer.echo(f"delta shown of certified at epsilon {row['epsilon']:g}: {', '.join(parts)}")
+    if found.claim_refuted:
+        notice("warning", f"{found.claim_refuted}.")
+    if found.accusation:
+        notice("Accused", f"{found.accusation}.")
+        raise typer.Exit(1)
+
+
+# ``dptune audit-run``: what the gradients that an auditor planted in a finished run show of its privacy.
+
+
+def audit_run(
+    run: Annotated[Path, typer.Argument(help="Folder of a run of dptune tune, or of a finished cell: data/runs/CELL.")],
+    confidence: Annotated[float, typer.Option(help="Confidence of each printed bound.")] = 0.95,
+    false_alarms: Annotated[
+        float,
+        typer.Option(help="Probability that a sound run is accused; the three checks share it."),
+    ] = 0.001,
+    card: Annotated[
+        bool,
+        typer.Option("--card", help="Also write what was shown onto the adapter's card, in a section named Audit."),
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Audit a finished run by its planted gradients, and print what they show beside what is certified.
+
+    The run must have been trained with --audit-canaries, or as a cell with canaries.crafted. Status 0: nothing that
+    coins, draw or noise show contradicts the ledger. Status 1: the run is accused. Status 2: the run cannot be
+    audited, because it has no such gradients, or because coins, scores or adapter are not those of its ledger.
+
+    The attacker of epsilon_audited made the gradients and sees every release; one who has the adapter alone sees less.
+    """
+    from datetime import UTC, datetime
+
+    from dptune.audit.whole_run import audit_run as audited
+    from dptune.core.files import sha256
+    from dptune.job.delivery.audit_section import write_audit
+    from dptune.privacy.run_folder import RunFolder
+
+    found = audited(run, confidence, false_alarms)
+    show(found.to_dict(), as_json)
+    if not as_json:
+        if found.against.too_few:
+            typer.echo(f"epsilon_refutable is 0: {found.against.too_few}.")
+        if not found.accusations:
+            typer.echo("Not accused: coins, draw and noise agree with the ledger, as far as they can tell (power).")
+        typer.echo(
+            f"With {found.coins.canaries} coins epsilon_audited is at most {found.coins.most:.3g}, if all guesses are "
+            "right. An audit finds errors; it proves no privacy."
+        )
+        if found.committed:
+            typer.echo(
+                "Coins and scores are those that the ledger commits to in its first and last line. Anyone who can "
+                "write the whole folder can make its files agree. SHA-256 of the ledger, to compare with the card "
+                f"that was handed on: {sha256(RunFolder(run).ledger)}"
+            )
+        else:
+            typer.echo(
+                "An earlier version made this run: its ledger holds no commitment to the coins, so nobody notices if "
+                "they were exchanged."
+            )
+    if card:
+        written = write_audit(run, found.to_dict(), sha256(RunFolder(run).ledger), datetime.now(UTC).date())
+        typer.echo(f'Wrote the section "Audit" of {written}. SHA-256 of this card now: {sha256(written)}', err=as_json)
+    for accusation in found.accusations:
+        notice("Accused", f"{accusation}.")
+    if found.accusations:
+        raise typer.Exit(1)
+
+
+# ``dptune audit-draw``: a test of somebody else's loader against the sampler that is claimed of it.
+
+
+def audit_draw(
+    loader: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODULE:LOADER",
+            help="An iterable of batches of ids, or a function that returns one for each epoch. The module is "
+            "imported: that runs its code.",
+        ),
+    ],
+    units: Annotated[int, typer.Option(help="Number of ids; they are 0, 1, ..., units - 1.")],
+    sample_rate: Annotated[float, typer.Option(help="Claimed expected share of the units in a batch.")],
+    sampler: Annotated[
+        str, typer.Option(help="Claimed sampler; `dptune samplers` lists them. Not cyclic_poisson, not full.")
+    ] = "poisson",
+    max_batch: MaxBatch = None,
+    drop_last: DropLast = False,
+    epochs: Annotated[
+        int | None,
+        typer.Option(help="Number of epochs to read (default: as many as hold about 20,000 ids).", min=1, max=10**6),
+    ] = None,
+    false_alarms: Annotated[
+        float, typer.Option(help="Probability that a loader that is as claimed is accused.")
+    ] = 1e-3,
+    as_json: AsJson = False,
+) -> None:
+    """Test whether a loader's batches are those of the claimed sampler.
+
+    The loader is read for many epochs, and compared with simulations of the sampler. Status 0: it agrees with the
+    claim, as far as so many epochs can tell (power). Status 1: it is accused. Status 2: it cannot be tested, because it
+    cannot be imported, ends early, or yields other ids.
+    """
+    from dptune.audit.loader_claim import LoaderClaim
+    from dptune.audit.loader_test import audit_loader
+    from dptune.core.plugins import imported
+    from dptune.privacy.entropy import OsEntropy
+
+    claim = LoaderClaim(sampler=sampler, sample_rate=sample_rate, units=units, max_batch=max_batch, drop_last=drop_last)
+    show_progress()
+    found = audit_loader(
+        imported(loader), claim, false_alarms=false_alarms, entropy=OsEntropy(), epochs=epochs, name=loader
+    )
+    show({"loader": loader, **found.to_dict()}, as_json)
+    if found.accusation:
+        notice("Accused", f"{found.accusation}.")
+        raise typer.Exit(1)
+    if not as_json:
+        typer.echo("Not accused: the loader agrees with its claim, as far as these epochs can tell (power).")

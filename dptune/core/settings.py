@@ -17,8 +17,21 @@ from typing import Annotated, Literal
 
 from annotated_types import Ge, Gt, Le, Len, Lt, MinLen
 
-from dptune.core.bounds import Chance, Count, CountOrZero, Epochs, Few, LearningRate, Rank, Rows, Share, TokenCount
-from dptune.core.declarations import NAMES_NOTHING, check, part_of
+from dptune.core.declarations import (
+    NAMES_NOTHING,
+    Chance,
+    Count,
+    CountOrZero,
+    Epochs,
+    Few,
+    LearningRate,
+    Rank,
+    Rows,
+    Share,
+    TokenCount,
+    check,
+    part_of,
+)
 from dptune.core.errors import ConfigError, first_line
 
 Optimizer = Literal["adamw", "adam_bc", "sgd"]
@@ -226,3 +239,19 @@ def _check_pattern(field: str, pattern: object) -> None:
             raise ConfigError(
                 field, f"{key!r} is not the name of a layer ({first_line(error)})", fix="mend it"
             ) from None
+
+
+# Names of units of privacy: "record" for a record of its own, else the column whose values say whose a record is.
+
+
+RECORD = "record"
+#: Units that are made of others; a column of such a name would be taken for them.
+MADE_OF_OTHERS = ("client", "tenant", "shard")
+
+
+def check_unit(name: str, field: str) -> None:
+    """Raise ConfigError about ``field`` unless ``name`` is "record" or may be a column's name."""
+    if not name.strip():
+        raise ConfigError(field, "names no unit", fix=f"use {RECORD}, or the name of a column")
+    if name in MADE_OF_OTHERS:
+        raise ConfigError(field, f"{name!r} is another kind of unit", fix=f"use {RECORD}, or rename the column")

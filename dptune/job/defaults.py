@@ -12,7 +12,7 @@ from dptune.core.errors import ConfigError
 from dptune.core.settings import ScheduleSettings, TrainingSampler, UpdateRule
 from dptune.job.settings import TuneSettings
 from dptune.mechanisms.planning import Schedule
-from dptune.privacy.accounting.fixed_batches import advised_batch
+from dptune.privacy.accounting.sampler_bounds import advised_batch
 from dptune.privacy.accounting.samplers import sampler_of_run
 from dptune.privacy.calibration import check_delta, sampling
 

@@ -18,8 +18,6 @@ from functools import lru_cache
 import numpy as np
 
 from dptune.core.errors import ConfigError
-from dptune.privacy.accounting.gaussian_dp import gdp_delta as gdp_delta  # callers import it from here
-from dptune.privacy.accounting.gaussian_dp import gdp_epsilon as gdp_epsilon
 from dptune.privacy.accounting.mixture_bounds import gaussian_dp_multiplier, is_pure, pure_epsilon, renyi_epsilon
 from dptune.privacy.accounting.parts import WORK, dearest
 from dptune.privacy.accounting.published_accountants import (
@@ -28,10 +26,11 @@ from dptune.privacy.accounting.published_accountants import (
     plrvo_epsilon,
     plrvo_one_coordinate_epsilon,
 )
-from dptune.privacy.accounting.renyi_filter import RenyiFilter
+from dptune.privacy.accounting.renyi_filter import RenyiFilter, answers_epsilon, has_answers, published_answers_epsilon
 from dptune.privacy.accounting.sampled_gaussian import Kind
+from dptune.privacy.accounting.sampled_gaussian import gdp_delta as gdp_delta  # callers import it from here
+from dptune.privacy.accounting.sampled_gaussian import gdp_epsilon as gdp_epsilon
 from dptune.privacy.accounting.sampler_bounds import check_like_poisson, is_like_poisson, sampled_epsilon
-from dptune.privacy.answers import answers_epsilon, has_answers, published_answers_epsilon
 from dptune.privacy.release import LIKE_GAUSSIAN, Composition, Release
 
 # dp-accounting warns of every order whose series does not converge, hundreds of times a run, and a user can do nothing

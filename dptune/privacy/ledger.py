@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, Self
 
 from dptune.core.files import fsync_directory, holder_of, lock_now
-from dptune.privacy.accounting.cyclic_rows import row_problem
 from dptune.privacy.accounting.samplers import TRAINED
 from dptune.privacy.budget_gate import BudgetError, BudgetGate
 from dptune.privacy.ledger_file import (
@@ -21,6 +20,7 @@ from dptune.privacy.ledger_file import (
     encode,
     read_ledger,
     release_body,
+    row_problem,
     seal,
 )
 from dptune.privacy.release import Composition, Release

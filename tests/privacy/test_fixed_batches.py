@@ -14,8 +14,7 @@ from scipy.special import ndtr
 
 from dptune.core.errors import ConfigError
 from dptune.privacy.accountants import pld_epsilon
-from dptune.privacy.accounting.fixed_batches import chance_of_a_cut
-from dptune.privacy.accounting.sampler_bounds import sampled_epsilon
+from dptune.privacy.accounting.sampler_bounds import chance_of_a_cut, sampled_epsilon
 from dptune.privacy.accounting.samplers import Sampler
 from dptune.privacy.release import Release
 from tests.privacy.loss_truth import true_delta

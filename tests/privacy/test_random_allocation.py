@@ -15,8 +15,8 @@ from scipy.special import ndtr
 
 from dptune.privacy.accounting import random_allocation
 from dptune.privacy.accounting.composed_losses import grid_epsilon
-from dptune.privacy.accounting.gaussian_dp import gdp_epsilon
 from dptune.privacy.accounting.random_allocation import allocation_epsilon
+from dptune.privacy.accounting.sampled_gaussian import gdp_epsilon
 
 Array = NDArray[np.float64]
 

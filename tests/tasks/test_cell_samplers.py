@@ -14,7 +14,7 @@ from dptune.privacy.ledger_file import read_ledger
 from tasks.audit.attacks import audit_cell
 from tasks.experiment.finetune import run_cell
 from tasks.search.request import check_search
-from tasks.settings.audit import Audit
+from tasks.settings.experiment import Audit
 from tasks.settings.params import load_settings
 
 CRAFTED = 20

@@ -23,7 +23,7 @@ from dptune.core.settings import Lora
 from dptune.mechanisms.planning import Schedule, calibrated, planned
 from dptune.mechanisms.registry import build
 from dptune.privacy.accountants import epsilons
-from dptune.privacy.accounting.fixed_batches import advised_batch
+from dptune.privacy.accounting.sampler_bounds import advised_batch
 from dptune.privacy.accounting.samplers import Sampler
 from dptune.privacy.entropy import FixedSeed, OsEntropy, poisson_sample
 from dptune.privacy.ledger import Ledger

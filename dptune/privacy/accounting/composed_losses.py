@@ -17,14 +17,18 @@ import numpy as np
 from scipy.fft import irfft, rfft
 from scipy.optimize import minimize_scalar
 
-from dptune.privacy.accounting.array_sums import _LARGEST_EXPONENT, Array, _first_within, _power, _sums_above
 from dptune.privacy.accounting.sampled_gaussian import (
+    _LARGEST_EXPONENT,
     LEAST_NOISE,
     MASS_ERROR,
     MOST_NOISE,
+    Array,
     Direction,
     GridLosses,
     Kind,
+    _first_within,
+    _power,
+    _sums_above,
     end_error,
     grid_losses,
     log_moment,

@@ -31,9 +31,8 @@ from functools import lru_cache
 
 import numpy as np
 
-from dptune.privacy.accounting.array_sums import Array
 from dptune.privacy.accounting.composed_losses import grid_epsilon
-from dptune.privacy.accounting.sampled_gaussian import GridLosses, Kind, _cell_probabilities, _reach
+from dptune.privacy.accounting.sampled_gaussian import Array, GridLosses, Kind, _cell_probabilities, _reach
 
 #: Share of delta for what is moved to 0 or to infinity, in an epoch.
 _CUT = 1e-6

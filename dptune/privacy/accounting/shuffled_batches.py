@@ -37,7 +37,7 @@ from scipy.fft import irfft, rfft
 from scipy.optimize import minimize_scalar
 from scipy.special import log_ndtr
 
-from dptune.privacy.accounting.array_sums import Array, _power, _sums_above
+from dptune.privacy.accounting.sampled_gaussian import Array, _power, _sums_above
 
 #: Cells of the largest entry of an epoch, and cells of the sums of losses.
 _CELLS, _SUMS = 20_000, 1 << 20

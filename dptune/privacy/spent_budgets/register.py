@@ -33,7 +33,7 @@ from dptune.privacy.ledger_file import LedgerContents, LedgerError, encode
 from dptune.privacy.release import Composition
 from dptune.privacy.run_header import RunHeader
 from dptune.privacy.set_aside import read_acknowledged
-from dptune.privacy.spent_budgets.entry_prices import _epsilon_of, _priced
+from dptune.privacy.spent_budgets.booking import Beside, fault, ledgers_beside, registers_of
 from dptune.privacy.spent_budgets.register_file import DamagedRegisterError, append_line, read_lines, whole_lines
 from dptune.privacy.spent_budgets.totals import (
     IN_A_SHARD,
@@ -41,12 +41,13 @@ from dptune.privacy.spent_budgets.totals import (
     Spent,
     SpentPart,
     SpentTotal,
+    _epsilon_of,
+    _priced,
     dearest,
     said,
     totals_of,
     totals_of_all_units,
 )
-from dptune.privacy.spent_budgets.unregistered import Beside, fault, ledgers_beside, registers_of
 
 __all__ = ["IN_A_SHARD", "SHARD", "Register", "Spent", "SpentPart", "SpentTotal", "said"]
 

@@ -9,16 +9,18 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
-from dptune.records.reading.characters import SIGNS, is_visible, signs_of
 from dptune.records.reading.record import Chat, Content, PromptTarget, Text
 from dptune.records.reading.spelling import (
     CLASSES,
+    SIGNS,
     holds_another,
     is_missing,
     is_placeholder,
+    is_visible,
     loosely,
     may_be_filled_in,
     order_of_day,
+    signs_of,
 )
 
 
