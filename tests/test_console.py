@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from tiny_certificate import certificate
 
-from dptune.audit.scene import StepAudit
+from dptune.audit.games.scene import StepAudit
 from dptune.cli.console import show
 from dptune.cli.ensembles import generate
 from dptune.cli.ledgers import _show_search

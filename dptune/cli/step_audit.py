@@ -15,7 +15,7 @@ from dptune.core.digits import at_least, at_most
 from dptune.core.errors import ConfigError
 
 if TYPE_CHECKING:
-    from dptune.audit.scene import StepAudit
+    from dptune.audit.games.scene import StepAudit
     from dptune.mechanisms.mechanism import Mechanism
     from dptune.mechanisms.planning import Schedule
     from dptune.privacy.release import Composition
@@ -86,8 +86,8 @@ def audit(
             raise ConfigError("--whole-run", f"{mechanism} has no batches to draw", fix="use --steps, an update each")
         _audit_policy_gradient(chosen, trials, confidence, false_alarms, steps, sample_rate, delta, as_json)
         return
-    from dptune.audit.correlated_noise import audit_rows
-    from dptune.audit.step import audit_step
+    from dptune.audit.games.correlated_noise import audit_rows
+    from dptune.audit.games.step import audit_step
     from dptune.cli import figures
     from dptune.core.plugins import naming_plugins
     from dptune.mechanisms.planning import Schedule, planned, price
@@ -139,7 +139,7 @@ def _audit_policy_gradient(
     as_json: bool,
 ) -> None:
     """Attack DP policy gradient's noisy mean of users' updates; a step is an update."""
-    from dptune.audit.updates import audit_updates
+    from dptune.audit.games.updates import audit_updates
     from dptune.cli import figures
     from dptune.policy.method import method_of
     from dptune.privacy.entropy import OsEntropy
@@ -173,7 +173,7 @@ def _audit_outside_step(
     as_json: bool,
 ) -> None:
     """Attack a step that somebody else wrote, and compare it with what is claimed of it."""
-    from dptune.audit.outside_step import StepClaim, audit_outside_step
+    from dptune.audit.games.outside_step import StepClaim, audit_outside_step
     from dptune.audit.verdict import CERTIFIED_WRONG, certificate, judged
     from dptune.core.plugins import imported_function
     from dptune.mechanisms.options import make_part, option_names
@@ -243,7 +243,7 @@ def audit_whole_run(
     mechanism: Mechanism, schedule: Schedule, games: int, confidence: float, false_alarms: float, as_json: bool
 ) -> None:
     """Play whole runs, print the figures and the curve; status 1 and a sentence if the certificate is refuted."""
-    from dptune.audit.run_twin import audit_twin
+    from dptune.audit.games.run_twin import audit_twin
     from dptune.cli.figures import of_schedule
 
     found = audit_twin(mechanism, schedule, games=games, confidence=confidence, false_alarms=false_alarms)
@@ -362,8 +362,8 @@ def audit_draw(
     claim, as far as so many epochs can tell (power). Status 1: it is accused. Status 2: it cannot be tested, because it
     cannot be imported, ends early, or yields other ids.
     """
-    from dptune.audit.loader_claim import LoaderClaim
-    from dptune.audit.loader_test import audit_loader
+    from dptune.audit.draws.loader_claim import LoaderClaim
+    from dptune.audit.draws.loader_test import audit_loader
     from dptune.core.plugins import imported
     from dptune.privacy.entropy import OsEntropy
 

@@ -30,8 +30,8 @@ from dptune.privacy.accounting.renyi_filter import RenyiFilter, answers_epsilon,
 from dptune.privacy.accounting.sampled_gaussian import Kind
 from dptune.privacy.accounting.sampled_gaussian import gdp_delta as gdp_delta  # callers import it from here
 from dptune.privacy.accounting.sampled_gaussian import gdp_epsilon as gdp_epsilon
-from dptune.privacy.accounting.sampler_bounds import check_like_poisson, is_like_poisson, sampled_epsilon
 from dptune.privacy.release import LIKE_GAUSSIAN, Composition, Release
+from dptune.privacy.samplers.sampler_bounds import check_like_poisson, is_like_poisson, sampled_epsilon
 
 # dp-accounting warns of every order whose series does not converge, hundreds of times a run, and a user can do nothing
 # about it. Such an order costs infinity: a looser bound or more noise, never too small an epsilon.

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, Self
 
 from dptune.core.files import fsync_directory, holder_of, lock_now
-from dptune.privacy.accounting.samplers import TRAINED
 from dptune.privacy.budget_gate import BudgetError, BudgetGate
 from dptune.privacy.ledger_file import (
     GENESIS,
@@ -26,6 +25,7 @@ from dptune.privacy.ledger_file import (
 from dptune.privacy.release import Composition, Release
 from dptune.privacy.run_folder import RunFolder
 from dptune.privacy.run_header import FORMAT, RunHeader
+from dptune.privacy.samplers.sampler import TRAINED
 from dptune.privacy.set_aside import fresh_start, witnessed_releases
 
 #: Makes the context in which a new ledger gets its first line, as ``booking.booked``.

@@ -13,8 +13,8 @@ from typing import Any, Literal, get_args
 
 from dptune.core.errors import ConfigError
 from dptune.privacy.accounting.laplace_mixtures import InverseScale
-from dptune.privacy.accounting.samplers import POISSON, Sampler
 from dptune.privacy.accounting.strategy import check_strategy, column_norm
+from dptune.privacy.samplers.sampler import POISSON, Sampler
 
 #: The count of each distinct release. No accountant here depends on their order.
 Composition = Counter["Release"]

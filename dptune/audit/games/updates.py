@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 
 from dptune.audit.epsilon_bounds import best_cuts, errors
-from dptune.audit.scene import Fit, StepAudit
+from dptune.audit.games.scene import Fit, StepAudit
 from dptune.core.errors import ConfigError
 from dptune.core.progress import Meter
 from dptune.policy.environments.environment import Interface

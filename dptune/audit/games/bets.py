@@ -38,7 +38,7 @@ class Curve:
         add: of P(without the unit) <= e^epsilon P(with it) + delta.
 
     Example:
-        >>> from dptune.audit.bets import Curve
+        >>> from dptune.audit.games.bets import Curve
         >>> round(Curve.of_pairs([(0.0, 0.2), (1.0, 0.01)]).remove[2], 3)  # at epsilon 0.5: between the two
         0.128
     """
@@ -69,7 +69,7 @@ class Bets:
 
     Example:
         >>> import numpy as np
-        >>> from dptune.audit.bets import Bets, Curve
+        >>> from dptune.audit.games.bets import Bets, Curve
         >>> bets = Bets()
         >>> bets.add(np.full(200, 5.0), np.full(200, -5.0))  # 200 pairs of games, all guessed right
         >>> bets.accuses(Curve.of_pairs([(1.0, 1e-5)]), chance=0.001)
@@ -143,7 +143,7 @@ def mu_of(advantage: float) -> float:
     """The mu of the Gaussian curve whose best attack has this advantage (true less false positive rate).
 
     Example:
-        >>> from dptune.audit.bets import mu_of
+        >>> from dptune.audit.games.bets import mu_of
         >>> round(mu_of(0.3829249), 4)
         1.0
     """

@@ -17,7 +17,7 @@ from annotated_types import Ge, Le
 from numpy.typing import NDArray
 
 from dptune.audit.epsilon_bounds import Cuts, best_cuts, errors
-from dptune.audit.scene import Fit, StepAudit
+from dptune.audit.games.scene import Fit, StepAudit
 from dptune.core.declarations import Positive, check
 from dptune.core.errors import ConfigError
 from dptune.core.plugins import running
@@ -54,7 +54,7 @@ class StepClaim:
             batches have one fixed size).
 
     Example:
-        >>> from dptune.audit.outside_step import StepClaim
+        >>> from dptune.audit.games.outside_step import StepClaim
         >>> StepClaim(noise_multiplier=2.0).release.noise_multiplier
         2.0
     """
@@ -181,7 +181,7 @@ def audit_outside_step(
 
     Example:
         >>> import numpy as np
-        >>> from dptune.audit.outside_step import StepClaim, audit_outside_step
+        >>> from dptune.audit.games.outside_step import StepClaim, audit_outside_step
         >>> from dptune.privacy.entropy import OsEntropy
         >>> noise = np.random.default_rng()
         >>> def averaged_before_it_is_clipped(gradients):

@@ -67,7 +67,7 @@ def least_shuffled_epsilon(
         left_out: share r of the units, in [0, 1), that every epoch leaves out at random.
 
     Example:
-        >>> from dptune.privacy.accounting.shuffled_batches import least_shuffled_epsilon
+        >>> from dptune.privacy.samplers.shuffled_batches import least_shuffled_epsilon
         >>> round(least_shuffled_epsilon(1.3521, batches=65, epochs=1, delta=7.424e-6), 5)
         2.35463
         >>> round(least_shuffled_epsilon(1.3521, batches=64, epochs=1, delta=7.424e-6, left_out=477 / 66013), 5)

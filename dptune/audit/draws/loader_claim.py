@@ -13,7 +13,7 @@ from scipy.sparse import csr_array
 
 from dptune.core.declarations import check
 from dptune.core.errors import ConfigError
-from dptune.privacy.accounting.samplers import SAMPLERS
+from dptune.privacy.samplers.sampler import SAMPLERS
 
 Numbers = NDArray[np.int64]
 _DENSE = 2 * 10**7  # multiplications up to which the pairs of all units are counted one by one
@@ -48,7 +48,7 @@ class LoaderClaim:
         drop_last: whether a shuffle leaves the last, smaller batch of an epoch out.
 
     Example:
-        >>> from dptune.audit.loader_claim import LoaderClaim
+        >>> from dptune.audit.draws.loader_claim import LoaderClaim
         >>> LoaderClaim(sampler="shuffle", sample_rate=0.1, units=95).batches
         10
     """
@@ -176,7 +176,7 @@ def simulated(claim: LoaderClaim, epochs: int, batches: int, coins: np.random.Ge
 
     Example:
         >>> import numpy as np
-        >>> from dptune.audit.loader_claim import LoaderClaim, simulated
+        >>> from dptune.audit.draws.loader_claim import LoaderClaim, simulated
         >>> claim = LoaderClaim(sampler="shuffle", sample_rate=0.25, units=8)
         >>> sorted(simulated(claim, epochs=1, batches=4, coins=np.random.default_rng()).ids.tolist())
         [0, 1, 2, 3, 4, 5, 6, 7]

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dptune.audit.loader_claim import STATISTICS, TESTED, Entries, LoaderClaim, Numbers, simulated
+from dptune.audit.draws.loader_claim import STATISTICS, TESTED, Entries, LoaderClaim, Numbers, simulated
 from dptune.core.errors import ConfigError
 from dptune.core.plugins import running
 from dptune.core.progress import Meter
@@ -152,8 +152,8 @@ def audit_loader(
 
     Example:
         >>> import numpy as np
-        >>> from dptune.audit.loader_claim import LoaderClaim
-        >>> from dptune.audit.loader_test import audit_loader
+        >>> from dptune.audit.draws.loader_claim import LoaderClaim
+        >>> from dptune.audit.draws.loader_test import audit_loader
         >>> from dptune.privacy.entropy import OsEntropy
         >>> coins = np.random.default_rng()
         >>> claim = LoaderClaim(sampler="poisson", sample_rate=0.25, units=40)

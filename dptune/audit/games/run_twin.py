@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dptune.audit.bets import CUTS, Bets, Curve, mu_of
-from dptune.audit.twin_games import ALONE, rounds_of
+from dptune.audit.games.bets import CUTS, Bets, Curve, mu_of
+from dptune.audit.games.twin_games import ALONE, rounds_of
 from dptune.core.digits import at_least, at_most
 from dptune.core.errors import ConfigError
 from dptune.core.plugins import naming_plugins
@@ -58,7 +58,7 @@ class TwinAudit:
         fault: what breaks a precondition of every price, in words; None if nothing was seen.
 
     Example:
-        >>> from dptune.audit.run_twin import audit_twin
+        >>> from dptune.audit.games.run_twin import audit_twin
         >>> from dptune.mechanisms.planning import Schedule
         >>> from dptune.mechanisms.registry import build
         >>> static = build("static", {"noise_multiplier": 1.0})
@@ -165,7 +165,7 @@ def audit_twin(
         family without a known law; for numbers out of range; and as ``audit_step`` for broken plug-ins.
 
     Example:
-        >>> from dptune.audit.run_twin import audit_twin
+        >>> from dptune.audit.games.run_twin import audit_twin
         >>> from dptune.mechanisms.planning import Schedule
         >>> from dptune.mechanisms.registry import build
         >>> static = build("static", {"noise_multiplier": 1.0})

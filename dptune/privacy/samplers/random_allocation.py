@@ -105,7 +105,7 @@ def allocation_epsilon(noise_multiplier: float, bins: int, epochs: int, delta: f
         quick: stop at the first grids.
 
     Example:
-        >>> from dptune.privacy.accounting.random_allocation import allocation_epsilon
+        >>> from dptune.privacy.samplers.random_allocation import allocation_epsilon
         >>> round(allocation_epsilon(1.0, bins=100, epochs=1, delta=1e-5), 2)
         0.62
     """

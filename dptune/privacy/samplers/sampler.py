@@ -113,7 +113,7 @@ class Sampler:
         max_batch: number of units that a batch is cut to, for truncated_poisson; otherwise 0.
 
     Example:
-        >>> from dptune.privacy.accounting.samplers import Sampler
+        >>> from dptune.privacy.samplers.sampler import Sampler
         >>> Sampler("shuffle", batches=65).to_dict()
         {'name': 'shuffle', 'batches': 65}
         >>> Sampler("shuffle")
@@ -201,7 +201,7 @@ def sampler_of(
     Raises: ConfigError naming what is missing or does not go together, with a fix.
 
     Example:
-        >>> from dptune.privacy.accounting.samplers import sampler_of
+        >>> from dptune.privacy.samplers.sampler import sampler_of
         >>> sampler_of("shuffle", 1024 / 66013, records=66013, batch=1024).batches
         65
     """
@@ -241,7 +241,7 @@ def sampler_of_run(
     Raises: ConfigError as ``sampler_of``; for balls_in_bins also for steps that are not whole epochs.
 
     Example:
-        >>> from dptune.privacy.accounting.samplers import sampler_of_run
+        >>> from dptune.privacy.samplers.sampler import sampler_of_run
         >>> sampler_of_run("balls_in_bins", sample_rate=0.25, steps=12, expected_batch_size=50.0).batches
         4
     """

@@ -8,10 +8,10 @@ from scipy.special import betainc
 
 from dptune.core.errors import ConfigError
 from dptune.privacy.accounting.composed_losses import composed_epsilon, replaced_epsilon
-from dptune.privacy.accounting.random_allocation import allocation_epsilon
 from dptune.privacy.accounting.sampled_gaussian import Kind, gdp_epsilon
-from dptune.privacy.accounting.shuffled_batches import least_shuffled_epsilon
 from dptune.privacy.release import UNBOUNDED, Composition, Release
+from dptune.privacy.samplers.random_allocation import allocation_epsilon
+from dptune.privacy.samplers.shuffled_batches import least_shuffled_epsilon
 
 
 def is_like_poisson(composition: Composition) -> bool:
@@ -52,8 +52,8 @@ def sampled_epsilon(composition: Composition, delta: float, *, quick: bool = Fal
 
     Example:
         >>> from collections import Counter
-        >>> from dptune.privacy.accounting.sampler_bounds import sampled_epsilon
-        >>> from dptune.privacy.accounting.samplers import Sampler
+        >>> from dptune.privacy.samplers.sampler_bounds import sampled_epsilon
+        >>> from dptune.privacy.samplers.sampler import Sampler
         >>> from dptune.privacy.release import Release
         >>> step = Release(sample_rate=1 / 65, noise_multiplier=1.3521, sampler=Sampler("shuffle", batches=65))
         >>> round(sampled_epsilon(Counter({step: 65}), delta=7.424e-6), 5)
@@ -82,8 +82,8 @@ def least_epsilon(composition: Composition, delta: float) -> float | None:
     Guarantee: no epsilon below it holds at this delta, for data that ``shuffled_batches`` names.
 
     Example:
-        >>> from dptune.privacy.accounting.sampler_bounds import least_epsilon
-        >>> from dptune.privacy.accounting.samplers import sampler_of
+        >>> from dptune.privacy.samplers.sampler_bounds import least_epsilon
+        >>> from dptune.privacy.samplers.sampler import sampler_of
         >>> from dptune.privacy.release import Release
         >>> rate = 1024 / 66013
         >>> step = Release(rate, 1.3521, sampler=sampler_of("shuffle", rate, records=66013, drop_last=True))
@@ -154,7 +154,7 @@ def chance_of_a_cut(units: int, sample_rate: float, max_batch: int, steps: int) 
     """The chance c of the statement, from above.
 
     Example:
-        >>> from dptune.privacy.accounting.sampler_bounds import chance_of_a_cut
+        >>> from dptune.privacy.samplers.sampler_bounds import chance_of_a_cut
         >>> f"{chance_of_a_cut(units=10_000, sample_rate=0.01, max_batch=180, steps=1000):.2g}"
         '3e-10'
     """
@@ -177,7 +177,7 @@ def advised_batch(units: int, sample_rate: float, steps: int, delta: float) -> i
     """The least batch to cut to whose cuts, over all steps, take at most a thousandth of delta. Public.
 
     Example:
-        >>> from dptune.privacy.accounting.sampler_bounds import advised_batch
+        >>> from dptune.privacy.samplers.sampler_bounds import advised_batch
         >>> advised_batch(units=10_000, sample_rate=0.01, steps=1000, delta=1e-5)
         175
     """

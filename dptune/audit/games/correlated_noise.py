@@ -19,10 +19,10 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.linalg import toeplitz
 
-from dptune.audit.contract import check_released
 from dptune.audit.epsilon_bounds import Cuts, best_cuts, errors
-from dptune.audit.scene import Fit, StepAudit, StepScene
-from dptune.audit.step import SCENES, _check, _seen, _Stage, _subsampled
+from dptune.audit.games.contract import check_released
+from dptune.audit.games.scene import Fit, StepAudit, StepScene
+from dptune.audit.games.step import SCENES, _check, _seen, _Stage, _subsampled
 from dptune.core.errors import ConfigError
 from dptune.core.plugins import naming_plugins
 from dptune.core.progress import Meter

@@ -15,9 +15,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from dptune.audit.contract import check_knobs, check_parts, check_released, check_statistics
 from dptune.audit.epsilon_bounds import Cuts, best_cuts, errors
-from dptune.audit.scene import Fit, StepAudit, StepScene
+from dptune.audit.games.contract import check_knobs, check_parts, check_released, check_statistics
+from dptune.audit.games.scene import Fit, StepAudit, StepScene
 from dptune.core.errors import ConfigError
 from dptune.core.plugins import naming_plugins
 from dptune.core.progress import Meter
