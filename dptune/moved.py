@@ -98,11 +98,13 @@ _JOINED = {
     "dptune.core.plugins": "dptune.audit.user_code",
     "dptune.core.settings": "dptune.core.units",
     "dptune.privacy.accounting.renyi_filter": "dptune.privacy.answers",
-    "dptune.privacy.accounting.sampled_gaussian": "dptune.privacy.accounting.array_sums dptune.privacy.accounting.gaussian_dp",
+    "dptune.privacy.accounting.sampled_gaussian": "dptune.privacy.accounting.array_sums "
+    "dptune.privacy.accounting.gaussian_dp",
     "dptune.privacy.ledger_file": "dptune.privacy.accounting.cyclic_rows",
     "dptune.privacy.samplers.random_allocation": "dptune.privacy.accounting.random_allocation",
     "dptune.privacy.samplers.sampler": "dptune.privacy.accounting.samplers",
-    "dptune.privacy.samplers.sampler_bounds": "dptune.privacy.accounting.fixed_batches dptune.privacy.accounting.sampler_bounds",
+    "dptune.privacy.samplers.sampler_bounds": "dptune.privacy.accounting.fixed_batches "
+    "dptune.privacy.accounting.sampler_bounds",
     "dptune.privacy.samplers.shuffled_batches": "dptune.privacy.accounting.shuffled_batches",
     "dptune.privacy.spent_budgets.booking": "dptune.privacy.spent_budgets.unregistered",
     "dptune.privacy.spent_budgets.totals": "dptune.privacy.spent_budgets.entry_prices",

@@ -199,31 +199,23 @@ class Lora:
 
     def __post_init__(self) -> None:
         """Raises: ConfigError for a value out of bounds, a start that is refused, and a pattern without numbers."""
-        _check_start(self.init_lora_weights)
+        start, targets = self.init_lora_weights, self.target_modules
+        if not (start is True or (isinstance(start, str) and start in STARTS)):
+            reason = next((why for name, why in _REFUSED_STARTS.items() if str(start).startswith(name)), "is unknown")
+            if start is False:
+                reason = "starts from random adapters, which move the model before it learned anything"
+            raise ConfigError("lora.init_lora_weights", f"{start!r} {reason}", fix="use true, gaussian or orthogonal")
         check(self, "lora." if type(self) is Lora else "")
-        _check_targets(self.target_modules)
+        # An empty value would count as left out.
+        names = targets if isinstance(targets, list | tuple) else (targets,)
+        if targets is not None and not (names and all(isinstance(name, str) and name for name in names)):
+            fix = 'name layers, such as ("q_proj", "v_proj"); or leave it out'
+            raise ConfigError("lora.target_modules", f"{targets!r} names no layers", fix=fix)
         for name in ("rank_pattern", "alpha_pattern"):
             _check_pattern(f"lora.{name}", getattr(self, name))
         for rank in (self.rank, *self.rank_pattern.values()):
             if self.init_lora_weights == "orthogonal" and rank % 2:
                 raise ConfigError("lora.init_lora_weights", f"orthogonal needs even ranks, not {rank}", fix="change it")
-
-
-def _check_start(start: object) -> None:
-    if start is True or (isinstance(start, str) and start in STARTS):
-        return
-    reason = next((why for name, why in _REFUSED_STARTS.items() if str(start).startswith(name)), "is unknown")
-    if start is False:
-        reason = "starts from random adapters, which move the model before it learned anything"
-    raise ConfigError("lora.init_lora_weights", f"{start!r} {reason}", fix="use true, gaussian or orthogonal")
-
-
-def _check_targets(targets: object) -> None:
-    """Raise ConfigError for an empty value, which would count as left out, and for anything but texts."""
-    names = targets if isinstance(targets, list | tuple) else (targets,)
-    if targets is not None and not (names and all(isinstance(name, str) and name for name in names)):
-        fix = 'name layers, such as ("q_proj", "v_proj"); or leave it out'
-        raise ConfigError("lora.target_modules", f"{targets!r} names no layers", fix=fix)
 
 
 def _check_pattern(field: str, pattern: object) -> None:

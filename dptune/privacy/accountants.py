@@ -103,7 +103,7 @@ def epsilons(
 
     Guarantee: if ``certified`` is finite, the sequence of releases is (certified, delta)-DP under
     add/remove of one unit, given Poisson sampling with secret coins; of another sampler, under its neighbours
-    (``samplers.SAMPLERS``). Where releases name parts, no unit's part may hang
+    (``sampler.SAMPLERS``). Where releases name parts, no unit's part may hang
     on others: it follows from the unit's own key, or the slot of a unit that leaves stays, empty. All arguments are
     public. (Only this function tells parts apart; all others here add up all releases.)
 
@@ -140,9 +140,13 @@ def epsilons(
     # A unit in some part of an inherited run may be in any part of this run: every pair of parts is priced.
     mine, theirs = _unlabelled(composition), _unlabelled(inherited or Counter())
     work = _SUMS if renyi_filter is not None else WORK
-    noise_only = dearest(
-        mine, lambda one: dearest(theirs, lambda other: _one_part_epsilon(one + other, delta, renyi_filter), work), work
-    )
+
+    def of_parts(both: Composition) -> float:
+        if renyi_filter is not None and any(release.adaptive for release in both):
+            return renyi_filter.epsilon(both, delta)
+        return smallest_epsilon(both, delta)
+
+    noise_only = dearest(mine, lambda one: dearest(theirs, lambda other: of_parts(one + other), work), work)
     return Epsilons(published, noise_only, math.inf if leaks else noise_only, leaks)
 
 
@@ -155,12 +159,6 @@ def _unlabelled(composition: Composition) -> Composition:
         statistics = release.statistics if release.norm == "l1" else ("gradient sum",)
         total[replace(release, statistics=statistics, raw_inputs=(), claims=())] += count
     return total
-
-
-def _one_part_epsilon(composition: Composition, delta: float, renyi_filter: RenyiFilter | None) -> float:
-    if renyi_filter is not None and any(release.adaptive for release in composition):
-        return renyi_filter.epsilon(composition, delta)
-    return smallest_epsilon(composition, delta)
 
 
 def published_epsilon(accountant: str, composition: Composition, delta: float) -> float:

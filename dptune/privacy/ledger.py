@@ -206,7 +206,7 @@ class Ledger:
         Raises:
             BudgetError: the release would pass the budget. Nothing was written.
             LedgerError: the disk refused the line; or the release is not the row that correlated noise has here, or
-                its sampler not that of the rows before (see ``cyclic_rows``). Nothing counts as released.
+                its sampler not that of the rows before (see ``row_problem``). Nothing counts as released.
         """
         if not release.sampler.like_poisson and release.sampler.name not in TRAINED:
             unknown = f"{release.sampler.name} is a sampler that no training draws its batches by"

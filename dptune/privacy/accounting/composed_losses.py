@@ -96,7 +96,7 @@ def composed_epsilon(kinds: Sequence[Kind], delta: float, *, quick: bool = False
 
 
 def replaced_epsilon(kind: Kind, delta: float, *, quick: bool = False) -> float:
-    """Compute an upper bound on epsilon for batches drawn without replacement (the pair of ``fixed_batches``)."""
+    """Compute an upper bound on epsilon for batches drawn without replacement (the pair in ``sampler_bounds``)."""
     kind = kind._replace(noise_multiplier=min(kind.noise_multiplier, MOST_NOISE))
     if kind.noise_multiplier < LEAST_NOISE:
         return math.inf

@@ -2,7 +2,7 @@
 
 ``remove`` compares the mixture (1 - q) N(0, z^2) + q N(1, z^2) with N(0, z^2), ``add`` the reverse: the two dominating
 pairs of add/remove adjacency (Zhu, Dong and Wang 2022). ``replace`` is sampling without replacement at a fixed batch
-(see ``fixed_batches``): losses above 0 as in ``remove``, below 0 as in ``add``, and the rest of the mass at 0. At an
+(see ``sampler_bounds``): losses above 0 as in ``remove``, below 0 as in ``add``, and the rest of the mass at 0. At an
 outcome x the loss of ``remove`` is log(1 - q + q exp((x - 1/2) / z^2)), which grows with x; that of ``add`` is minus
 it. Everything here is public.
 """

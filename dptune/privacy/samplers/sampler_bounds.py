@@ -30,7 +30,7 @@ def check_like_poisson(composition: Composition) -> None:
 def sampled_epsilon(composition: Composition, delta: float, *, quick: bool = False) -> float:
     """Upper bound for releases of one sampler other than Poisson, at one rate. Each part is priced apart.
 
-    Guarantee: never below the truth, at any delta, for the neighbours that ``samplers.SAMPLERS`` names. For shuffle it
+    Guarantee: never below the truth, at any delta, for the neighbours that ``sampler.SAMPLERS`` names. For shuffle it
     is the bound without any amplification within an epoch. Given the batches of all other units, the unit is in one
     known batch of an epoch, or left out with the last one; the other sums are the same for both data sets, so the epoch
     is one Gaussian release at most. A mixture with the same weights diverges by no more than its worst part, and

@@ -6,7 +6,7 @@ search counts from the moment on in which its ledger begins: what becomes of it,
 ensemble that answers prompts counts from its first opening, with its whole budget. A cell of a study counts from the
 end of its training on, with what it released; before that its ledger lies in its folder. An entry only ever grows:
 where the same run is added again with more releases, the line of the larger entry follows, and counts. Records that
-were edited in between are others to it; it says so. Ledgers and certificates that lie beside it (``unregistered``) and
+were edited in between are others to it; it says so. Ledgers and certificates that lie beside it (``booking``) and
 that no line names count too: the register was cut, or replaced, or a cell has not ended.
 
 What it cannot tell is a copy: the folder of a run (or ensemble) that was copied half-way and finished twice has one id,

@@ -268,7 +268,7 @@ class Findings:
             self._whole[hash(whole)] += 1
         for text in (text for text, learned in texts if learned):
             self._said[text if len(text) < _LONG else hash(text)] += 1
-            if len(text) >= _CUT and (_stops_not(text) or text.endswith(("...", "\u2026"))):
+            if len(text) >= _CUT and (text[-1:].isalpha() or text[-1:] in " ,]" or text.endswith(("...", "\u2026"))):
                 self._lengths[len(text)] += 1
         if len(self.units.last.split()) > 4 and len(whole.split()) < 3:
             self._kinds["swapped"].append(row)
@@ -370,10 +370,6 @@ def _sentence(words: str) -> str:
 def _stops(letter: str) -> bool:
     """Whether a text that ends in this character has an end: it is neither a letter nor a digit."""
     return not letter.isalnum()
-
-
-def _stops_not(text: str) -> bool:
-    return text[-1:].isalpha() or text[-1:] in " ,]"
 
 
 def _order_of(messages: Sequence[Mapping[str, Any]]) -> str:
