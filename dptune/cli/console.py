@@ -1,4 +1,4 @@
-"""What all commands share: errors without tracebacks, and results as a table or as JSON."""
+"""Console of all commands: errors without tracebacks, results as a table or as JSON, messages that name the option."""
 
 from __future__ import annotations
 

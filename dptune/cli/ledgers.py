@@ -1,5 +1,5 @@
-"""``dptune verify`` computes what a run or a search has spent; ``dptune spent`` adds up what was published; ``dptune
-set-aside`` puts away a run that cannot go on."""
+"""Commands on ledgers: ``dptune verify`` computes what a run or a search has spent; ``dptune spent`` adds up what was
+published; ``dptune set-aside`` puts away a run that cannot go on; ``dptune export`` describes a guarantee."""
 
 from __future__ import annotations
 

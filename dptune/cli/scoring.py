@@ -1,4 +1,7 @@
-"""``dptune score``: metrics of what an adapter writes, its perplexity of texts, or a classifier's accuracy."""
+"""Commands on an adapter: ``dptune score`` measures it, and ``dptune sample`` writes a synthetic corpus with it.
+
+``dptune score`` prints metrics of what it writes, its perplexity of texts, or a classifier's accuracy.
+"""
 
 from __future__ import annotations
 

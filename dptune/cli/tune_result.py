@@ -1,4 +1,7 @@
-"""What ``dptune tune`` prints of a finished run for people: its epsilons with a word on each, and how to attack it."""
+"""Result of ``dptune tune`` as people read it: epsilons with a word on each, scores, and how to attack it.
+
+A search (``--search``) begins and ends here too.
+"""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ class Declared:
 
     Attributes:
         name: name of the field, and of the setting behind every door.
-        kind: type, with the bounds that ``dptune.core.declarations`` annotates it with.
+        kind: type, annotated with its bounds (``Count``, ``Share`` and others below).
         default: value of a setting that is left out; ``dataclasses.MISSING`` where it must be given.
         sentence: what it sets, for help texts and pages.
         names: whether another value is another result (``NAMES_NOTHING`` says no).

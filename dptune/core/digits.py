@@ -1,4 +1,4 @@
-"""Digits of privacy figures for readers: no bound looks better than it is."""
+"""Digits of privacy figures for readers: no bound looks better than it is, and no accusation shows equal figures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sources of the pipeline that are a user's own files: a table, JSONL, or a folder of the ``datasets`` library.
+"""Sources of the pipeline that are a user's own files: a table, JSONL, a text file, or a folder of ``datasets``.
 
 ``dptune.records.reading`` reads them; acquiring writes all records to one Parquet file, with a description beside it.
 """

@@ -1,4 +1,4 @@
-"""What a search is asked for in the library's terms, and what of params.yaml it cannot follow."""
+"""Request of a search in the library's terms: what it cannot follow of params.yaml, and whether it has ended."""
 
 from __future__ import annotations
 

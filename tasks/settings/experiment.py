@@ -1,4 +1,4 @@
-"""The sections `experiment`, the grid and how it is run, and `task`, what models learn and how that is scored."""
+"""Sections of an experiment: `experiment` (the grid and how it is run), `task`, `training`, `pretrain` and `audit`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Base of the sections of params.yaml, and types of entries that are texts; ``core.bounds`` has the numbers."""
+"""Strict settings: base of the sections of params.yaml, types of entries that are texts, and how the YAML is read.
+
+``core.declarations`` has the types of numbers.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Scene and result of an audit of the private step."""
+"""Scene, result and scores of an audit of the private step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Losses of a model on the end of a text given its beginning, on which all attacks by text are based."""
+"""Losses of a model on the end of a text given its beginning, on which all attacks by text are based.
+
+Below them: scores of single tokens, and samples of a public model whose losses are a little high.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Success of scores in telling members from non-members. Scores and labels are private; larger means "member"."""
+"""Membership: scores of texts, and their success in telling members from non-members.
+
+Scores and labels are private; larger means "member". RMIA and the alignment score stand below.
+"""
 
 from __future__ import annotations
 

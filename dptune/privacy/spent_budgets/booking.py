@@ -1,4 +1,4 @@
-"""The booking of a run: which records pay for it, and the register that counts it.
+"""Booking of a run: which records pay for it, and the register that counts it; and ledgers that no register counts.
 
 ``booking.json`` in the run's folder names both, so that a ledger whose line the register has lost still counts for its
 records. It is private: with the digest in it, anybody could test a guess of all records.

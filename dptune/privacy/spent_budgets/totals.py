@@ -1,4 +1,4 @@
-"""What entries of a register cost together: parts, totals, and clauses that say so."""
+"""Totals of a register: what its entries cost, one by one and together, and clauses that say so."""
 
 from __future__ import annotations
 

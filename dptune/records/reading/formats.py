@@ -1,4 +1,7 @@
-"""Formats of a user's files. A new format needs a file with its reader, and an entry here."""
+"""Formats of a user's files, and kinds of files that are refused.
+
+A new format needs a file with its reader, and an entry here.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Brings the names of units and labels to one spelling, however a table writes them."""
+"""Spelling of units and labels, brought to one however a table writes them; and characters that damage a text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``dptune audit``: an attack on a private step."""
+"""Commands that audit: ``dptune audit`` (a private step), ``audit-run`` (a finished run), ``audit-draw`` (a loader)."""
 
 from __future__ import annotations
 
