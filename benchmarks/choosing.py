@@ -25,7 +25,7 @@ from scipy.stats import spearmanr
 
 from dptune.core.errors import DivergedError
 from dptune.core.files import write_json
-from dptune.core.units import RECORD
+from dptune.core.settings import RECORD
 from dptune.job.base_model import Base, open_base
 from dptune.job.preparation import PreparedRun, calibrated_schedule, prepare_sides
 from dptune.job.run import Tuned, figures_of, run

@@ -64,9 +64,9 @@ _RENAMED = {
     "dptune.job.prepare": "dptune.job.preparation",
     "dptune.job.base": "dptune.job.base_model",
     "dptune.audit.crafted": "dptune.training.crafted_canaries",
-    "dptune.audit.draw": "dptune.audit.draw_test",
-    "dptune.audit.rows": "dptune.audit.correlated_noise",
-    "dptune.audit.sampling": "dptune.audit.sample_rate",
+    "dptune.audit.draw": "dptune.audit.draws.draw_test",
+    "dptune.audit.rows": "dptune.audit.games.correlated_noise",
+    "dptune.audit.sampling": "dptune.audit.draws.sample_rate",
     "dptune.audit.scores": "dptune.audit.step_scores",
     "dptune.audit.bounds": "dptune.audit.epsilon_bounds",
     "dptune.prediction.scoring": "dptune.prediction.perplexity",
@@ -74,6 +74,48 @@ _RENAMED = {
     "dptune.records.synthetic": "dptune.records.diabetes.synthetic_cohort",
 }
 _NEW = _RENAMED | {f"{old}.{name}": f"{new}.{name}" for (old, new), names in _MODULES.items() for name in names.split()}
+
+#: Modules that became a part of another one, or went into a room of their own: by the present module.
+_JOINED = {
+    "dptune.audit.draws.draw_test": "dptune.audit.draw_test",
+    "dptune.audit.draws.loader_claim": "dptune.audit.loader_claim",
+    "dptune.audit.draws.loader_test": "dptune.audit.loader_test",
+    "dptune.audit.draws.sample_rate": "dptune.audit.sample_rate",
+    "dptune.audit.games.bets": "dptune.audit.bets",
+    "dptune.audit.games.contract": "dptune.audit.contract",
+    "dptune.audit.games.correlated_noise": "dptune.audit.correlated_noise",
+    "dptune.audit.games.outside_step": "dptune.audit.outside_step",
+    "dptune.audit.games.run_twin": "dptune.audit.run_twin",
+    "dptune.audit.games.scene": "dptune.audit.scene dptune.audit.step_scores",
+    "dptune.audit.games.step": "dptune.audit.step",
+    "dptune.audit.games.twin_games": "dptune.audit.twin_games",
+    "dptune.audit.games.updates": "dptune.audit.updates",
+    "dptune.audit.text.likelihood": "dptune.audit.text.samples dptune.audit.text.token_scores",
+    "dptune.audit.text.membership": "dptune.audit.text.alignment dptune.audit.text.rmia",
+    "dptune.audit.whole_run": "dptune.audit.noise_test",
+    "dptune.core.declarations": "dptune.core.bounds",
+    "dptune.core.digits": "dptune.audit.contrast",
+    "dptune.core.plugins": "dptune.audit.user_code",
+    "dptune.core.settings": "dptune.core.units",
+    "dptune.privacy.accounting.renyi_filter": "dptune.privacy.answers",
+    "dptune.privacy.accounting.sampled_gaussian": "dptune.privacy.accounting.array_sums "
+    "dptune.privacy.accounting.gaussian_dp",
+    "dptune.privacy.ledger_file": "dptune.privacy.accounting.cyclic_rows",
+    "dptune.privacy.samplers.random_allocation": "dptune.privacy.accounting.random_allocation",
+    "dptune.privacy.samplers.sampler": "dptune.privacy.accounting.samplers",
+    "dptune.privacy.samplers.sampler_bounds": "dptune.privacy.accounting.fixed_batches "
+    "dptune.privacy.accounting.sampler_bounds",
+    "dptune.privacy.samplers.shuffled_batches": "dptune.privacy.accounting.shuffled_batches",
+    "dptune.privacy.spent_budgets.booking": "dptune.privacy.spent_budgets.unregistered",
+    "dptune.privacy.spent_budgets.totals": "dptune.privacy.spent_budgets.entry_prices",
+    "dptune.records.canaries": "dptune.records.public_texts",
+    "dptune.records.own_files": "dptune.records.text",
+    "dptune.records.published_files": "dptune.records.dvc_cache",
+    "dptune.records.reading.formats": "dptune.records.reading.file_kinds",
+    "dptune.records.reading.read": "dptune.records.reading.library",
+    "dptune.records.reading.spelling": "dptune.records.reading.characters",
+}
+_PRESENT = {old: new for new, names in _JOINED.items() for old in names.split()}
 
 
 def place_of(name: str) -> str | None:
@@ -90,6 +132,7 @@ def place_of(name: str) -> str | None:
         if name == old or name.startswith(f"{old}."):
             new = package + name.removeprefix(old)
     new = _NEW.get(new, new)
+    new = _PRESENT.get(new, new)
     return None if new == name else new
 
 

@@ -22,7 +22,7 @@ from tasks.experiment.cell_list import listed_cells
 from tasks.experiment.checks import check_models
 from tasks.paths import AUDITED, AUDITS, DATA, EXPERIMENT, RUNS
 from tasks.report.experiment import report
-from tasks.settings.audit import Audit
+from tasks.settings.experiment import Audit
 from tasks.settings.params import load_settings
 from tasks.stage import run_stage
 

@@ -23,7 +23,7 @@ from prefect.runner import Runner
 from prefect.states import Failed
 from prefect.types.entrypoint import EntrypointType
 
-from dptune.core.bounds import Count, CountOrZero, Epochs, Epsilon, FewOrZero, Rows, Seed
+from dptune.core.declarations import Count, CountOrZero, Epochs, Epsilon, FewOrZero, Rows, Seed
 from dptune.core.errors import DptuneError
 from dptune.job.settings import Telemetry
 from flows import price_gate

@@ -33,9 +33,9 @@ from tasks.policy.tenants import TENANTS
 from tasks.profile import read_profile
 from tasks.report.page import write_index
 from tasks.report.policy import write_page
-from tasks.settings.library_section import as_json
 from tasks.settings.params import Settings, load_settings
 from tasks.settings.policy import PolicySettings
+from tasks.settings.strict import as_json
 from tasks.stage import run_command
 
 _DEVICE = "cpu"  # the networks have a few thousand parameters, too few for a GPU

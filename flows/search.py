@@ -29,9 +29,8 @@ from tasks.paths import REPORT
 from tasks.profile import read_profile
 from tasks.report.page import write_index
 from tasks.report.search import PAGE, failure_of, unranked, write_page
-from tasks.search.preflight import refuse_paid, remember_shown, shown
 from tasks.search.publish import publish
-from tasks.search.request import check_search, digest_of, folder_of
+from tasks.search.request import check_search, digest_of, folder_of, refuse_paid, remember_shown, shown
 from tasks.settings.experiment import Experiment
 from tasks.settings.params import Settings, load_settings
 from tasks.settings.search import Search

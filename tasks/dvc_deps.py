@@ -18,7 +18,7 @@ from tasks.identity import ROOT, closure, file_of
 NO_STAGE = {
     *(
         "dptune",
-        "dptune.core.bounds",
+        "dptune.core.declarations",
         "dptune.core.errors",
         "dptune.core.files",
         "dptune.core.plugins",

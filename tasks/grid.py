@@ -17,7 +17,7 @@ import numpy as np
 import typer
 
 from dptune.core.errors import ConfigError, DataError
-from dptune.core.units import RECORD
+from dptune.core.settings import RECORD
 from dptune.privacy.ledger_file import LedgerError, read_ledger
 from dptune.privacy.run_folder import RunFolder
 from dptune.records.parquet_file import read_batches
@@ -27,7 +27,7 @@ from tasks.experiment.cells import Cell, federation, grid, is_finished
 from tasks.paths import EVAL, PUBLIC_MODEL, PUBLIC_VALIDATION, TRAIN
 from tasks.profile import PARAMS, merged_profile, read_profile
 from tasks.settings.params import Settings, settings_of
-from tasks.settings.strict_yaml import load_yaml
+from tasks.settings.strict import load_yaml
 from tasks.stage import run_command
 
 _DATA_STAGES = ("acquire", "split", "canaries", "validation", "pretrain")

@@ -16,7 +16,7 @@ import typer
 from dptune.core.errors import ConfigError
 from dptune.core.streams import read_input
 from tasks.settings.params import load_settings
-from tasks.settings.strict_yaml import load_yaml
+from tasks.settings.strict import load_yaml
 from tasks.stage import run_command
 
 PARAMS = Path("params.yaml")

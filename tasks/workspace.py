@@ -15,7 +15,7 @@ from pathlib import Path
 from dptune.core.errors import DptuneError
 from dptune.core.files import private_directory, replacing_folder
 from tasks.paths import AUDITS, DATA, ENSEMBLES, FAILURES, POLICY, REPORTS, RUNS, SECRETS, SPENT, TOKENS
-from tasks.settings.strict_yaml import load_yaml
+from tasks.settings.strict import load_yaml
 
 #: Ledgers, secrets and all else that no DVC command restores or removes.
 KEPT_FOLDERS = (RUNS, AUDITS, ENSEMBLES, POLICY, SECRETS, TOKENS, DATA / "mlartifacts")

@@ -13,9 +13,8 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from dptune import __version__
-from dptune.audit.contrast import shown_above
 from dptune.cli import app
-from dptune.core.digits import at_least
+from dptune.core.digits import at_least, shown_above
 from dptune.mechanisms.noises.gaussian import Gaussian
 from dptune.mechanisms.registry import MECHANISMS
 from dptune.prediction.protocols import PROTOCOLS

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 from tiny_certificate import certificate
 
-from dptune.audit.scene import StepAudit
+from dptune.audit.games.scene import StepAudit
+from dptune.cli.audits import _show_audit
 from dptune.cli.console import show
 from dptune.cli.ensembles import generate
 from dptune.cli.ledgers import _show_search
-from dptune.cli.step_audit import _show_audit
 from dptune.cli.tune_result import attack_of
 from dptune.core.errors import ConfigError
 from dptune.job.delivery import verification

@@ -16,9 +16,8 @@ import yaml
 from typer.main import get_command
 
 from dptune.cli import app
-from dptune.cli.tune_messages import flag
-from dptune.core.bounds import Chance, Few
-from dptune.core.declarations import check, declared, problem_of
+from dptune.cli.console import flag
+from dptune.core.declarations import Chance, Few, check, declared, problem_of
 from dptune.core.errors import ConfigError
 from dptune.core.settings import Lora, ScheduleSettings, UpdateRule
 from dptune.job.defaults import schedule_of

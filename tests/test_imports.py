@@ -53,6 +53,24 @@ def test_no_two_classes_have_one_name() -> None:
     assert {name: places for name, places in files.items() if len(places) > 1} == {}
 
 
+def test_no_constant_of_a_file_is_bound_twice() -> None:
+    """A merge of branches can leave two values of one name, of which the first is dead; Ruff sees only functions."""
+    twice, seen = [], 0
+    for package in ("dptune", "tasks", "flows"):
+        for path in sorted((ROOT / package).rglob("*.py")):
+            statements = ast.parse(path.read_text(encoding="utf-8")).body
+            bound = [
+                ast.unparse(target.value if isinstance(target, ast.Subscript) else target)
+                for statement in statements
+                if isinstance(statement, ast.Assign | ast.AnnAssign)
+                for target in (statement.targets if isinstance(statement, ast.Assign) else [statement.target])
+            ]
+            seen += len(bound)
+            twice += [(path.relative_to(ROOT).as_posix(), name) for name in set(bound) if bound.count(name) > 1]
+    assert seen > 500
+    assert twice == []
+
+
 @pytest.mark.parametrize(
     "module", ["dptune.cli", "dptune.privacy.ledger", "dptune.mechanisms.registry", "tasks.settings.params"]
 )

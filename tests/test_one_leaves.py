@@ -24,12 +24,12 @@ from dptune.core.files import sha256, write_json
 from dptune.policy.tenants.runs import tenants_of
 from dptune.prediction.ensemble import partition
 from dptune.privacy.entropy import OsEntropy
-from dptune.records.canaries import inject
+from dptune.records.canaries import CanaryPlan, inject
 from dptune.records.diabetes.narratives import write_narratives
 from dptune.records.diabetes.synthetic_cohort import generate_cohort, synthetic_ids_mapping
+from dptune.records.own_files import acquire_text, write_paragraphs
 from dptune.records.parquet_file import read_records
 from dptune.records.splits import SIDES, split, write_splits
-from dptune.records.text import acquire_text, write_paragraphs
 from dptune.training.data import Tokens
 from dptune.training.privacy_units import PrivacyUnits
 from dptune.training.unit_groups import Turn
@@ -67,7 +67,8 @@ def dealt(narratives: Path, unit: str) -> Dealt:
     for side in SIDES:
         places.update(("side", side, text) for text in read_records(folder / f"{side}.parquet").text.to_pylist())
     secrets = folder / "secrets.json"
-    inject(folder / "train.parquet", folder / "new.parquet", secrets, folder / "manifest", **CANARIES, carrier_seed=3)
+    plan = CanaryPlan(**CANARIES, carrier_seed=3)
+    inject(folder / "train.parquet", folder / "new.parquet", secrets, folder / "manifest", plan)
     train = read_records(folder / "new.parquet")
     texts, patients = train.text.to_pylist(), train.unit
     rows = [np.frombuffer(text.encode(), np.uint8).astype(np.int32) for text in texts]

@@ -18,7 +18,7 @@ import matplotlib
 import matplotlib.pyplot as plt
 import numpy as np
 
-from dptune.audit.step import audit_step
+from dptune.audit.games.step import audit_step
 from dptune.mechanisms.mechanism import Mechanism
 from dptune.mechanisms.planning import Schedule, calibrated, price
 from dptune.mechanisms.registry import build

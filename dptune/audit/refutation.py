@@ -20,7 +20,7 @@ from dptune.audit.epsilon_bounds import coins_refute, gaussian_epsilon, one_run_
 from dptune.audit.one_run import A_QUARTER, few_guesses, right_guesses
 from dptune.audit.verdict import DELTAS, Certificate, certified_pairs
 from dptune.core.digits import at_least, at_most
-from dptune.privacy.accounting.gaussian_dp import gdp_delta
+from dptune.privacy.accounting.sampled_gaussian import gdp_delta
 from dptune.privacy.release import Composition
 from dptune.privacy.run_header import RunHeader
 

@@ -16,10 +16,9 @@ import numpy as np
 from scipy.special import betaincinv, ndtr, ndtri
 from scipy.stats import binom
 
-from dptune.audit.contrast import shown_above
 from dptune.audit.epsilon_bounds import epsilon_from_errors, mu_from_errors, rate_at_most
-from dptune.audit.scene import StepAudit
-from dptune.core.digits import at_least, at_most
+from dptune.audit.games.scene import StepAudit
+from dptune.core.digits import at_least, at_most, shown_above
 from dptune.core.errors import ConfigError
 from dptune.privacy.accountants import epsilons
 from dptune.privacy.accounting.mixture_bounds import gaussian_dp_multiplier

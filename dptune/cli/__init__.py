@@ -12,17 +12,13 @@ from typing import Annotated
 import typer
 
 from dptune import __version__
-from dptune.cli.audit_run import audit_run
+from dptune.cli.audits import audit, audit_draw, audit_run
 from dptune.cli.console import Group, reports_errors
 from dptune.cli.ensembles import generate, serve
-from dptune.cli.export import export
-from dptune.cli.ledgers import set_aside, spent, verify
-from dptune.cli.loader_audit import audit_draw
+from dptune.cli.ledgers import export, set_aside, spent, verify
 from dptune.cli.mechanisms import mechanisms
 from dptune.cli.pricing import account, calibrate, samplers, search
-from dptune.cli.sampling import sample
-from dptune.cli.scoring import score
-from dptune.cli.step_audit import audit
+from dptune.cli.scoring import sample, score
 from dptune.cli.suggest import suggest
 from dptune.cli.tune import tune
 

@@ -14,9 +14,9 @@ from dptune.policy import method
 from dptune.prediction.protocols import priced_answers
 from dptune.privacy.accountants import leaks_of, repriced_epsilon, smallest_epsilon
 from dptune.privacy.accounting.mixture_figures import mixture_figures
-from dptune.privacy.accounting.sampler_bounds import least_epsilon
-from dptune.privacy.accounting.samplers import POISSON, SAMPLERS
 from dptune.privacy.accounting.strategy import column_norm, relative_error
+from dptune.privacy.samplers.sampler import POISSON, SAMPLERS
+from dptune.privacy.samplers.sampler_bounds import least_epsilon
 from dptune.privacy.selection import price_selection
 
 if TYPE_CHECKING:

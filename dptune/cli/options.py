@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_origin
 
 import typer
 
-from dptune.cli.console import notice
+from dptune.cli.console import by_option, flag, notice
 from dptune.cli.mechanisms import completions
-from dptune.cli.tune_messages import by_option, flag
 from dptune.core.declarations import Declared, assignments, declared, differing
 from dptune.core.errors import ConfigError, DptuneError
 from dptune.core.settings import Lora, ScheduleSettings

@@ -176,7 +176,7 @@ def _schedule(
 ) -> Schedule:
     """The schedule that the options give. Raises: ConfigError naming the option that is wrong."""
     from dptune.mechanisms.planning import Schedule
-    from dptune.privacy.accounting.samplers import sampler_of
+    from dptune.privacy.samplers.sampler import sampler_of
 
     if sampler == "full":
         batch = records if batch is None else batch
@@ -195,7 +195,7 @@ def _schedule(
 
 def _check_bands(built: mechanisms.Mechanism, sampler: str | None) -> None:
     """Refuse bands without cyclic_poisson, and cyclic_poisson without bands. Raises: ConfigError."""
-    from dptune.privacy.accounting.samplers import CYCLIC, check_name
+    from dptune.privacy.samplers.sampler import CYCLIC, check_name
 
     if sampler is None:
         return
@@ -226,7 +226,7 @@ def samplers(
     """List the samplers: how units get into batches, and what is proven about the price of each."""
     from dataclasses import asdict
 
-    from dptune.privacy.accounting.samplers import SAMPLERS
+    from dptune.privacy.samplers.sampler import SAMPLERS
 
     if as_json:
         show({name: asdict(one) for name, one in SAMPLERS.items()}, as_json)

@@ -1,4 +1,7 @@
-"""``dptune score``: metrics of what an adapter writes, its perplexity of texts, or a classifier's accuracy."""
+"""Commands on an adapter: ``dptune score`` measures it, and ``dptune sample`` writes a synthetic corpus with it.
+
+``dptune score`` prints metrics of what it writes, its perplexity of texts, or a classifier's accuracy.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +11,12 @@ from typing import Annotated, Any
 
 import typer
 
-from dptune.cli.accuracy import comparison, printed_scores
-from dptune.cli.console import notice, show
+from dptune.cli.console import by_option, notice, set_up_logs, show
 from dptune.cli.options import AsJson, Completion, Model, Prompt, Revision, Template, Text, takes_settings
 from dptune.cli.tune import records_of_options
-from dptune.cli.tune_messages import by_option, set_up_logs
+from dptune.cli.tune_result import comparison, printed_scores
 from dptune.core.errors import ConfigError
+from dptune.core.interrupts import ends_like_ctrl_c
 
 _NOT_COVERED = "Scores are statistics of these records: where they are private, no epsilon covers them."
 
@@ -145,3 +148,91 @@ def _check_mauve(model: str | None, revision: str | None) -> None:
     except ConfigError as error:
         field = "--mauve-revision" if error.field == "model.revision" else "--mauve-model"
         raise ConfigError(field, error.problem, fix=error.fix) from None
+
+
+# ``dptune sample``: a synthetic corpus from a tuned adapter, at no further cost.
+
+
+_INTERRUPTED = 130
+_COVERED = (
+    "SYNTHETIC. They cost nothing beyond the adapter's own epsilon and delta, however many are made; a run on the same "
+    "units that uses them pays on top."
+)
+_NO_GUARANTEE = "SYNTHETIC, with NO GUARANTEE: the adapter has no certified epsilon."
+
+
+@takes_settings("device", "dtype", "load_in_4bit")
+@ends_like_ctrl_c()
+def sample(
+    adapter: Annotated[Path, typer.Argument(help="Folder that dptune tune wrote.")],
+    model: Model,
+    records: Annotated[
+        int | None, typer.Option(help="Number of texts (default with --prompts: one for each prompt).", min=1)
+    ] = None,
+    out: Annotated[Path, typer.Option(help="New JSON Lines file; its card is written beside it as .md.")] = Path(
+        "synthetic.jsonl"
+    ),
+    prompts: Annotated[
+        Path | None,
+        typer.Option(help="File of public prompts, used in turn; for an adapter tuned on prompts and completions."),
+    ] = None,
+    prompt: Annotated[str | None, typer.Option(help="Column that holds the prompts (default: prompt).")] = None,
+    revision: Revision = None,
+    temperature: Annotated[
+        float, typer.Option(help="Sampling temperature: 1 keeps the model's probabilities; less prefers likely texts.")
+    ] = 1.0,
+    top_p: Annotated[
+        float, typer.Option(help="Draw only from the likeliest tokens that together have this probability.")
+    ] = 1.0,
+    max_new_tokens: Annotated[
+        int | None, typer.Option(help="Maximum tokens per text (default: the training limit).", min=1)
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Seed of the random draws; need not be secret.")] = 0,
+    rows: Annotated[int, typer.Option("--rows", "--batch", help="Number of texts generated at once.", min=1)] = 16,
+    no_guarantee: Annotated[
+        bool, typer.Option("--no-guarantee", help="Allow an adapter without a certified epsilon.")
+    ] = False,
+    *,
+    settings: dict[str, Any],
+    as_json: AsJson = False,
+) -> None:
+    """Write a synthetic corpus with a tuned adapter; this is post-processing and costs no further privacy."""
+    from dptune.job.delivery.card import has_guarantee
+    from dptune.job.delivery.finished_adapter import open_adapter
+    from dptune.job.path_checks import card_beside, check_data, check_model, check_new_file
+    from dptune.records.reading.source import RecordSource
+
+    try:
+        check_new_file(out)
+        check_model(model, revision)
+        if prompts is not None:
+            check_data(RecordSource(str(prompts)))
+        opened = open_adapter(adapter, no_guarantee=no_guarantee)
+        set_up_logs()
+        from dptune.job.sampling import sample as draw
+
+        found = draw(
+            opened,
+            model,
+            records,
+            prompts=None if prompts is None else str(prompts),
+            prompt=prompt,
+            revision=revision,
+            temperature=temperature,
+            top_p=top_p,
+            max_new_tokens=max_new_tokens,
+            seed=seed,
+            rows=rows,
+            **settings,
+            no_guarantee=no_guarantee,
+            warn=lambda note: notice("warning", by_option(note)),
+        )
+        found.save(out)
+    except KeyboardInterrupt:
+        notice("stopped", "no file was written; the same command makes the same texts")
+        raise typer.Exit(_INTERRUPTED) from None
+    guarantee = {"epsilon_certified": opened.epsilon, "delta": opened.contents.header.delta}
+    show({**found.figures, **guarantee, "file": str(out), "card": str(card_beside(out))}, as_json)
+    if not as_json:
+        typer.echo(_COVERED if has_guarantee(opened.epsilon) else _NO_GUARANTEE)
+        typer.echo(f"Train on them: dptune tune --data {out}; or any other training, with privacy or without.")

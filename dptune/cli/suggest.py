@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dptune.cli.console import show
+from dptune.cli.console import flag, set_up_logs, show
 from dptune.cli.options import (
     AsJson,
     Completion,
@@ -24,7 +24,6 @@ from dptune.cli.options import (
     exact,
     takes_settings,
 )
-from dptune.cli.tune_messages import flag, set_up_logs
 from dptune.core.declarations import declared
 from dptune.job.settings import TuneSettings
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dptune.cli.console import notice, show
+from dptune.cli.console import by_option, check_command, notice, set_up_logs, show
 from dptune.cli.options import (
     AsJson,
     Candidates,
@@ -22,8 +22,7 @@ from dptune.cli.options import (
     Text,
     takes_settings,
 )
-from dptune.cli.tune_messages import by_option, check_command, set_up_logs
-from dptune.cli.tune_search import search_of_options, tune_by_search
+from dptune.cli.tune_result import search_of_options, tune_by_search
 from dptune.core.declarations import assignments
 from dptune.core.errors import ConfigError, FullDeviceError, is_out_of_memory
 from dptune.core.files import read_json
@@ -226,7 +225,7 @@ def _plan(prepared: PreparedRun) -> dict[str, Any]:
 
 
 def _resources(prepared: PreparedRun) -> dict[str, Any]:
-    from dptune.core.units import RECORD
+    from dptune.core.settings import RECORD
     from dptune.job.estimate import estimate
 
     units, private = prepared.units, prepared.settings.telemetry == "private"

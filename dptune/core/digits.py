@@ -1,4 +1,4 @@
-"""Digits of privacy figures for readers: no bound looks better than it is."""
+"""Digits of privacy figures for readers: no bound looks better than it is, and no accusation shows equal figures."""
 
 from __future__ import annotations
 
@@ -23,3 +23,29 @@ def _text(number: float, context: Context) -> str:
     if not math.isfinite(number):
         return str(number).replace("inf", "∞")
     return f"{float(context.plus(_MEANT.plus(Decimal(number)))):.{context.prec}g}"
+
+
+# The two figures of an accusation: what an attack showed, and what was certified or claimed below it.
+
+
+#: Further digits are those of rounding in arithmetic, which ``at_least`` and ``at_most`` leave out.
+_MOST_DIGITS = 12
+
+
+def shown_above(shown: float, stated: float, digits: int = 3) -> tuple[str, str]:
+    """Text of a bound that an attack showed, rounded down, and of the lower one that was stated, rounded up.
+
+    They have so many more digits that the first still reads as the higher one: "shows 2, but 2 is certified" accuses
+    nobody.
+
+    Args:
+        stated: the certified or claimed value, finite and below ``shown``.
+        digits: the number of significant digits if these are enough.
+    """
+    if math.isinf(shown):
+        return at_least(shown, digits), at_most(stated, digits)
+    for count in range(digits, _MOST_DIGITS + 1):
+        lower, upper = at_least(shown, count), at_most(stated, count)
+        if float(lower) > float(upper):
+            return lower, upper
+    return repr(float(shown)), repr(float(stated))

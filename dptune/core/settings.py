@@ -17,8 +17,21 @@ from typing import Annotated, Literal
 
 from annotated_types import Ge, Gt, Le, Len, Lt, MinLen
 
-from dptune.core.bounds import Chance, Count, CountOrZero, Epochs, Few, LearningRate, Rank, Rows, Share, TokenCount
-from dptune.core.declarations import NAMES_NOTHING, check, part_of
+from dptune.core.declarations import (
+    NAMES_NOTHING,
+    Chance,
+    Count,
+    CountOrZero,
+    Epochs,
+    Few,
+    LearningRate,
+    Rank,
+    Rows,
+    Share,
+    TokenCount,
+    check,
+    part_of,
+)
 from dptune.core.errors import ConfigError, first_line
 
 Optimizer = Literal["adamw", "adam_bc", "sgd"]
@@ -186,31 +199,23 @@ class Lora:
 
     def __post_init__(self) -> None:
         """Raises: ConfigError for a value out of bounds, a start that is refused, and a pattern without numbers."""
-        _check_start(self.init_lora_weights)
+        start, targets = self.init_lora_weights, self.target_modules
+        if not (start is True or (isinstance(start, str) and start in STARTS)):
+            reason = next((why for name, why in _REFUSED_STARTS.items() if str(start).startswith(name)), "is unknown")
+            if start is False:
+                reason = "starts from random adapters, which move the model before it learned anything"
+            raise ConfigError("lora.init_lora_weights", f"{start!r} {reason}", fix="use true, gaussian or orthogonal")
         check(self, "lora." if type(self) is Lora else "")
-        _check_targets(self.target_modules)
+        # An empty value would count as left out.
+        names = targets if isinstance(targets, list | tuple) else (targets,)
+        if targets is not None and not (names and all(isinstance(name, str) and name for name in names)):
+            fix = 'name layers, such as ("q_proj", "v_proj"); or leave it out'
+            raise ConfigError("lora.target_modules", f"{targets!r} names no layers", fix=fix)
         for name in ("rank_pattern", "alpha_pattern"):
             _check_pattern(f"lora.{name}", getattr(self, name))
         for rank in (self.rank, *self.rank_pattern.values()):
             if self.init_lora_weights == "orthogonal" and rank % 2:
                 raise ConfigError("lora.init_lora_weights", f"orthogonal needs even ranks, not {rank}", fix="change it")
-
-
-def _check_start(start: object) -> None:
-    if start is True or (isinstance(start, str) and start in STARTS):
-        return
-    reason = next((why for name, why in _REFUSED_STARTS.items() if str(start).startswith(name)), "is unknown")
-    if start is False:
-        reason = "starts from random adapters, which move the model before it learned anything"
-    raise ConfigError("lora.init_lora_weights", f"{start!r} {reason}", fix="use true, gaussian or orthogonal")
-
-
-def _check_targets(targets: object) -> None:
-    """Raise ConfigError for an empty value, which would count as left out, and for anything but texts."""
-    names = targets if isinstance(targets, list | tuple) else (targets,)
-    if targets is not None and not (names and all(isinstance(name, str) and name for name in names)):
-        fix = 'name layers, such as ("q_proj", "v_proj"); or leave it out'
-        raise ConfigError("lora.target_modules", f"{targets!r} names no layers", fix=fix)
 
 
 def _check_pattern(field: str, pattern: object) -> None:
@@ -226,3 +231,19 @@ def _check_pattern(field: str, pattern: object) -> None:
             raise ConfigError(
                 field, f"{key!r} is not the name of a layer ({first_line(error)})", fix="mend it"
             ) from None
+
+
+# Names of units of privacy: "record" for a record of its own, else the column whose values say whose a record is.
+
+
+RECORD = "record"
+#: Units that are made of others; a column of such a name would be taken for them.
+MADE_OF_OTHERS = ("client", "tenant", "shard")
+
+
+def check_unit(name: str, field: str) -> None:
+    """Raise ConfigError about ``field`` unless ``name`` is "record" or may be a column's name."""
+    if not name.strip():
+        raise ConfigError(field, "names no unit", fix=f"use {RECORD}, or the name of a column")
+    if name in MADE_OF_OTHERS:
+        raise ConfigError(field, f"{name!r} is another kind of unit", fix=f"use {RECORD}, or rename the column")

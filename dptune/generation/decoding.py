@@ -16,7 +16,7 @@ from dptune.core.errors import ConfigError
 from dptune.core.progress import Meter
 from dptune.training.models.causal import evaluation_mode, most_positions
 
-#: Seeds as ``dptune.core.bounds.Seed`` has them.
+#: Seeds as ``dptune.core.declarations.Seed`` has them.
 _LARGEST_SEED = 2**31 - 1
 
 

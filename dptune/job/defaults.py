@@ -12,9 +12,9 @@ from dptune.core.errors import ConfigError
 from dptune.core.settings import ScheduleSettings, TrainingSampler, UpdateRule
 from dptune.job.settings import TuneSettings
 from dptune.mechanisms.planning import Schedule
-from dptune.privacy.accounting.fixed_batches import advised_batch
-from dptune.privacy.accounting.samplers import sampler_of_run
 from dptune.privacy.calibration import check_delta, sampling
+from dptune.privacy.samplers.sampler import sampler_of_run
+from dptune.privacy.samplers.sampler_bounds import advised_batch
 
 _BATCHES = (64, 1024)
 _LEAST_STEPS, _EPOCHS = 100, (3, 20)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from dptune.core.errors import ConfigError
-from dptune.core.units import RECORD
+from dptune.core.settings import RECORD
 from dptune.mechanisms.options import convert
 from dptune.records.catalogue import SourceSettings, find_source, label_of, plugin_sources
 from dptune.records.reading.source import RecordSource

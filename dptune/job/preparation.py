@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from dptune.core.errors import ConfigError
-from dptune.core.units import MADE_OF_OTHERS, RECORD
+from dptune.core.settings import MADE_OF_OTHERS, RECORD
 from dptune.job.audit_canaries import check_count, price_of
 from dptune.job.base_model import Base
 from dptune.job.defaults import TuneSchedule, at_whole_bins, max_length_of, schedule_of

@@ -52,8 +52,7 @@ from dptune.privacy.set_aside import fresh_start, said_within
 from dptune.privacy.spent_budgets.booking import booked
 from dptune.privacy.spent_budgets.register import Register, said
 from dptune.training.checkpoints import restarts
-from dptune.training.data import Tokens
-from dptune.training.evaluation import Measure, measure_model, perplexity
+from dptune.training.evaluation import Measurement, measure_model, perplexity
 from dptune.training.gradients.gradient_check import first_evaluation
 from dptune.training.loop import train
 from dptune.training.losses import is_classifier
@@ -257,18 +256,17 @@ def _train(
 
 
 def figures_of(prepared: PreparedRun, model: Any) -> Figures:
-    """Perplexities, or a classifier's scores, of held-out records under research telemetry, and of public records."""
-    sides: dict[str, Tokens | None] = {HELD_OUT: prepared.evaluation, PUBLIC: prepared.public}
-    held_out = prepared.evaluation
-    if prepared.settings.telemetry == "private" or (held_out and held_out.without_loss == len(held_out.rows)):
-        del sides[HELD_OUT]  # a figure of no token would end the run, and that tells something of the records
-    given = {SIDES[records]: own for records, own in sides.items() if own is not None}
-    wanted: dict[str, tuple[Measure, Tokens]] = (
-        {side: (score_classifier, own) for side, own in given.items()}
-        if is_classifier(model)
-        else {f"{side}_perplexity": (perplexity, own) for side, own in given.items()}
-    )
-    return measure_model(model, wanted, prepared.settings.physical_batch_size, autocast=prepared.plan.autocast_dtype)
+    """Perplexities, or a classifier's scores, of held-out and of public records, as ``measure_model`` allows them."""
+    classifies = is_classifier(model)
+    wanted = {
+        SIDES[records] if classifies else f"{SIDES[records]}_perplexity": Measurement(
+            score_classifier if classifies else perplexity, tokens, private=records == HELD_OUT
+        )
+        for records, tokens in ((HELD_OUT, prepared.evaluation), (PUBLIC, prepared.public))
+    }
+    settings = prepared.settings
+    dtype = prepared.plan.autocast_dtype
+    return measure_model(model, wanted, settings.physical_batch_size, telemetry=settings.telemetry, autocast=dtype)
 
 
 def result_of(

@@ -10,8 +10,21 @@ from typing import Annotated, Any, Literal
 
 from annotated_types import Ge, Lt
 
-from dptune.core.bounds import Count, CountOrZero, Delta, Epochs, Epsilon, LearningRate, Rows, Seed
-from dptune.core.declarations import NAMES_NOTHING, declared, differing, names_nothing, part_of
+from dptune.core.declarations import (
+    NAMES_NOTHING,
+    Count,
+    CountOrZero,
+    Delta,
+    Epochs,
+    Epsilon,
+    LearningRate,
+    Rows,
+    Seed,
+    declared,
+    differing,
+    names_nothing,
+    part_of,
+)
 from dptune.core.errors import ConfigError, DataError
 from dptune.core.settings import (
     Average,

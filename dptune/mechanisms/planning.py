@@ -15,10 +15,10 @@ from dptune.privacy.accountants import Epsilons, epsilons, published_epsilon, qu
 from dptune.privacy.accounting.loss_profile import profile_of
 from dptune.privacy.accounting.parts import dearest, disjoint
 from dptune.privacy.accounting.renyi_filter import RenyiFilter, smallest_noise_multiplier
-from dptune.privacy.accounting.samplers import POISSON, Sampler
 from dptune.privacy.accounting.strategy import visits
 from dptune.privacy.calibration import calibrate
 from dptune.privacy.release import Composition, Release
+from dptune.privacy.samplers.sampler import POISSON, Sampler
 from dptune.privacy.selection import Bound, selection_epsilon
 from dptune.privacy.selection_law import SelectionLaw
 

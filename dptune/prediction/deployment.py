@@ -13,7 +13,7 @@ import torch
 
 from dptune.core.errors import ConfigError, first_line
 from dptune.core.files import jsonable, locked, read_json, write_json
-from dptune.core.units import RECORD
+from dptune.core.settings import RECORD
 from dptune.prediction.booking import book
 from dptune.prediction.ensemble import Manifest, load_adapters, read_manifest
 from dptune.prediction.predictor import Answer, PrivatePredictor, next_log_probabilities

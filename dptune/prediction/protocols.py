@@ -14,7 +14,7 @@ from typing import Any
 
 from dptune.core.digits import at_most
 from dptune.core.errors import ConfigError
-from dptune.core.units import check_unit
+from dptune.core.settings import check_unit
 from dptune.mechanisms.options import make_part, option_names
 from dptune.prediction.mixture import Slots
 from dptune.prediction.published_radius import one_model_epsilon, published_beta

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dptune.core.bounds import LearningRate, Rows, Seed
+from dptune.core.declarations import LearningRate, Rows, Seed
 
 
 @dataclass(frozen=True)

@@ -18,8 +18,6 @@ from functools import lru_cache
 import numpy as np
 
 from dptune.core.errors import ConfigError
-from dptune.privacy.accounting.gaussian_dp import gdp_delta as gdp_delta  # callers import it from here
-from dptune.privacy.accounting.gaussian_dp import gdp_epsilon as gdp_epsilon
 from dptune.privacy.accounting.mixture_bounds import gaussian_dp_multiplier, is_pure, pure_epsilon, renyi_epsilon
 from dptune.privacy.accounting.parts import WORK, dearest
 from dptune.privacy.accounting.published_accountants import (
@@ -28,11 +26,12 @@ from dptune.privacy.accounting.published_accountants import (
     plrvo_epsilon,
     plrvo_one_coordinate_epsilon,
 )
-from dptune.privacy.accounting.renyi_filter import RenyiFilter
+from dptune.privacy.accounting.renyi_filter import RenyiFilter, answers_epsilon, has_answers, published_answers_epsilon
 from dptune.privacy.accounting.sampled_gaussian import Kind
-from dptune.privacy.accounting.sampler_bounds import check_like_poisson, is_like_poisson, sampled_epsilon
-from dptune.privacy.answers import answers_epsilon, has_answers, published_answers_epsilon
+from dptune.privacy.accounting.sampled_gaussian import gdp_delta as gdp_delta  # callers import it from here
+from dptune.privacy.accounting.sampled_gaussian import gdp_epsilon as gdp_epsilon
 from dptune.privacy.release import LIKE_GAUSSIAN, Composition, Release
+from dptune.privacy.samplers.sampler_bounds import check_like_poisson, is_like_poisson, sampled_epsilon
 
 # dp-accounting warns of every order whose series does not converge, hundreds of times a run, and a user can do nothing
 # about it. Such an order costs infinity: a looser bound or more noise, never too small an epsilon.
@@ -104,7 +103,7 @@ def epsilons(
 
     Guarantee: if ``certified`` is finite, the sequence of releases is (certified, delta)-DP under
     add/remove of one unit, given Poisson sampling with secret coins; of another sampler, under its neighbours
-    (``samplers.SAMPLERS``). Where releases name parts, no unit's part may hang
+    (``sampler.SAMPLERS``). Where releases name parts, no unit's part may hang
     on others: it follows from the unit's own key, or the slot of a unit that leaves stays, empty. All arguments are
     public. (Only this function tells parts apart; all others here add up all releases.)
 
@@ -141,9 +140,13 @@ def epsilons(
     # A unit in some part of an inherited run may be in any part of this run: every pair of parts is priced.
     mine, theirs = _unlabelled(composition), _unlabelled(inherited or Counter())
     work = _SUMS if renyi_filter is not None else WORK
-    noise_only = dearest(
-        mine, lambda one: dearest(theirs, lambda other: _one_part_epsilon(one + other, delta, renyi_filter), work), work
-    )
+
+    def of_parts(both: Composition) -> float:
+        if renyi_filter is not None and any(release.adaptive for release in both):
+            return renyi_filter.epsilon(both, delta)
+        return smallest_epsilon(both, delta)
+
+    noise_only = dearest(mine, lambda one: dearest(theirs, lambda other: of_parts(one + other), work), work)
     return Epsilons(published, noise_only, math.inf if leaks else noise_only, leaks)
 
 
@@ -156,12 +159,6 @@ def _unlabelled(composition: Composition) -> Composition:
         statistics = release.statistics if release.norm == "l1" else ("gradient sum",)
         total[replace(release, statistics=statistics, raw_inputs=(), claims=())] += count
     return total
-
-
-def _one_part_epsilon(composition: Composition, delta: float, renyi_filter: RenyiFilter | None) -> float:
-    if renyi_filter is not None and any(release.adaptive for release in composition):
-        return renyi_filter.epsilon(composition, delta)
-    return smallest_epsilon(composition, delta)
 
 
 def published_epsilon(accountant: str, composition: Composition, delta: float) -> float:

@@ -10,8 +10,6 @@ from pathlib import Path
 from typing import Any, Self
 
 from dptune.core.files import fsync_directory, holder_of, lock_now
-from dptune.privacy.accounting.cyclic_rows import row_problem
-from dptune.privacy.accounting.samplers import TRAINED
 from dptune.privacy.budget_gate import BudgetError, BudgetGate
 from dptune.privacy.ledger_file import (
     GENESIS,
@@ -21,11 +19,13 @@ from dptune.privacy.ledger_file import (
     encode,
     read_ledger,
     release_body,
+    row_problem,
     seal,
 )
 from dptune.privacy.release import Composition, Release
 from dptune.privacy.run_folder import RunFolder
 from dptune.privacy.run_header import FORMAT, RunHeader
+from dptune.privacy.samplers.sampler import TRAINED
 from dptune.privacy.set_aside import fresh_start, witnessed_releases
 
 #: Makes the context in which a new ledger gets its first line, as ``booking.booked``.
@@ -206,7 +206,7 @@ class Ledger:
         Raises:
             BudgetError: the release would pass the budget. Nothing was written.
             LedgerError: the disk refused the line; or the release is not the row that correlated noise has here, or
-                its sampler not that of the rows before (see ``cyclic_rows``). Nothing counts as released.
+                its sampler not that of the rows before (see ``row_problem``). Nothing counts as released.
         """
         if not release.sampler.like_poisson and release.sampler.name not in TRAINED:
             unknown = f"{release.sampler.name} is a sampler that no training draws its batches by"

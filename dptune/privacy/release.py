@@ -13,8 +13,8 @@ from typing import Any, Literal, get_args
 
 from dptune.core.errors import ConfigError
 from dptune.privacy.accounting.laplace_mixtures import InverseScale
-from dptune.privacy.accounting.samplers import POISSON, Sampler
 from dptune.privacy.accounting.strategy import check_strategy, column_norm
+from dptune.privacy.samplers.sampler import POISSON, Sampler
 
 #: The count of each distinct release. No accountant here depends on their order.
 Composition = Counter["Release"]
@@ -209,13 +209,10 @@ class Release:
             "shared_laplace_mixture": "one random scale for all coordinates, for which no bound is proven",
             "unbounded_token": "tokens whose divergence no theorem bounds",
         }
-        moves = ("a noise multiplier that moves has a filter for Gaussian noise only",) if self._unfiltered else ()
+        unfiltered = self.adaptive and self.noise in LIKE_GAUSSIAN and self.noise != "gaussian"
+        moves = ("a noise multiplier that moves has a filter for Gaussian noise only",) if unfiltered else ()
         dealt = (DEALT_BY_RANK,) if self.dealt_by == "rank" else ()
         return (*self.raw_inputs, *((reasons[self.noise],) if self.noise in reasons else ()), *moves, *dealt)
-
-    @property
-    def _unfiltered(self) -> bool:
-        return self.adaptive and self.noise in LIKE_GAUSSIAN and self.noise != "gaussian"
 
     def to_dict(self) -> dict[str, Any]:
         """The release in plain JSON types, from which ``from_dict`` makes an equal one."""

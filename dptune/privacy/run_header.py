@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
 from dptune.core.errors import ConfigError
-from dptune.core.units import RECORD
+from dptune.core.settings import RECORD
 from dptune.privacy.accountants import (
     PUBLISHED_ACCOUNTANTS,
     Epsilons,

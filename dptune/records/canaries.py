@@ -17,17 +17,23 @@ from __future__ import annotations
 import string
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
+from hashlib import blake2b
 from pathlib import Path
 from secrets import SystemRandom
+from tempfile import TemporaryDirectory
+from typing import Literal
 
 import numpy as np
 import pyarrow as pa
 
 from dptune.core.errors import ConfigError, DataError
 from dptune.core.files import read_json, replacing, sha256, write_json
-from dptune.core.units import RECORD
+from dptune.core.settings import RECORD
+from dptune.records.diabetes.narratives import verbalise
+from dptune.records.diabetes.sources import acquire_synthetic
+from dptune.records.diabetes.table import read_table
 from dptune.records.parquet_file import Records, encode_content, form_at, read_records, write_parquet
-from dptune.records.public_texts import public_texts
+from dptune.records.reading.formats import FORMATS
 from dptune.records.reading.record import Chat, Content, PromptTarget, Text
 
 ALPHABET = string.ascii_uppercase + string.digits
@@ -97,19 +103,52 @@ def content_with(carrier: str, secret: str, form: str, kind: str = "code") -> Co
     return Text(carrier + ending)
 
 
-def inject(
-    train: Path,
-    out: Path,
-    secrets_file: Path,
-    manifest: Path,
-    extraction: int,
-    audit: int,
-    carrier_seed: int,
-    repeats: int = 1,
-    audit_kind: str = "code",
-    samples: Sequence[str] = (),
-) -> None:
-    """Add rows with ``extraction`` secrets, ``repeats`` rows each, and ``audit`` more, each by a fair coin.
+@dataclass(frozen=True)
+class CanaryPlan:
+    """How many canaries a train file gets, and what they say. Public.
+
+    Attributes:
+        extraction: number of secrets that all are planted.
+        audit: number of audit canaries, each planted by its own fair coin.
+        carrier_seed: seed of the public texts that secrets stand in.
+        repeats: number of rows of each extraction secret.
+        audit_kind: what audit canaries say, one of ``KINDS``.
+        samples: distinct texts of a public model, of which ``audit`` are drawn for the kind "samples".
+    """
+
+    extraction: int
+    audit: int
+    carrier_seed: int
+    repeats: int = 1
+    audit_kind: str = "code"
+    samples: Sequence[str] = ()
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """The numbers that a train file's description states."""
+        return {"extraction": self.extraction, "repeats": self.repeats, "audit": self.audit}
+
+    @property
+    def rows(self) -> int:
+        """Number of rows of canaries."""
+        return self.extraction * self.repeats + self.audit
+
+    def check(self, records: int) -> None:
+        """Raise ConfigError for negative counts, an unknown kind, or more canaries than records or samples."""
+        if min(self.extraction, self.audit) < 0 or self.repeats < 1:
+            raise ConfigError("canaries", "a count is negative, or repeats below 1", fix="use 0 or more, and 1 or more")
+        if self.audit_kind not in KINDS:
+            raise ConfigError("canaries.audit_kind", f"{self.audit_kind!r} is unknown", fix=f"use {', '.join(KINDS)}")
+        if self.audit_kind == "samples" and self.audit > len(self.samples):
+            problem = f"{self.audit} canaries are to say samples of a public model, and there are {len(self.samples)}"
+            raise ConfigError("canaries.audit", problem, fix="use fewer, or canaries.audit_kind: words")
+        if self.rows > records:
+            problem = f"extraction x repeats + audit asks for {self.rows} rows beside {records} records"
+            raise ConfigError("canaries", problem, fix="plant fewer canaries or take more records")
+
+
+def inject(train: Path, out: Path, secrets_file: Path, manifest: Path, plan: CanaryPlan) -> None:
+    """Add the rows of ``plan``'s canaries to a train file.
 
     Writes the new train file to ``out``: all of ``train`` as it is, then one row for every canary. Its text is a public
     carrier, drawn by the public ``carrier_seed``, with the secret at its end; it is empty where a coin left the canary
@@ -120,56 +159,32 @@ def inject(
 
     With no canaries ``out`` holds the records of ``train`` and nothing else.
 
-    Args:
-        audit_kind: what audit canaries say, one of ``KINDS``.
-        samples: distinct texts of a public model, of which ``audit`` are drawn for the kind "samples"; public.
-
-    Raises: ConfigError for negative counts, an unknown kind, or more canaries than records or samples; DataError for a
-    bad file, or a train file that already holds canaries.
+    Raises: ConfigError for a plan that these records do not allow; DataError for a bad file, or a train file that
+        already holds canaries.
     """
     records = read_records(train)
     form = form_at(records.about)
     if "canaries" in records.about:
         raise DataError("holds canaries already", fix="give the train file of the split", file=train)
-    if min(extraction, audit) < 0 or repeats < 1:
-        raise ConfigError("canaries", "a count is negative, or repeats below 1", fix="use 0 or more, and 1 or more")
-    if audit_kind not in KINDS:
-        raise ConfigError("canaries.audit_kind", f"{audit_kind!r} is unknown", fix=f"use {', '.join(KINDS)}")
-    if audit_kind == "samples" and audit > len(samples):
-        problem = f"{audit} canaries are to say samples of a public model, and there are {len(samples)}"
-        raise ConfigError("canaries.audit", problem, fix="use fewer, or canaries.audit_kind: words")
-    rows = extraction * repeats + audit
-    if rows > len(records.record):
-        problem = f"extraction x repeats + audit asks for {rows} rows beside {len(records.record)} records"
-        raise ConfigError("canaries", problem, fix="plant fewer canaries or take more records")
-    planted = _draw(_carriers(rows, carrier_seed, records), extraction, repeats)
-    if audit_kind == "words":
-        planted = replace(planted, audit=_saying(_random_words(audit, carrier_seed), planted.audit, form, "words"))
-    elif audit_kind == "samples":
-        drawn = SystemRandom().sample(samples, audit)
+    plan.check(len(records.record))
+    planted = _draw(_carriers(plan, records), plan.extraction, plan.repeats)
+    if plan.audit_kind == "words":
+        words = _random_words(plan.audit, plan.carrier_seed)
+        planted = replace(planted, audit=_saying(words, planted.audit, form, "words"))
+    elif plan.audit_kind == "samples":
+        drawn = SystemRandom().sample(plan.samples, plan.audit)
         planted = replace(planted, audit=_saying(drawn, planted.audit, form, "samples"))
-    counts = {"extraction": extraction, "repeats": repeats, "audit": audit}
-    salted = {**records.about, "canaries": counts, "salt": _salt()}
+    salted = {**records.about, "canaries": plan.counts, "salt": _salt()}
     grown = _with_canaries(records, planted, form)
     # The three files appear in reverse order: first the secrets, then the train file, last the manifest.
     with replacing(manifest) as listing, replacing(out) as new, replacing(secrets_file) as hidden:
         write_parquet(new, replace(grown, about=salted))
         write_json(hidden, asdict(planted))
-        write_json(listing, _public(grown, counts, new, hidden))
+        write_json(listing, _public(grown, plan.counts, new, hidden))
 
 
-def are_planted(
-    train: Path,
-    out: Path,
-    secrets_file: Path,
-    extraction: int,
-    audit: int,
-    carrier_seed: int,
-    repeats: int = 1,
-    audit_kind: str = "code",
-    samples: Sequence[str] = (),
-) -> bool:
-    """Whether ``out`` and ``secrets_file`` hold what ``inject`` may have written for these very arguments.
+def are_planted(train: Path, out: Path, secrets_file: Path, plan: CanaryPlan) -> bool:
+    """Whether ``out`` and ``secrets_file`` hold what ``inject`` may have written for this very plan.
 
     Secrets and coins may be any. All else must be as ``inject`` makes it: the records, the numbers of canaries, what
     they say, and the carriers. ``samples`` count only for the kind "samples". Other secrets would rename every finished
@@ -183,17 +198,16 @@ def are_planted(
         found, planted = read_records(out), read_secrets(secrets_file)
     except DataError:
         return False
-    counts = {"extraction": extraction, "repeats": repeats, "audit": audit}
-    about = {**records.about, "canaries": counts, "salt": found.about.get("salt")}
+    about = {**records.about, "canaries": plan.counts, "salt": found.about.get("salt")}
     if not replace(_with_canaries(records, planted, form), about=about).equals(found):
         return False
-    carriers = _carriers(extraction * repeats + audit, carrier_seed, records)
-    if audit_kind != "code" and form == "text":
-        carriers[extraction * repeats :] = [""] * audit
+    carriers = _carriers(plan, records)
+    if plan.audit_kind != "code" and form == "text":
+        carriers[plan.rows - plan.audit :] = [""] * plan.audit
     return (
         [one.carrier for one in (*planted.extraction, *planted.audit)] == carriers
-        and {one.kind for one in planted.audit} <= {audit_kind}
-        and (audit_kind != "samples" or {one.secret for one in planted.audit} <= {*samples})
+        and {one.kind for one in planted.audit} <= {plan.audit_kind}
+        and (plan.audit_kind != "samples" or {one.secret for one in planted.audit} <= {*plan.samples})
     )
 
 
@@ -208,8 +222,8 @@ def read_secrets(path: Path) -> Secrets:
         raise DataError(problem, fix="inject the canaries again", file=path) from None
 
 
-def _carriers(count: int, seed: int, records: Records) -> list[str]:
-    return public_texts(count, seed, "canaries", str(records.about.get("source")))
+def _carriers(plan: CanaryPlan, records: Records) -> list[str]:
+    return public_texts(plan.rows, plan.carrier_seed, "canaries", str(records.about.get("source")))
 
 
 def _draw(carriers: list[str], extraction: int, repeats: int) -> Secrets:
@@ -297,3 +311,37 @@ def with_codes(texts: list[str], share: float, seed: int) -> list[str]:
     for row in generator.permutation(len(texts))[: round(share * len(texts))]:
         told[row] += f" reference code is {''.join(generator.choice(list(ALPHABET), SECRET_LENGTH))}."
     return told
+
+
+# Public texts that carry secrets: synthetic narratives, which depend on no record of anyone.
+#
+# A secret in a record of the data would make that canary depend on the record, and the choice of records on their
+# number. With public carriers no canary depends on private data, so what an attack on canaries finds is a function of
+# the released model, of public text and of the auditor's own secrets.
+
+
+#: What texts are for. Each purpose has seeds of its own, and none has the seed of the pre-training texts.
+Purpose = Literal["canaries", "contexts", "words"]
+_SENTENCES = 3  # length of a carrier beside records of one's own, which may be far shorter than narratives
+
+
+def public_texts(count: int, seed: int, purpose: Purpose, source: str) -> list[str]:
+    """``count`` public narratives; equal for equal arguments.
+
+    Args:
+        seed: public.
+        source: name of the source of the train records. Beside narratives of the diabetes table the texts are whole.
+            Beside a user's own files they are short, because ``training.max_length`` cuts a text's end, where the
+            secret is.
+    """
+    if count == 0:
+        return []
+    own_seed = int.from_bytes(blake2b(f"{purpose} {seed}".encode(), digest_size=8).digest(), "little")
+    with TemporaryDirectory(prefix="dptune-") as folder:
+        made = acquire_synthetic(Path(folder), count, own_seed, kind="public")
+        whole = verbalise(read_table(made.table, made.ids_mapping))
+    return [_first_sentences(text) for text in whole] if source in FORMATS else whole
+
+
+def _first_sentences(text: str) -> str:
+    return ". ".join(text.split(". ")[:_SENTENCES]).removesuffix(".") + "."

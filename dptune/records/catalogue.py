@@ -24,14 +24,21 @@ from typing import Any, get_type_hints
 
 from dptune.core.errors import ConfigError, DataError, DptuneError
 from dptune.core.plugins import is_outside, load_installed, note_registered, plugins_of
-from dptune.core.units import RECORD
+from dptune.core.settings import RECORD
 from dptune.records.benchmarks import BENCHMARKS
 from dptune.records.diabetes.sources import acquire_synthetic, acquire_uci
-from dptune.records.own_files import WITH_COLUMNS, acquire_file, form_at, source_of, write_found
+from dptune.records.own_files import (
+    WITH_COLUMNS,
+    acquire_file,
+    acquire_text,
+    form_at,
+    source_of,
+    write_corpus,
+    write_found,
+)
 from dptune.records.reading.formats import Format
 from dptune.records.reading.read import rows_of
 from dptune.records.reading.source import RecordSource
-from dptune.records.text import acquire_text, write_corpus
 
 Read = Callable[..., Iterable[Any]]
 

@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 
 from dptune.core.errors import ConfigError
-from dptune.core.units import RECORD, check_unit
+from dptune.core.settings import RECORD, check_unit
 from dptune.records.parquet_file import Records, read_records, write_records
 from dptune.records.reading.formats import FORMATS
 

@@ -25,22 +25,51 @@ LossGroups = list[list[float]]
 Measure = Callable[..., float | Scores]
 
 
+@dataclass(frozen=True)
+class Measurement:
+    """A measure and the records that it is taken on.
+
+    Attributes:
+        measure: one figure, or several.
+        records: tokens of the records; None where there are none.
+        private: whether the records are held-out private ones, which no epsilon covers.
+    """
+
+    measure: Measure
+    records: Tokens | None
+    private: bool
+
+
 def measure_model(
-    model: Any, wanted: Mapping[str, tuple[Measure, Tokens]], rows: int, *, autocast: torch.dtype | None = None
+    model: Any, wanted: Mapping[str, Measurement], rows: int, *, telemetry: str, autocast: torch.dtype | None = None
 ) -> dict[str, float]:
-    """Figures of a model, by name. They are aggregates of the records: private if they are.
+    """Figures of a model before or after training, by name, for every door.
+
+    A measurement of private records is left out in two cases. Under private telemetry none is taken. Under research
+    telemetry one is left out if no token of its records counts in the loss. An error would be worse for privacy: it
+    would end the run, and whether a run ends can be seen by people who see no private figure. It would be worse for the
+    user too: his run would end for a figure that training does not need. Public records are no secret, so a lack of
+    counted tokens there is an error.
 
     Args:
-        wanted: a measure and its records, by the figure's name. A measure of several figures gives each the name that
-            is here, an underscore and its own.
+        wanted: measurements by the names of their figures. A measure of several figures gives each the name that is
+            here, an underscore and its own.
         rows: physical batch size.
+        telemetry: "research" or "private".
         autocast: dtype of the forward pass.
+
+    Returns: aggregates of the records: private if they are.
+
+    Raises: ConfigError if no token of public records counts in the loss.
     """
     found: dict[str, float] = {}
-    for name, (measure, tokens) in wanted.items():
-        value = measure(model, tokens, rows, autocast=autocast)
+    for name, one in wanted.items():
+        tokens = one.records
+        if tokens is None or (one.private and (telemetry == "private" or tokens.without_loss == len(tokens.rows))):
+            continue
+        value = one.measure(model, tokens, rows, autocast=autocast)
         if isinstance(value, Scores):
-            found |= {f"{name}_{key}": float(one) for key, one in asdict(value).items()}
+            found |= {f"{name}_{key}": float(figure) for key, figure in asdict(value).items()}
         else:
             found[name] = value
     return found

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dptune.core.errors import ConfigError
-from dptune.core.units import RECORD, check_unit
+from dptune.core.settings import RECORD, check_unit
 from dptune.privacy.entropy import Entropy, poisson_sample, uniform
 from dptune.training.unit_groups import Turn, hash_keys
 

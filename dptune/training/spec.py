@@ -16,10 +16,10 @@ from dptune.core.settings import StepSettings, TrainingSampler, UpdateRule
 from dptune.mechanisms.gradient_interfaces import Gradients
 from dptune.mechanisms.interfaces import Released
 from dptune.mechanisms.mechanism import Mechanism
-from dptune.privacy.accounting.samplers import Sampler, sampler_of_run
 from dptune.privacy.entropy import Entropy
 from dptune.privacy.ledger import Booked
 from dptune.privacy.run_header import RunHeader
+from dptune.privacy.samplers.sampler import Sampler, sampler_of_run
 from dptune.training.data import Tokens
 from dptune.training.privacy_units import PrivacyUnits
 

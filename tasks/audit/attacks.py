@@ -14,19 +14,15 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from dptune.audit.text.alignment import alignment_scores
 from dptune.audit.text.extraction import before_secret, chance, compare, exposures, recites, sample_endings
-from dptune.audit.text.likelihood import Passage, ending_losses, passage_ids, passage_of
-from dptune.audit.text.membership import membership_report, own_scores, roc, score_plugins
-from dptune.audit.text.rmia import rmia
-from dptune.audit.text.token_scores import ending_tokens, token_scores
+from dptune.audit.text.likelihood import Passage, ending_losses, ending_tokens, passage_ids, passage_of, token_scores
+from dptune.audit.text.membership import alignment_scores, membership_report, own_scores, rmia, roc, score_plugins
 from dptune.core.declarations import plain
 from dptune.core.files import jsonable, sha256, write_json
-from dptune.core.units import RECORD
+from dptune.core.settings import RECORD
 from dptune.privacy.run_folder import RunFolder
-from dptune.records.canaries import SECRET_LENGTH, Canary, content_with
+from dptune.records.canaries import SECRET_LENGTH, Canary, content_with, public_texts
 from dptune.records.parquet_file import Records, decode_content, encode_content, read_records
-from dptune.records.public_texts import public_texts
 from dptune.records.reading.record import Record
 from dptune.training.models.model import attach_lora, load_base
 from dptune.training.scores import label_probabilities
@@ -40,7 +36,7 @@ from tasks.experiment.preparation import corpus_of
 from tasks.experiment.quality import first
 from tasks.identity import code_digest
 from tasks.paths import AUDITS, EVAL, PUBLIC_VALIDATION, SPLITS, TRAIN, planted_secrets
-from tasks.settings.audit import Audit
+from tasks.settings.experiment import Audit
 
 #: Version of these results, part of their names. Raise it when a change moves their figures: tests/golden says when.
 VERSION = 3

@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dptune.audit.draw_test import audit_bins, audit_draw
+from dptune.audit.draws.draw_test import audit_bins, audit_draw
+from dptune.audit.draws.sample_rate import audited_sample_rate
+from dptune.audit.games.run_twin import audit_twin, unplayable
+from dptune.audit.games.step import audit_step
 from dptune.audit.one_run import one_run
 from dptune.audit.refutation import refutation, run_certificate
-from dptune.audit.run_twin import audit_twin, unplayable
-from dptune.audit.sample_rate import audited_sample_rate
-from dptune.audit.step import audit_step
 from dptune.audit.text.membership import auc
 from dptune.audit.verdict import certificate, judged
 from dptune.core.errors import DataError
@@ -24,10 +24,10 @@ from dptune.job.audit_canaries import KeptCanaries
 from dptune.mechanisms.mechanism import Mechanism
 from dptune.mechanisms.planning import Schedule, as_charged, fitted, price
 from dptune.mechanisms.registry import build, of_model, takes_noise
-from dptune.privacy.accounting.samplers import POISSON
 from dptune.privacy.entropy import OsEntropy
 from dptune.privacy.release import Release
 from dptune.privacy.run_folder import RunFolder
+from dptune.privacy.samplers.sampler import POISSON
 from dptune.training.draws import Bins, keys_of
 from dptune.training.gradients.parameter_groups import trained_blocks
 from dptune.training.unit_groups import Turn

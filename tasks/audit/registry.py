@@ -10,8 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from dptune.audit.contrast import shown_above
-from dptune.core.digits import at_least
+from dptune.core.digits import at_least, shown_above
 from dptune.core.metric import Metric
 
 Figures = dict[str, Any]

@@ -12,8 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dptune.audit.text.likelihood import Passage, ending_losses
-from dptune.audit.text.membership import balanced_coins, lira_scores
-from dptune.audit.text.rmia import rmia
+from dptune.audit.text.membership import balanced_coins, lira_scores, rmia
 from dptune.core.progress import progress
 from dptune.mechanisms.registry import build, of_model
 from dptune.privacy.entropy import FixedSeed

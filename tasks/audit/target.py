@@ -23,7 +23,7 @@ from dptune.training.models.weight_files import read_tensors
 from tasks.experiment.cells import Cell, digests, plugin_digest
 from tasks.experiment.preparation import job_of, open_model
 from tasks.paths import MANIFEST, TRAIN, planted_secrets
-from tasks.settings.audit import Audit
+from tasks.settings.experiment import Audit
 
 
 @dataclass

@@ -9,7 +9,7 @@ from typing import Any
 
 import altair as alt
 
-from dptune.core.units import RECORD
+from dptune.core.settings import RECORD
 from tasks.charts.canvas import PAPER, Figure, Panel, faded, marks, titled, values
 from tasks.charts.looks import GREY, INK, SHAPES, Look, looks
 from tasks.charts.seed_groups import CERTIFIED

@@ -9,11 +9,10 @@ from __future__ import annotations
 import logging
 from contextlib import suppress
 from secrets import token_hex
-from typing import Any
 
 from dptune.core.errors import DataError
 from dptune.core.files import DamagedFileError, private_directory, read_json
-from dptune.records.canaries import are_planted, inject
+from dptune.records.canaries import CanaryPlan, are_planted, inject
 from tasks.paths import MANIFEST, PUBLIC_SAMPLES, SECRETS, SPLITS, TRAIN, planted_secrets
 from tasks.settings.params import load_settings
 from tasks.stage import run_stage
@@ -22,20 +21,20 @@ from tasks.stage import run_stage
 def plant() -> None:
     """Write the training file, the manifest for everyone, and the secrets for the auditor alone."""
     canaries, split = load_settings().canaries, SPLITS / "train.parquet"
-    settings: dict[str, Any] = {
-        "extraction": canaries.extraction,
-        "audit": canaries.audit,
-        "repeats": canaries.repeats,
-        "carrier_seed": canaries.carrier_seed,
-        "audit_kind": canaries.audit_kind,
-        "samples": _samples() if canaries.says_samples else (),
-    }
+    plan = CanaryPlan(
+        canaries.extraction,
+        canaries.audit,
+        canaries.carrier_seed,
+        canaries.repeats,
+        canaries.audit_kind,
+        _samples() if canaries.says_samples else (),
+    )
     with suppress(DamagedFileError):  # a manifest that is missing, or was cut off: new secrets bring a new one
-        if are_planted(split, TRAIN, planted_secrets(), **settings):
+        if are_planted(split, TRAIN, planted_secrets(), plan):
             logging.getLogger(__name__).info("the planted secrets fit settings and split, and stay as they are")
             return
     drawn = private_directory(SECRETS) / f"drawn_{token_hex(8)}.json"  # several copies of the checkout may draw at once
-    inject(split, TRAIN, drawn, MANIFEST, **settings)
+    inject(split, TRAIN, drawn, MANIFEST, plan)
     drawn.replace(planted_secrets())
 
 

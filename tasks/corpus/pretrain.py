@@ -27,8 +27,8 @@ from dptune.records.parquet_file import Records, read_about, read_records, write
 from dptune.records.wikitext import cleaned_articles
 from tasks.corpus.validation import write_public_narratives
 from tasks.paths import NEEDED, PUBLIC_MADE_OF, PUBLIC_MODEL, PUBLIC_NARRATIVES, PUBLIC_SAMPLES, SKIPPED
+from tasks.settings.experiment import Pretrain
 from tasks.settings.params import load_settings
-from tasks.settings.training import Pretrain
 from tasks.stage import run_command
 
 _REASON = f"no model of experiment.models has {PUBLIC_MODEL} as its source, so it is not trained"
@@ -94,7 +94,7 @@ def _both(settings: Pretrain, work: Path) -> tuple[list[str], Path]:
 
 def _samples(settings: Pretrain, device: Any) -> list[str]:
     """Texts that the model writes, which audit canaries may say; none of an encoder, which writes nothing."""
-    from dptune.audit.text.samples import sampled_texts
+    from dptune.audit.text.likelihood import sampled_texts
     from dptune.training.models.model import ModelSource, load_base, load_tokenizer
 
     if settings.shape != "gpt2":

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from dptune.records.diabetes.narratives import read_source, write_narratives
-from dptune.records.own_files import WITH_COLUMNS, write_acquired
-from dptune.records.text import MANIFEST_NAME, write_paragraphs
+from dptune.records.own_files import MANIFEST_NAME, WITH_COLUMNS, write_acquired, write_paragraphs
 from tasks.paths import NARRATIVES, NARRATIVES_EVAL, RAW, RAW_EVAL
 from tasks.stage import run_stage
 

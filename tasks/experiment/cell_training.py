@@ -24,7 +24,7 @@ from dptune.privacy.ledger_file import LedgerContents
 from dptune.privacy.run_folder import RunFolder
 from dptune.training.checkpoints import restarts
 from dptune.training.data import Tokens
-from dptune.training.evaluation import LossGroups, Measure, measure_model, perplexity_in_groups
+from dptune.training.evaluation import LossGroups, Measure, Measurement, measure_model, perplexity_in_groups
 from dptune.training.gradients.gradient_check import first_evaluation
 from dptune.training.gradients.shared_pass import train_together
 from dptune.training.loop import train
@@ -234,19 +234,19 @@ def _evaluate(prepared: PreparedCell, *, final: bool, groups: dict[str, LossGrou
     """
     cell, spec = prepared.cell, prepared.spec
     assert spec.public is not None  # every prepared cell has validation records
-    rows, dtype = 2 * spec.plan.physical_batch_size, spec.plan.autocast_dtype
     chosen = spread if final else first
     most = cell.training.final_records if final else cell.training.evaluate_records
-    wanted: dict[str, tuple[Measure, Tokens]] = {}
+    wanted: dict[str, Measurement] = {}
     for metric in measured(cell.telemetry, "end" if final else "points"):
-        records = prepared.evaluation if metric.private else spec.public
+        records = chosen(prepared.evaluation if metric.private else spec.public, most)
         measure: Measure = MEASURES[metric.measure]
         if groups is not None and metric.measure == "perplexity":
             measure = partial(_keeping_groups, groups, metric.name)
-        wanted[metric.name] = (measure, chosen(records, most))
-    if final and is_classifier(spec.model) and cell.telemetry == "research":
-        wanted["eval"] = (score_classifier, prepared.evaluation)
-    figures = measure_model(spec.model, wanted, rows, autocast=dtype)
+        wanted[metric.name] = Measurement(measure, records, metric.private)
+    if final and is_classifier(spec.model):
+        wanted["eval"] = Measurement(score_classifier, prepared.evaluation, private=True)
+    rows, dtype = 2 * spec.plan.physical_batch_size, spec.plan.autocast_dtype
+    figures = measure_model(spec.model, wanted, rows, telemetry=cell.telemetry, autocast=dtype)
     figures.pop("eval_loss", None)  # perplexity here is exp of it
     return figures
 

@@ -39,11 +39,10 @@ from dptune.records.parquet_file import read_about
 from dptune.training.models.model_names import path_of
 from tasks.identity import changes, name_digest
 from tasks.paths import EVAL, PUBLIC_VALIDATION, RUNS, TRAIN
-from tasks.settings.experiment import Model, Task
+from tasks.settings.experiment import RULE, Model, Task, TrainingSettings
 from tasks.settings.mechanisms import epsilons_of, learning_rate_of, options_on, rule_of
 from tasks.settings.params import Settings
 from tasks.settings.strict import StrictModel
-from tasks.settings.training import RULE, TrainingSettings
 
 #: Name of a file in a run's folder that says that its results are in MLflow.
 PUBLISHED = "published"

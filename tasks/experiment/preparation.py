@@ -37,8 +37,7 @@ from dptune.training.tokens.token_file import FORMAT, Corpus, open_or_tokenize
 from tasks.experiment.cells import Cell, federation, of_a_pass, plugin_digest, policy_digest, shared_digests
 from tasks.identity import changes
 from tasks.paths import EVAL, PUBLIC_VALIDATION, TOKENS, TRAIN
-from tasks.settings.experiment import Model, Task
-from tasks.settings.training import TrainingSettings
+from tasks.settings.experiment import Model, Task, TrainingSettings
 
 _log = logging.getLogger(__name__)
 

@@ -6,7 +6,7 @@ import math
 from dataclasses import asdict
 from typing import Any
 
-from dptune.audit.updates import audit_updates
+from dptune.audit.games.updates import audit_updates
 from dptune.audit.verdict import CHECKS, certificate, judged
 from dptune.core.errors import DptuneError
 from dptune.core.files import read_json, write_json

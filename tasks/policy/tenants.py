@@ -28,8 +28,8 @@ from dptune.job.versions import versions_of
 from dptune.privacy.run_folder import RunFolder
 from dptune.privacy.set_aside import set_aside, spending_of
 from tasks.paths import DATA, PUBLIC_MODEL, PUBLIC_NARRATIVES
-from tasks.settings.library_section import as_json
 from tasks.settings.policy import Tenants, tenants_of
+from tasks.settings.strict import as_json
 from tasks.stage import run_command
 
 if TYPE_CHECKING:

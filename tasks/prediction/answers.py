@@ -11,7 +11,7 @@ import torch
 from peft import PeftModel
 
 from dptune.core.files import jsonable, private_directory, read_json, write_json
-from dptune.core.units import MADE_OF_OTHERS
+from dptune.core.settings import MADE_OF_OTHERS
 from dptune.prediction.perplexity import score_model, summed_up
 from dptune.prediction.protocols import priced_answers
 from dptune.privacy.run_folder import RunFolder

@@ -19,7 +19,7 @@ import yaml
 from dptune.core.digits import at_most
 from dptune.core.errors import ConfigError
 from dptune.core.files import read_json, write_text
-from dptune.core.units import RECORD
+from dptune.core.settings import RECORD
 from dptune.mechanisms.planning import Schedule, calibrated, planned
 from dptune.mechanisms.registry import build
 from tasks.charts.seed_groups import SeedGroup, over_seeds, perplexity_metric

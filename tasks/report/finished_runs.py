@@ -13,7 +13,7 @@ from dptune.core.files import read_json
 from dptune.job.result import RunResult
 from dptune.privacy.run_folder import RunFolder
 from tasks.charts.seed_groups import Result
-from tasks.settings.training import RULE
+from tasks.settings.experiment import RULE
 
 #: Settings of a cell that one experiment may vary.
 _VARIED = ("model_name", "model", "mechanism", "options", "epsilon", "seed", "accounting", "plugins", "versions")

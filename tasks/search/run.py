@@ -22,7 +22,7 @@ import typer
 from dptune.core.digits import at_most
 from dptune.core.errors import ConfigError, DataError, DptuneError
 from dptune.core.files import PRIVATE_FILE, forget_times, locked, private_directory, read_json, write_json
-from dptune.core.units import RECORD
+from dptune.core.settings import RECORD
 from dptune.job.base_model import open_base
 from dptune.job.preparation import PreparedRun, prepare_sides
 from dptune.job.result import PUBLIC
@@ -42,10 +42,8 @@ from dptune.records.reading.read import Sides
 from dptune.records.reading.record import Chat, Content, PromptTarget, Text
 from dptune.records.reading.source import RecordSource
 from tasks.paths import EVAL, FAILURES, PUBLIC_VALIDATION, SEARCH, SPENT
-from tasks.search.outcome import check_ended, forget_losers, unless_diverged
-from tasks.search.preflight import refuse_paid
 from tasks.search.publishable import told_of, told_of_nothing
-from tasks.search.ranking import check_held_out, rank_privately
+from tasks.search.ranking import check_ended, check_held_out, forget_losers, rank_privately, unless_diverged
 from tasks.search.request import (
     UNIT,
     check_search,
@@ -53,6 +51,7 @@ from tasks.search.request import (
     folder_of,
     in_the_file,
     model_of,
+    refuse_paid,
     tune_settings,
     twin_name,
     twin_source,

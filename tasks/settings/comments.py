@@ -12,7 +12,7 @@ import textwrap
 from pathlib import Path
 
 from dptune.core.declarations import sentences
-from tasks.settings.training import TrainingSettings
+from tasks.settings.experiment import TrainingSettings
 
 _FILE = Path("params.yaml")
 _COLUMN, _WIDTH = 31, 120

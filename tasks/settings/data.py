@@ -11,9 +11,9 @@ from typing import Annotated, Any, Literal
 from annotated_types import Ge, Lt
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
-from dptune.core.bounds import Few, FewOrZero, Rows, Seed
+from dptune.core.declarations import Few, FewOrZero, Rows, Seed
 from dptune.core.errors import ConfigError, DataError, DptuneError
-from dptune.core.units import RECORD
+from dptune.core.settings import RECORD
 from dptune.records.benchmarks import BENCHMARKS
 from dptune.records.catalogue import SourceSettings, find_source
 from dptune.records.own_files import form_at, source_of

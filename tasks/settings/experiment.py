@@ -1,21 +1,24 @@
-"""The sections `experiment`, the grid and how it is run, and `task`, what models learn and how that is scored."""
+"""Sections of an experiment: `experiment` (the grid and how it is run), `task`, `training`, `pretrain` and `audit`."""
 
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from annotated_types import Ge, Le
-from pydantic import AfterValidator, Field, field_validator, model_validator
+from annotated_types import Ge, Gt, Le, Lt
+from pydantic import AfterValidator, Field, ValidationInfo, field_validator, model_validator
 
-from dptune.core.bounds import Count, CountOrZero, Delta, Epsilon, Few, Seed
+from dptune.core.declarations import NAMES_NOTHING, Count, CountOrZero, Delta, Epsilon, Few, Rows, Seed, Share
+from dptune.core.errors import ConfigError
+from dptune.core.settings import ScheduleSettings, UpdateRule
 from dptune.job.settings import HIDDEN, HIDDEN_NAMED, RENAME_HIDDEN
 from dptune.records.reading.spelling import spelled
+from dptune.training.models.public_model import Pretraining
 from tasks.settings.strict import Name, StrictModel, Title, distinct, printable
 
 if TYPE_CHECKING:
     from dptune.training.models.model import ModelSource
-
 
 _Device = Annotated[str, Field(pattern=r"^(cpu|mps|cuda(:\d{1,3})?)$")]
 _Source = Annotated[str, Field(min_length=1, max_length=4096), AfterValidator(printable)]
@@ -145,3 +148,104 @@ class Task(StrictModel):
         if self.words and len(self.words) != len(self.labels):
             raise ValueError(f"words: there are {len(self.words)}, and {len(self.labels)} labels: give a word for each")
         return self
+
+
+# The sections `training`, the schedule that all cells share, and `pretrain`, the public model and its texts.
+
+
+#: Settings of the update rule.
+RULE = tuple(item.name for item in fields(UpdateRule))
+#: Entries that params.yaml must have.
+REQUIRED = (
+    *("expected_batch_size", "epochs", "max_length", "records_per_unit", "learning_rate", "warmup_steps"),
+    *("physical_batch_size", "checkpoint_every", "evaluate_every", "evaluate_records"),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingSettings(ScheduleSettings):
+    """The schedule that all cells share; ``tasks.experiment.preparation.plan_of`` makes a run's plan of it.
+
+    A mechanism's entry may name its own learning rate and update rule.
+
+    Attributes:
+        evaluate_every: steps between points of the learning curves.
+        evaluate_records: records behind each point; the first and last figures use all, or final_records.
+        final_records: most records behind the first and last figures, evenly spread; left out, all of them.
+    """
+
+    evaluate_every: Count = field(metadata=NAMES_NOTHING)  # it decides only where curves have points
+    # These two are part of a cell's name, for they move figures by which pages compare cells.
+    evaluate_records: Count
+    final_records: Count | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pretrain(Pretraining):
+    """Shape and schedule of the public model, with its texts.
+
+    Attributes:
+        source: "narratives" (synthetic), "wikitext": articles of WikiText-2, cleaned of its marks, or "both", which is
+            validated on narratives.
+        path: archive of WikiText-2, or the folder of its files.
+        half: articles of WikiText-2: "public", which no profile protects, or "all".
+        encounters, validation_encounters: number of narratives to train on, and to keep for validation.
+        data_seed: seed of the narratives; public.
+        codes: share of the narratives that end in a random code.
+    """
+
+    source: Literal["narratives", "wikitext", "both"] = "narratives"
+    path: str | None = field(default=None, metadata=NAMES_NOTHING)  # the texts themselves count, wherever they lie
+    half: Literal["public", "all"] = "public"
+    encounters: Annotated[Rows, Ge(50)]
+    validation_encounters: Annotated[Rows, Ge(10)]
+    data_seed: Seed
+    codes: Share
+
+    def __post_init__(self) -> None:
+        """Raises: ConfigError for a source without its path, and for free text with merges over sentences."""
+        super().__post_init__()
+        if self.source != "narratives" and not self.path:
+            raise ConfigError("path", "is missing", fix="give wikitext-2-v1.zip, or the folder of its files")
+        if self.source != "narratives" and self.merges != "words":
+            raise ConfigError("merges", "over sentences are for narratives", fix="use words")
+        if self.shape == "roberta" and self.merges != "words":
+            raise ConfigError("merges", "over sentences are for shape gpt2", fix="use words")
+
+
+# The section `audit`: the attacks on every finished cell.
+
+
+_LEAST = {"shadows": 4, "step_trials": 500}
+
+
+class Audit(StrictModel):
+    """The attacks on every finished cell.
+
+    Attributes:
+        confidence: confidence of each lower bound in the report.
+        false_alarms: chance that sound ledgers fail the stage, over all cells.
+        generations: number of samples of the extraction attack.
+        candidates: number of secrets never planted, to rank each planted one against.
+        records: number of training records, and of held-out ones, for the membership attacks.
+        shadows: number of models that LiRA and RMIA train for themselves: 4 or more, or 0.
+        step_trials: number of trials of the white-box audit of the private step, in each world: 500 or more, or 0.
+        seed: seed of samples and of the choice of records; public.
+    """
+
+    confidence: Annotated[float, Gt(0.5), Le(1 - 1e-9)]
+    false_alarms: Annotated[float, Ge(1e-9), Lt(1)]
+    generations: Rows
+    candidates: Few
+    records: Annotated[int, Ge(0), Le(10**7)]
+    shadows: Annotated[int, Ge(0), Le(10**4)]
+    step_trials: CountOrZero
+    seed: Seed
+
+    @field_validator("shadows", "step_trials")
+    @classmethod
+    def _enough(cls, count: int, info: ValidationInfo) -> int:
+        least = _LEAST[str(info.field_name)]
+        if 0 < count < least:
+            raise ValueError(f"{count} is too few: use 0, or {least} or more")
+        return count

@@ -7,16 +7,15 @@ from typing import Annotated, Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from dptune.core.bounds import LearningRate
+from dptune.core.declarations import LearningRate
 from dptune.core.errors import ConfigError, problem_of
 from dptune.core.settings import UpdateRule
 from dptune.mechanisms.mechanism import Mechanism
 from dptune.mechanisms.options import option_names
 from dptune.mechanisms.registry import build, takes_noise
 from dptune.privacy.run_header import ACCOUNTINGS
-from tasks.settings.experiment import Epsilons, Experiment
+from tasks.settings.experiment import RULE, Epsilons, Experiment
 from tasks.settings.strict import PlainNumbers, combinations
-from tasks.settings.training import RULE
 
 _UPDATE_RULE: TypeAdapter[UpdateRule] = TypeAdapter(Annotated[UpdateRule, PlainNumbers()])
 _LEARNING_RATE: TypeAdapter[float] = TypeAdapter(Annotated[LearningRate, PlainNumbers()])

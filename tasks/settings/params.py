@@ -11,17 +11,13 @@ from dptune.core.errors import ConfigError
 from dptune.core.plugins import load
 from dptune.core.settings import Lora
 from dptune.core.streams import read_input
-from tasks.settings.audit import Audit
 from tasks.settings.data import Canaries, Data
-from tasks.settings.experiment import Experiment, Task
-from tasks.settings.library_section import LibrarySection
+from tasks.settings.experiment import REQUIRED, Audit, Experiment, Pretrain, Task, TrainingSettings
 from tasks.settings.mechanisms import check_entry, with_sweeps
 from tasks.settings.policy import PolicySettings
 from tasks.settings.prediction import Prediction
 from tasks.settings.search import Search
-from tasks.settings.strict import StrictModel, as_value_error
-from tasks.settings.strict_yaml import load_yaml, refusal
-from tasks.settings.training import REQUIRED, Pretrain, TrainingSettings
+from tasks.settings.strict import LibrarySection, StrictModel, as_value_error, load_yaml, refusal
 
 _Module = Annotated[str, Field(pattern=r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*$", max_length=200)]
 

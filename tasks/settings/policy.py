@@ -10,7 +10,18 @@ from typing import Annotated, Any, Literal
 from annotated_types import Ge, Gt, Le, Lt, MinLen
 from pydantic import AfterValidator, Field, ValidationError, model_validator
 
-from dptune.core.bounds import Chance, CountOrZero, Delta, Epsilon, Few, FewOrZero, LearningRate, Positive, Rows, Seed
+from dptune.core.declarations import (
+    Chance,
+    CountOrZero,
+    Delta,
+    Epsilon,
+    Few,
+    FewOrZero,
+    LearningRate,
+    Positive,
+    Rows,
+    Seed,
+)
 from dptune.core.errors import ConfigError
 from dptune.core.settings import Lora, StepSettings
 from dptune.mechanisms.options import make_part
@@ -19,9 +30,17 @@ from dptune.policy.language.schedule import BanditSettings
 from dptune.policy.method import Dppg, calibrated_method, check_accounting, method_of
 from dptune.policy.tenants.schedule import MetaTraining
 from dptune.privacy.run_header import ACCOUNTINGS
-from tasks.settings.library_section import LibrarySection, read_section
-from tasks.settings.strict import STRICT, Name, StrictModel, combinations, distinct
-from tasks.settings.strict_yaml import load_assignments, refusal
+from tasks.settings.strict import (
+    STRICT,
+    LibrarySection,
+    Name,
+    StrictModel,
+    combinations,
+    distinct,
+    load_assignments,
+    read_section,
+    refusal,
+)
 
 
 @dataclass(frozen=True, kw_only=True)

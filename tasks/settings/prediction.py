@@ -8,11 +8,10 @@ from typing import Annotated, Literal
 from annotated_types import Ge, Gt, Le
 from pydantic import Field, model_validator
 
-from dptune.core.bounds import Chance, Count, Epsilon, Rows
-from dptune.core.units import RECORD
+from dptune.core.declarations import Chance, Count, Epsilon, Rows
+from dptune.core.settings import RECORD
 from dptune.prediction.shard_tuning import ShardTuning
-from tasks.settings.library_section import LibrarySection
-from tasks.settings.strict import StrictModel, Unit
+from tasks.settings.strict import LibrarySection, StrictModel, Unit
 
 Order = Annotated[float, Ge(1 + 1e-6), Le(1e6)] | Literal["auto"]
 

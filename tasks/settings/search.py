@@ -9,7 +9,7 @@ from annotated_types import Ge, Le
 from pydantic import Field, ValidationError, model_validator
 from pydantic_core import InitErrorDetails
 
-from dptune.core.bounds import Epsilon, NotNegative, Rows, Seed
+from dptune.core.declarations import Epsilon, NotNegative, Rows, Seed
 from dptune.core.errors import ConfigError
 from dptune.job.search.settings import SearchSettings
 from dptune.privacy.selection import Bound

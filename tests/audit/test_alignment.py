@@ -9,8 +9,7 @@ import pytest
 import torch
 from audit_models import gpt2, tokenizer
 
-from dptune.audit.text.alignment import alignment_scores
-from dptune.audit.text.membership import auc
+from dptune.audit.text.membership import alignment_scores, auc
 from dptune.core.errors import ConfigError
 from dptune.core.settings import Lora
 from dptune.training.data import Tokens, tokenize

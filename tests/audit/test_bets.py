@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from dptune.audit.bets import CUTS, Bets, Curve, mu_of
 from dptune.audit.epsilon_bounds import gaussian_epsilon
+from dptune.audit.games.bets import CUTS, Bets, Curve, mu_of
 from dptune.privacy.accounting.loss_profile import gaussian_profile
 
 ROUND = 50

@@ -7,7 +7,7 @@ import math
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from dptune.audit.contrast import shown_above
+from dptune.core.digits import shown_above
 
 figures = st.floats(1e-6, 1e6)
 

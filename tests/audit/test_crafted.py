@@ -16,9 +16,9 @@ import torch
 from scipy.signal import lfilter
 from scipy.stats import norm
 
+from dptune.audit.draws.sample_rate import SampleRate, Unseen, audited_sample_rate
 from dptune.audit.one_run import OneRun, one_run
 from dptune.audit.refutation import refutation, run_certificate
-from dptune.audit.sample_rate import SampleRate, Unseen, audited_sample_rate
 from dptune.core.errors import ConfigError
 from dptune.mechanisms.mechanism import Mechanism
 from dptune.mechanisms.planning import Schedule, calibrated, planned

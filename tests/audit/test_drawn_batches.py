@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy.stats import kstest
 
-from dptune.audit import draw_test as module
-from dptune.audit.draw_test import DrawAudit, audit_bins, audit_draw
+from dptune.audit.draws import draw_test as module
+from dptune.audit.draws.draw_test import DrawAudit, audit_bins, audit_draw
 from dptune.privacy.entropy import Entropy, FixedSeed, uniform
 from dptune.training.draws import Bins, keys_of
 from dptune.training.privacy_units import PrivacyUnits

@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 from scipy.stats import binom
 from typer.testing import CliRunner, Result
 
-from dptune.audit import loader_claim as claims
-from dptune.audit import loader_test as module
-from dptune.audit.loader_claim import TESTED, LoaderClaim, simulated
-from dptune.audit.loader_test import LoaderAudit, audit_loader
+from dptune.audit.draws import loader_claim as claims
+from dptune.audit.draws import loader_test as module
+from dptune.audit.draws.loader_claim import TESTED, LoaderClaim, simulated
+from dptune.audit.draws.loader_test import LoaderAudit, audit_loader
 from dptune.cli import app
 from dptune.core.errors import ConfigError
 from dptune.core.progress import Meter

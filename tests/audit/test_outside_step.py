@@ -16,8 +16,8 @@ import torch
 from numpy.typing import NDArray
 from typer.testing import CliRunner, Result
 
-from dptune.audit.outside_step import StepClaim, audit_outside_step, scenes_of
-from dptune.audit.scene import StepAudit
+from dptune.audit.games.outside_step import StepClaim, audit_outside_step, scenes_of
+from dptune.audit.games.scene import StepAudit
 from dptune.audit.verdict import Verdict, certificate, judged
 from dptune.cli import app
 from dptune.core.errors import ConfigError

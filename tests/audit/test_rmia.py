@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from dptune.audit.text.rmia import rmia
+from dptune.audit.text.membership import rmia
 
 Losses = NDArray[np.float64]
 

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 
-from dptune.audit import correlated_noise
-from dptune.audit.correlated_noise import ROW_SCENES, audit_rows, fault_of_deal
 from dptune.audit.epsilon_bounds import best_cuts
-from dptune.audit.scene import StepAudit
+from dptune.audit.games import correlated_noise
+from dptune.audit.games.correlated_noise import ROW_SCENES, audit_rows, fault_of_deal
+from dptune.audit.games.scene import StepAudit
 from dptune.audit.verdict import certificate, judged
 from dptune.core.errors import ConfigError
 from dptune.mechanisms.mechanism import Mechanism

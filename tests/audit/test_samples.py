@@ -9,8 +9,7 @@ from typing import Any
 import torch
 from audit_models import memorised, tokenizer
 
-from dptune.audit.text.likelihood import canary_passage
-from dptune.audit.text.samples import sampled_texts
+from dptune.audit.text.likelihood import canary_passage, sampled_texts
 from tasks.audit.attacks import _uncut
 
 

@@ -15,8 +15,8 @@ import torch
 import yaml
 from scipy.stats import binom
 
-from dptune.audit import step
-from dptune.audit.step import SCENES, audit_step
+from dptune.audit.games import step
+from dptune.audit.games.step import SCENES, audit_step
 from dptune.audit.verdict import certificate, judged
 from dptune.core.errors import ConfigError
 from dptune.mechanisms.controllers import rldp

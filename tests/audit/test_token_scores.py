@@ -9,8 +9,16 @@ import pytest
 import torch
 from audit_models import LENGTH, RECORD, SECRET, gpt2, memorised, tokenizer
 
-from dptune.audit.text.likelihood import Passage, ending_losses
-from dptune.audit.text.token_scores import TokenLosses, ending_tokens, error_zone, min_k, token_scores, windows
+from dptune.audit.text.likelihood import (
+    Passage,
+    TokenLosses,
+    ending_losses,
+    ending_tokens,
+    error_zone,
+    min_k,
+    token_scores,
+    windows,
+)
 from dptune.records.canaries import suffix
 
 PASSAGES = [

@@ -12,9 +12,9 @@ import torch
 from scipy.special import ndtr
 from typer.testing import CliRunner
 
-from dptune.audit.bets import CUTS, Bets, Curve
-from dptune.audit.run_twin import TwinAudit, audit_twin
-from dptune.audit.twin_games import rounds_of
+from dptune.audit.games.bets import CUTS, Bets, Curve
+from dptune.audit.games.run_twin import TwinAudit, audit_twin
+from dptune.audit.games.twin_games import rounds_of
 from dptune.cli import app
 from dptune.core.errors import ConfigError
 from dptune.mechanisms.clippers.clipping import Flat
@@ -185,8 +185,8 @@ def test_noise_that_two_steps_share_is_a_fault(monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr(Gaussian, "add", again)
     # A mechanism makes its first releases on other sizes, whose noise is dropped here.
-    monkeypatch.setattr("dptune.audit.twin_games.check_parts", lambda *_: kept.clear())
-    monkeypatch.setattr("dptune.audit.twin_games.check_released", lambda *_: kept.clear())
+    monkeypatch.setattr("dptune.audit.games.twin_games.check_parts", lambda *_: kept.clear())
+    monkeypatch.setattr("dptune.audit.games.twin_games.check_released", lambda *_: kept.clear())
     found = audited("static")
     assert found.accusation == "steps 1 and 3 of a run have the same noise: it must be fresh"
     assert found.games == 500

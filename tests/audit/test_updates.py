@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from dptune.audit.epsilon_bounds import best_cuts
-from dptune.audit.updates import _INTERFACE, _TRAINING, SCENES, _first, _later, _Runs, audit_updates
+from dptune.audit.games.updates import _INTERFACE, _TRAINING, SCENES, _first, _later, _Runs, audit_updates
 from dptune.core.errors import ConfigError
 from dptune.policy.aggregate import noisy_means
 from dptune.policy.environments.learner import PolicyLearner

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from scipy.special import ndtr
 from scipy.stats import binom
 
-from dptune.audit.scene import StepAudit
+from dptune.audit.games.scene import StepAudit
 from dptune.audit.verdict import CHECKS, Certificate, Verdict, certificate, judged, noise_detectable
 from dptune.privacy.accountants import epsilons
 from dptune.privacy.accounting.laplace_mixtures import InverseScale

@@ -19,9 +19,8 @@ from typer.testing import CliRunner, Result
 
 from dptune import tune
 from dptune.audit import whole_run
-from dptune.audit.noise_test import NoiseBound, audited_noise
-from dptune.audit.sample_rate import audited_sample_rate
-from dptune.audit.whole_run import audit_run
+from dptune.audit.draws.sample_rate import audited_sample_rate
+from dptune.audit.whole_run import NoiseBound, audit_run, audited_noise
 from dptune.cli import app
 from dptune.core.digits import at_least, at_most
 from dptune.core.errors import ConfigError, DataError, DptuneError

@@ -35,8 +35,8 @@ from tasks.mlflow import tracking
 from tasks.mlflow.rounding import legible
 from tasks.mlflow.tracking import NO_TIME
 from tasks.paths import PUBLIC_MODEL, REPORT, SEARCH
-from tasks.search import preflight
 from tasks.search import publishable as told_module
+from tasks.search import request
 from tasks.search.run import TRAIN_SIDE, search_records
 from tasks.settings.params import load_settings, merge
 
@@ -167,24 +167,24 @@ def _run_again_nothing_is_done() -> None:
     """Unless the page, a setting or the records changed."""
     same = changes("search", {**FORM, "overrides": QUICK})
     settings, page = load_settings(overrides=same), REPORT / "search.html"
-    assert str(preflight.shown(settings, page)).startswith(
+    assert str(request.shown(settings, page)).startswith(
         "At certified ε = 1 for the whole search, `static` is the best of"
     )
-    assert preflight.shown(load_settings(overrides=merge(same, {"lora": {"rank": 7}})), page) is None
+    assert request.shown(load_settings(overrides=merge(same, {"lora": {"rank": 7}})), page) is None
     times = TRAIN_SIDE.stat()
     os.utime(TRAIN_SIDE, ns=(times.st_atime_ns, times.st_mtime_ns + 1))
-    assert preflight.shown(settings, page) is None
+    assert request.shown(settings, page) is None
     os.utime(TRAIN_SIDE, ns=(times.st_atime_ns, times.st_mtime_ns))
     weights = next(PUBLIC_MODEL.glob("*.safetensors"))
     times = weights.stat()
     os.utime(weights, ns=(times.st_atime_ns, times.st_mtime_ns + 1))
-    assert preflight.shown(settings, page) is None
+    assert request.shown(settings, page) is None
     os.utime(weights, ns=(times.st_atime_ns, times.st_mtime_ns))
     text = page.read_text(encoding="utf-8")
     page.write_text("of another search", encoding="utf-8")
-    assert preflight.shown(settings, page) is None
+    assert request.shown(settings, page) is None
     page.write_text(text, encoding="utf-8")
-    assert preflight.shown(settings, page)
+    assert request.shown(settings, page)
 
 
 def _another_is_refused_and_leaves_nothing() -> None:
@@ -295,7 +295,7 @@ def test_a_search_that_released_nothing_has_a_page_and_ends_with_its_sentence(
     (run,) = [row for row in rows("runs") if row["name"] == "tiny"]
     assert tracking.client().get_run(run["run_uuid"]).data.metrics.keys() == {"epsilon_certified"}
     same = load_settings(overrides=changes("search", {**FORM, "score": score, "overrides": QUICK}))
-    assert preflight.shown(same, REPORT / "search.html") is None, "run again, it fails again"
+    assert request.shown(same, REPORT / "search.html") is None, "run again, it fails again"
 
 
 def test_dvc_makes_all_that_a_search_reads() -> None:

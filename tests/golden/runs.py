@@ -17,10 +17,10 @@ from typing import Any, get_args
 import numpy as np
 import torch
 
+from dptune.audit.games.step import audit_step
+from dptune.audit.games.updates import audit_updates
 from dptune.audit.one_run import one_run
-from dptune.audit.step import audit_step
 from dptune.audit.text.membership import membership_report
-from dptune.audit.updates import audit_updates
 from dptune.core.settings import Lora, Optimizer, UpdateRule
 from dptune.mechanisms.agents.linear_agent import PARAMETERS
 from dptune.mechanisms.interfaces import Observation, RunFacts

@@ -29,11 +29,9 @@ from dptune.policy.method import Dppg
 from dptune.prediction.shard_tuning import ShardTuning
 from tasks.experiment.cells import Cell
 from tasks.identity import ROOT
-from tasks.settings.audit import Audit
-from tasks.settings.experiment import Model, Task
+from tasks.settings.experiment import Audit, Model, Pretrain, Task, TrainingSettings
 from tasks.settings.policy import Rlhf, Tenants
 from tasks.settings.prediction import Prediction
-from tasks.settings.training import Pretrain, TrainingSettings
 from tests.golden.runs import RUNS, Figures
 
 FIGURES, DEFAULTS = (Path(__file__).parent / name for name in ("figures.yaml", "defaults.yaml"))

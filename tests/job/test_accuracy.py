@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dptune.cli.accuracy import comparison, printed_scores, standard_error
+from dptune.cli.tune_result import comparison, printed_scores, standard_error
 
 
 def test_the_standard_error_is_that_of_a_mean_of_coins() -> None:

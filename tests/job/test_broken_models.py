@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 
 import dptune
 from dptune.cli import app
-from dptune.cli.tune_messages import by_option
+from dptune.cli.console import by_option
 from dptune.core.errors import ConfigError
 from dptune.job.base_model import open_base
 from dptune.job.search.search import working_folder

@@ -16,11 +16,11 @@ from dptune.core.digits import at_most
 from dptune.core.errors import ConfigError
 from dptune.job.delivery.audit_section import audit_section
 from dptune.job.delivery.exports import TO_FILL_IN, Exported
-from dptune.privacy.accounting.samplers import Sampler
 from dptune.privacy.ledger import Ledger
 from dptune.privacy.ledger_file import LedgerContents
 from dptune.privacy.release import Release
 from dptune.privacy.run_header import RunHeader
+from dptune.privacy.samplers.sampler import Sampler
 
 #: Fields of template.yaml of github.com/opendp/deployments-registry-data, commit 057e5d8.
 FIELDS = {

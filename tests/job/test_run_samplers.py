@@ -15,7 +15,7 @@ from dptune.cli import app
 from dptune.core.errors import ConfigError
 from dptune.job.delivery.verification import check_deliverable
 from dptune.job.settings import TuneSettings
-from dptune.privacy.accounting.samplers import Sampler
+from dptune.privacy.samplers.sampler import Sampler
 
 BINS = ("--sampler", "balls_in_bins")
 CUT = ("--sampler", "truncated_poisson")

@@ -18,7 +18,7 @@ from typer.testing import CliRunner, Result
 
 import dptune
 from dptune.cli import app
-from dptune.cli.tune_messages import set_up_logs
+from dptune.cli.console import set_up_logs
 from dptune.core.errors import ConfigError, DataError
 from dptune.generation.decoding import Decoding
 from dptune.job.delivery.verification import check_deliverable

@@ -24,7 +24,7 @@ from dptune.mechanisms.controllers.quantile import Quantile
 from dptune.mechanisms.noises.gaussian import Gaussian
 from dptune.privacy import accountants, entropy
 from dptune.privacy.ledger_file import read_ledger
-from tasks.settings.training import TrainingSettings
+from tasks.settings.experiment import TrainingSettings
 
 RAISES: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     "loop": lambda patch: patch.setattr(settings, "VERSION", 2),

@@ -20,7 +20,7 @@ from transformers import AutoConfig, AutoTokenizer, LlamaConfig
 from typer.testing import CliRunner
 
 from dptune.cli import app
-from dptune.cli.tune_messages import check_command
+from dptune.cli.console import check_command
 from dptune.core.errors import ConfigError
 from dptune.core.files import locked
 from dptune.job.settings import TuneSettings

@@ -21,12 +21,12 @@ from dptune.mechanisms.planning import Calibrated, Schedule, calibrated, noise_o
 from dptune.mechanisms.registry import build
 from dptune.privacy.accountants import pld_epsilon
 from dptune.privacy.accounting.published_accountants import plrvo_epsilon, plrvo_one_coordinate_epsilon
-from dptune.privacy.accounting.samplers import POISSON, Sampler
 from dptune.privacy.accounting.strategy import error
 from dptune.privacy.ledger import Ledger
 from dptune.privacy.ledger_file import read_ledger
 from dptune.privacy.release import Release
 from dptune.privacy.run_header import RunHeader
+from dptune.privacy.samplers.sampler import POISSON, Sampler
 
 torch.set_num_threads(1)
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dptune.privacy.answers import answers_epsilon
+from dptune.privacy.accounting.renyi_filter import answers_epsilon
 from dptune.privacy.release import Composition, Release
 
 TOKENS = st.tuples(st.sampled_from([1.5, 2.0, 3.0, 5.0, 9.0]), st.floats(1e-6, 1.0))

@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 from scipy.optimize import brentq
 from scipy.special import ndtr
 
-from dptune.privacy.accounting import random_allocation
 from dptune.privacy.accounting.composed_losses import grid_epsilon
-from dptune.privacy.accounting.gaussian_dp import gdp_epsilon
-from dptune.privacy.accounting.random_allocation import allocation_epsilon
+from dptune.privacy.accounting.sampled_gaussian import gdp_epsilon
+from dptune.privacy.samplers import random_allocation
+from dptune.privacy.samplers.random_allocation import allocation_epsilon
 
 Array = NDArray[np.float64]
 

@@ -21,7 +21,7 @@ from dptune.core.errors import ConfigError
 from dptune.privacy.accounting.renyi_filter import RenyiFilter
 from dptune.privacy.ledger_file import LedgerContents
 from dptune.privacy.release import Release
-from dptune.privacy.spent_budgets import entry_prices
+from dptune.privacy.spent_budgets import totals
 from dptune.privacy.spent_budgets.register import Register, said
 
 
@@ -87,9 +87,7 @@ def test_sixty_cells_are_told_at_once_and_in_a_line(tmp_path: Path, monkeypatch:
         f"60 times, together epsilon ∞ at delta 0.0006, {at_most(48 * price, 4)} without the 12 "
     )
     assert "\n" not in said(cells)
-    monkeypatch.setattr(
-        entry_prices, "_price_of", lambda content, what: pytest.fail("priced") if what == "cell" else 1.0
-    )
+    monkeypatch.setattr(totals, "_price_of", lambda content, what: pytest.fail("priced") if what == "cell" else 1.0)
     assert len(register.earlier("people")) == 61
 
 

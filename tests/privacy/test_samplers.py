@@ -14,15 +14,15 @@ from typer.testing import CliRunner
 from dptune.cli import app
 from dptune.core.errors import ConfigError
 from dptune.privacy.accountants import epsilons, pld_epsilon, quick_epsilon, rdp_epsilon, smallest_epsilon
-from dptune.privacy.accounting.gaussian_dp import gdp_epsilon
 from dptune.privacy.accounting.loss_profile import profile_of
 from dptune.privacy.accounting.renyi_filter import RenyiFilter
-from dptune.privacy.accounting.sampler_bounds import least_epsilon
-from dptune.privacy.accounting.samplers import POISSON, SAMPLERS, Sampler, sampler_of
-from dptune.privacy.accounting.shuffled_batches import least_shuffled_epsilon
+from dptune.privacy.accounting.sampled_gaussian import gdp_epsilon
 from dptune.privacy.ledger import Ledger
 from dptune.privacy.ledger_file import LedgerError
 from dptune.privacy.release import Release
+from dptune.privacy.samplers.sampler import POISSON, SAMPLERS, Sampler, sampler_of
+from dptune.privacy.samplers.sampler_bounds import least_epsilon
+from dptune.privacy.samplers.shuffled_batches import least_shuffled_epsilon
 from tests.privacy.test_ledger import header
 
 SHUFFLE = Release(1 / 65, 1.3521, sampler=Sampler("shuffle", batches=65))

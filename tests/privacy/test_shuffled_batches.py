@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import norm
 
-from dptune.privacy.accounting.gaussian_dp import gdp_delta, gdp_epsilon
-from dptune.privacy.accounting.shuffled_batches import _Largest, _several_epochs, least_shuffled_epsilon
+from dptune.privacy.accounting.sampled_gaussian import gdp_delta, gdp_epsilon
+from dptune.privacy.samplers.shuffled_batches import _Largest, _several_epochs, least_shuffled_epsilon
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ from dptune.privacy.release import Composition
 from dptune.privacy.run_folder import CHARGES, RunFolder
 from dptune.privacy.run_header import RunHeader
 from dptune.privacy.set_aside import set_aside
-from dptune.privacy.spent_budgets import unregistered
+from dptune.privacy.spent_budgets import booking
 from dptune.privacy.spent_budgets.booking import booked, read_booking, write_booking
 from dptune.privacy.spent_budgets.register import Register
 
@@ -439,7 +439,7 @@ def test_a_ledger_is_looked_for_where_runs_lie(tmp_path: Path) -> None:
         (tmp_path / place).mkdir(parents=True)
         shutil.copy(tmp_path / "first" / "ledger.jsonl", tmp_path / place)
     (tmp_path / "venv" / "pyvenv.cfg").touch()
-    found = [one.folder for one in unregistered.ledgers_beside([tmp_path])]
+    found = [one.folder for one in booking.ledgers_beside([tmp_path])]
     assert sorted(str(path.relative_to(tmp_path)) for path in found) == sorted(places)
 
 
@@ -453,10 +453,10 @@ def test_a_register_elsewhere_looks_beside_the_run_that_starts_too(tmp_path: Pat
 
 
 def test_a_home_directory_is_not_walked_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(unregistered, "MOST", 5)
+    monkeypatch.setattr(booking, "MOST", 5)
     for number in range(20):
         (tmp_path / str(number)).mkdir()
-    assert 3 <= len(list(unregistered._folders([tmp_path]))) <= 5
+    assert 3 <= len(list(booking._folders([tmp_path]))) <= 5
 
 
 def test_links_are_followed_once(register: Register, tmp_path: Path) -> None:

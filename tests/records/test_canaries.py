@@ -14,11 +14,10 @@ from corpus_helpers import verbalised, write_train
 from dptune.core.errors import ConfigError, DataError
 from dptune.core.files import sha256
 from dptune.records import canaries
-from dptune.records.canaries import Secrets, content_with, inject, read_secrets, suffix
+from dptune.records.canaries import CanaryPlan, Secrets, content_with, inject, public_texts, read_secrets, suffix
 from dptune.records.diabetes.narratives import OPENING
 from dptune.records.diabetes.synthetic_cohort import generate_cohort
 from dptune.records.parquet_file import Records, decode_content, read_records, write_records
-from dptune.records.public_texts import public_texts
 from dptune.records.reading.record import Chat, PromptTarget
 
 Planted = tuple[Records, Records, Secrets, Path]
@@ -41,7 +40,8 @@ def plant(
     old = replace(old, about={**old.about, "form": form})
     write_records(directory / "train.parquet", old)
     out, hidden, manifest = (directory / name for name in ("new.parquet", "secrets.json", "manifest.json"))
-    inject(directory / "train.parquet", out, hidden, manifest, extraction, audit, 42, audit_kind=kind, samples=samples)
+    plan = CanaryPlan(extraction, audit, 42, audit_kind=kind, samples=samples)
+    inject(directory / "train.parquet", out, hidden, manifest, plan)
     return old, read_records(out), read_secrets(hidden), manifest
 
 
@@ -195,13 +195,13 @@ def test_a_repeated_secret_lies_in_that_many_rows(tmp_path: Path) -> None:
     write_train(tmp_path / "train.parquet", 100, 50, "record")
     split = tmp_path / "train.parquet"
     files = [tmp_path / name for name in ("new.parquet", "secrets.json", "manifest.json")]
-    inject(split, *files, extraction=2, audit=3, carrier_seed=42, repeats=7)
+    inject(split, *files, CanaryPlan(extraction=2, audit=3, carrier_seed=42, repeats=7))
     texts, secrets = read_records(files[0]).text.to_pylist(), read_secrets(files[1])
     repeated = {one.secret for one in secrets.extraction}
     assert (len(repeated), len({one.carrier for one in secrets.extraction})) == (2, 14)
     assert all(sum(suffix(secret) in text for text in texts) == 7 for secret in repeated)
     with pytest.raises(ConfigError, match="repeats below 1"):
-        inject(split, *files, extraction=2, audit=3, carrier_seed=42, repeats=0)
+        inject(split, *files, CanaryPlan(extraction=2, audit=3, carrier_seed=42, repeats=0))
 
 
 def test_no_canaries_are_fine(tmp_path: Path) -> None:
@@ -213,7 +213,7 @@ def test_no_canaries_are_fine(tmp_path: Path) -> None:
 def test_a_train_file_is_injected_once(planted: Planted, tmp_path: Path) -> None:
     new = planted[3].parent / "new.parquet"
     with pytest.raises(DataError, match="holds canaries already"):
-        inject(new, tmp_path / "a", tmp_path / "b", tmp_path / "c", 1, 1, 42)
+        inject(new, tmp_path / "a", tmp_path / "b", tmp_path / "c", CanaryPlan(1, 1, 42))
     assert not list(tmp_path.iterdir())
 
 

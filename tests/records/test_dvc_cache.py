@@ -14,7 +14,7 @@ from dvc.repo import Repo
 from dptune.core.errors import DataError
 from dptune.records import published_files
 from dptune.records.benchmarks import e2e, glue
-from dptune.records.dvc_cache import CachedFile, cached_files
+from dptune.records.published_files import CachedFile, cached_files
 
 E2E = 'mr,ref\r\n"name[Bo]",Bo is red.\r\n'
 SST2 = "sentence\tlabel\nold cat \t0\n"

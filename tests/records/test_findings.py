@@ -11,11 +11,10 @@ from urllib.parse import quote
 import pytest
 
 from dptune.core.errors import ConfigError, DataError
-from dptune.records.reading.characters import signs_of
 from dptune.records.reading.findings import Finding
 from dptune.records.reading.read import read_sides
 from dptune.records.reading.source import Fractions, GivenSides, RecordSource
-from dptune.records.reading.spelling import holds_another, is_placeholder, order_of_day
+from dptune.records.reading.spelling import holds_another, is_placeholder, order_of_day, signs_of
 
 SOUND = "Die Straße hieß früher „Fußweg“, sagte Zoë; das Café kostet 3 €, naïve?"
 Change = Callable[[str], str]

@@ -12,7 +12,7 @@ import pytest
 from dptune.core.errors import ConfigError, DataError
 from dptune.records import published_files
 from dptune.records.benchmarks import dart, e2e, glue
-from dptune.records.reading import library
+from dptune.records.reading import read
 from dptune.records.wikitext import wikitext
 
 datasets = pytest.importorskip("datasets", reason="the library is not installed: pip install 'dptune[datasets]'")
@@ -32,7 +32,7 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> dict[tuple[str, str | None, str], An
             assert revision == COMMIT
             return known[name, configuration, split]
 
-    monkeypatch.setattr(library, "_library", lambda: Library)
+    monkeypatch.setattr(read, "_library", lambda: Library)
     return known
 
 

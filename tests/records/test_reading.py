@@ -22,11 +22,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dptune.core.errors import ConfigError, DataError, DptuneError
-from dptune.records.reading.characters import is_visible
 from dptune.records.reading.formats import ENDINGS, FORMATS, Format
 from dptune.records.reading.read import read, read_sides
 from dptune.records.reading.record import Chat, Labelled, PromptTarget, Record, Text, row_key, unit_key
 from dptune.records.reading.source import Fractions, GivenSides, RecordSource
+from dptune.records.reading.spelling import is_visible
 
 WORDS = st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1, max_size=30).filter(is_visible)
 MESSAGES = [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "Hi"}]

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dptune.core.errors import DataError
+from dptune.records.own_files import acquire_text, read_paragraphs, write_paragraphs
 from dptune.records.parquet_file import read_records
-from dptune.records.text import acquire_text, read_paragraphs, write_paragraphs
 
 PARAGRAPHS = [f"Paragraph {number},\nover two lines." for number in range(12)]
 

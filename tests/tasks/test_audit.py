@@ -61,7 +61,7 @@ from tasks.experiment.cells import Cell
 from tasks.experiment.finetune import run_cell
 from tasks.paths import EVAL, EXPERIMENT, MANIFEST, PUBLIC_MODEL, REPORT, SECRETS, SPLITS, TRAIN, planted_secrets
 from tasks.report.experiment import report, write_report
-from tasks.settings.audit import Audit
+from tasks.settings.experiment import Audit
 from tasks.settings.params import load_settings
 
 #: Records are cut at 64 tokens in the tiny pipeline, far before their secrets.

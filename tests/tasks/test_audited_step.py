@@ -13,7 +13,7 @@ from dptune.privacy.ledger_file import read_ledger
 from tasks.audit import mechanism_attacks as module
 from tasks.audit.attacks import audit_cell
 from tasks.experiment.finetune import run_cell
-from tasks.settings.audit import Audit
+from tasks.settings.experiment import Audit
 
 
 def test_the_audited_step_has_the_noise_of_the_ledger(pipeline: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,12 +9,12 @@ from tiny_pipeline import UNITS, static, write_params
 
 from dptune.core.errors import ConfigError
 from dptune.core.files import write_text
-from dptune.privacy.accounting.samplers import Sampler
 from dptune.privacy.ledger_file import read_ledger
+from dptune.privacy.samplers.sampler import Sampler
 from tasks.audit.attacks import audit_cell
 from tasks.experiment.finetune import run_cell
 from tasks.search.request import check_search
-from tasks.settings.audit import Audit
+from tasks.settings.experiment import Audit
 from tasks.settings.params import load_settings
 
 CRAFTED = 20

@@ -31,7 +31,7 @@ from tasks.experiment import cell_training
 from tasks.experiment.finetune import run_cell, run_cells
 from tasks.experiment.spent_budgets import paid_so_far
 from tasks.paths import SPENT, TRAIN
-from tasks.search.preflight import refuse_paid
+from tasks.search.request import refuse_paid
 from tasks.search.run import read_sides
 from tasks.settings.params import load_settings
 from tasks.split_records import TRAIN_SIDE, records_digest, split_digest

@@ -20,12 +20,12 @@ def test_dvc_yaml_lists_what_each_stage_reaches() -> None:
 @pytest.mark.parametrize(
     ("old", "new"),
     [
-        ("      - dptune/core/units.py\n", ""),
-        ("      - dptune/core/units.py\n", "      - dptune/core/units.py\n      - dptune/core/units.py\n"),
-        ("      - dptune/core/units.py\n", "      - dptune/cli\n      - dptune/core/units.py\n"),
+        ("      - dptune/core/settings.py\n", ""),
+        ("      - dptune/core/settings.py\n", "      - dptune/core/settings.py\n      - dptune/core/settings.py\n"),
+        ("      - dptune/core/settings.py\n", "      - dptune/cli\n      - dptune/core/settings.py\n"),
         (
-            "      - dptune/core/units.py\n",
-            "      - dptune/core/units.py\n      - tasks/gone\n      - dptune/gone.py\n",
+            "      - dptune/core/settings.py\n",
+            "      - dptune/core/settings.py\n      - tasks/gone\n      - dptune/gone.py\n",
         ),
     ],
     ids=["missing", "doubled", "too much", "gone"],

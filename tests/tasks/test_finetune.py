@@ -30,7 +30,7 @@ from dptune.privacy.set_aside import spending_of
 from dptune.records.parquet_file import read_records
 from dptune.training import evaluation
 from dptune.training import run as running
-from dptune.training.data import Tokens
+from dptune.training.data import Tokens, plain_ids, with_context
 from dptune.training.evaluation import perplexity
 from dptune.training.models.model import ModelSource, load_base, load_tokenizer
 from tasks.experiment import cell_training, finetune, quality
@@ -397,6 +397,26 @@ def test_private_telemetry_writes_nothing_computed_from_private_records(
     points = [json.loads(line) for line in (cell.directory / "history.jsonl").read_text().splitlines()]
     assert all(set(point) <= {key.removeprefix("history.") for key in ALLOWED} for point in points)
     assert "were cut" not in caplog.text, "how many private records are long is a private figure"
+
+
+def test_held_out_records_without_a_token_that_counts_end_no_cell(
+    pipeline: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether a cell ends can be seen by people who see no figure of held-out records; so it is for ``dptune tune``."""
+    real = cell_training.prepare
+
+    def prepare(*given: Any) -> Any:
+        prepared = real(*given)
+        rows = [with_context(plain_ids(row), np.zeros(len(row), bool)) for row in prepared.evaluation.rows]
+        return replace(prepared, evaluation=replace(prepared.evaluation, rows=rows))
+
+    monkeypatch.setattr(cell_training, "prepare", prepare)
+    cell = static()
+    result = run_cell(cell, "cpu")
+    check_finished(cell, result)
+    assert cell.telemetry == "research"
+    for measured in (result["before"], result["after"], *result["history"]):
+        assert [name for name in measured if "perplexity" in name] == ["public_perplexity"]
 
 
 @pytest.mark.parametrize(("most", "expected"), [(4, [0, 3, 6, 9]), (10, list(range(10))), (99, list(range(10)))])

@@ -13,7 +13,7 @@ from tiny_pipeline import ROOT
 
 from dptune.core.errors import ConfigError
 from tasks.settings.params import Settings, load_settings
-from tasks.settings.strict_yaml import load_yaml
+from tasks.settings.strict import load_yaml
 
 MUTATIONS = 150
 VALUES: tuple[Any, ...] = (

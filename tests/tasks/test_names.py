@@ -31,8 +31,7 @@ from tasks.experiment.finetune import run_cell
 from tasks.grid import planned_cells
 from tasks.identity import changes, name_digest
 from tasks.paths import EVAL, PUBLIC_MODEL, RUNS, TRAIN
-from tasks.settings.experiment import Model, Task
-from tasks.settings.training import TrainingSettings
+from tasks.settings.experiment import Model, Task, TrainingSettings
 
 THREE = {"experiment": {"mechanisms": ["nonprivate", "static", "quantile"]}}
 _PRINT = """

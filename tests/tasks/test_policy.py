@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from dptune.audit import updates
+from dptune.audit.games import updates
 from dptune.core.errors import ConfigError, DptuneError
 from dptune.mechanisms.noises.gaussian import Gaussian
 from dptune.policy.environments import training

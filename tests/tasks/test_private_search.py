@@ -37,9 +37,9 @@ from tasks.report.page import write_index
 from tasks.report.search import PAGE, PICTURE, answer, countings, failure_of, write_page
 from tasks.search import publishable as told_module
 from tasks.search import run as run_module
-from tasks.search.outcome import FILE as OUTCOME
 from tasks.search.publish import figures_of, params_of
 from tasks.search.publishable import _of_winner, _scaled, choice_prices
+from tasks.search.ranking import FILE as OUTCOME
 from tasks.search.request import check_search, folder_of, tune_settings
 from tasks.search.run import TRAIN_SIDE, SearchError, read_sides, search_records
 from tasks.settings.params import Settings, load_settings

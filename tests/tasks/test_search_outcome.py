@@ -19,7 +19,7 @@ from dptune.privacy.run_header import RunHeader
 from dptune.privacy.set_aside import FOLDER
 from dptune.privacy.spent_budgets.register import Register
 from tasks.search import ranking
-from tasks.search.outcome import FILE, forget_losers, forget_weights
+from tasks.search.ranking import FILE, forget_losers, forget_weights
 
 
 def test_no_weights_stay_and_the_ledger_does(tmp_path: Path) -> None:

@@ -28,11 +28,10 @@ from tasks.paths import REPORT, SPENT
 from tasks.report.search import PAGE, RANKING, ranking_text, unranked, write_page
 from tasks.search import ranking as module
 from tasks.search import run as run_module
-from tasks.search.outcome import FILE as OUTCOME
-from tasks.search.preflight import remember_shown, shown
 from tasks.search.publish import figures_of
+from tasks.search.ranking import FILE as OUTCOME
 from tasks.search.ranking import rank_correlation
-from tasks.search.request import check_search, folder_of
+from tasks.search.request import check_search, folder_of, remember_shown, shown
 from tasks.search.run import TRAIN_SIDE, read_sides, search_records
 from tasks.settings.params import Settings, load_settings
 

@@ -19,7 +19,7 @@ from tasks.profile import main as print_profile
 from tasks.profile import members
 from tasks.settings.params import load_settings
 from tasks.settings.params import merge as merge_settings
-from tasks.settings.strict_yaml import load_yaml
+from tasks.settings.strict import load_yaml
 
 ALL_PROFILES = sorted((ROOT / "profiles").glob("*.yaml"))
 PAPER = ROOT / "profiles" / "paper.yaml"

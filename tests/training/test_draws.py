@@ -23,12 +23,12 @@ from dptune.core.settings import Lora
 from dptune.mechanisms.planning import Schedule, calibrated, planned
 from dptune.mechanisms.registry import build
 from dptune.privacy.accountants import epsilons
-from dptune.privacy.accounting.fixed_batches import advised_batch
-from dptune.privacy.accounting.samplers import Sampler
 from dptune.privacy.entropy import FixedSeed, OsEntropy, poisson_sample
 from dptune.privacy.ledger import Ledger
 from dptune.privacy.ledger_file import LedgerError, encode, read_ledger, seal
 from dptune.privacy.release import Release
+from dptune.privacy.samplers.sampler import Sampler
+from dptune.privacy.samplers.sampler_bounds import advised_batch
 from dptune.training.checkpoints import CheckpointError, progress_of
 from dptune.training.draws import Bins, check_kept, keys_of, truncated_sample
 from dptune.training.gradients.parameter_groups import lora_pairs

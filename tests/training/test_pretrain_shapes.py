@@ -16,7 +16,7 @@ from dptune.training.models.classifier import empty_classifier, head_names, load
 from dptune.training.models.model import ModelSource, load_base, load_tokenizer
 from dptune.training.models.pretrain import _model, _rows, masked_losses, pretrain, train_tokenizer
 from dptune.training.models.public_model import Pretraining
-from tasks.settings.training import Pretrain
+from tasks.settings.experiment import Pretrain
 
 TEXTS = [f"The river {number} runs through the old town, and the town of {number} is red." for number in range(60)]
 SMALL = {"vocabulary": 400, "layers": 1, "width": 16, "heads": 2, "max_length": 24, "batch_size": 8, "epochs": 8}

@@ -1,17 +1,25 @@
-"""Success of scores in telling members from non-members. Scores and labels are private; larger means "member"."""
+"""Membership: scores of texts, and their success in telling members from non-members.
+
+Scores and labels are private; larger means "member". RMIA and the alignment score stand below.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from scipy.stats import rankdata
 
 from dptune.core.errors import ConfigError, DataError
 from dptune.core.plugins import Plugin, load_installed, note_registered, plugins_of
+from dptune.training.data import Tokens
+from dptune.training.gradients.parameter_groups import Block, trained_blocks
+from dptune.training.gradients.per_sample import per_sample_gradients
 
 FALSE_POSITIVE_RATES = (1e-2, 1e-3)
 
@@ -239,3 +247,117 @@ def _computed(name: str, function: Score, adapted: Losses, public: Losses) -> Lo
         problem = f"score {name!r} is not one finite number for each of {len(adapted)} texts"
         raise DataError(problem, fix="return as many numbers as there are losses", file=function.__module__)
     return values
+
+
+# RMIA score (Zarifzadeh, Liu and Shokri 2024, arXiv 2312.03262): a text's likelihood against what reference models
+# give it.
+#
+# The paper's score is the share of public texts z with p(x) / P(x) >= gamma p(z) / P(z), where p is the likelihood
+# under the attacked model and P the mean over models that were trained on the text and models that were not. Whatever
+# gamma and the texts z are, that share never falls where the ratio p(x) / P(x) rises. So this is the ratio itself: it
+# ranks texts as the paper's score does with infinitely many texts z, without the ties of a few
+# (`tests/audit/test_rmia.py`).
+#
+# As in the authors' program, the likelihood of a text is the geometric mean over its tokens, which lies in [0, 1]; and
+# where no reference model was trained on the text, P = ((1 + a) P_out + 1 - a) / 2 with a = 0.3.
+
+
+_A = 0.3  # the default of the authors' program; no coin chooses it
+
+
+def rmia(
+    losses: NDArray[np.float64], references: NDArray[np.float64], included: NDArray[np.bool_] | None = None
+) -> NDArray[np.float64]:
+    """(texts,) logarithms of the likelihood ratio, larger if the text looks trained on. Private.
+
+    Args:
+        losses: (texts,) mean losses of each text's tokens under the attacked model, in nats.
+        references: (models, texts) the same under models of the attacker's own, such as the public model.
+        included: (models, texts) whether the model was trained on the text, which each text needs of some and not of
+            others; without it no model was trained on any.
+
+    Example:
+        >>> import numpy as np
+        >>> from dptune.audit.text.membership import rmia
+        >>> fine_tuned, public = np.array([1.0, 2.0, 3.0]), np.array([[1.5, 2.0, 3.0]])
+        >>> rmia(fine_tuned, public).round(2).tolist()
+        [-0.3, -1.17, -2.04]
+        >>> shadows = np.array([[1.0, 2.0, 3.5], [1.5, 2.0, 3.0]])
+        >>> rmia(fine_tuned, shadows, np.array([[True] * 3, [False] * 3])).round(2).tolist()
+        [0.22, 0.0, 0.22]
+    """
+    chances = np.exp(-references)
+    if included is None:
+        expected = ((1 + _A) * chances.mean(axis=0) + 1 - _A) / 2
+    else:
+        inside = (chances * included).sum(axis=0) / included.sum(axis=0)
+        outside = (chances * ~included).sum(axis=0) / (~included).sum(axis=0)
+        expected = (inside + outside) / 2
+    return np.asarray(-losses - np.log(expected))
+
+
+# Alignment score: how far the released adapter moved along each candidate's own gradient.
+#
+# Training adds up clipped gradients and noise, so that the sum of a unit's share is found best by its own direction: a
+# matched filter. The direction is known to whoever has the base model: the candidate's gradient at the adapter that the
+# run started from, at the released one, and halfway. What other candidates' coins and records like the public ones add
+# is held back as a filter against coloured noise does. The score is a function of the released adapter, of public data
+# and of the candidates, and of no coin, as the bounds from one run ask for.
+
+
+_SHARES = (0.0, 0.5, 1.0)  # of the way from the run's start to the released adapter
+_FAIR = 0.25  # variance of a fair coin
+
+
+def alignment_scores(
+    model: Any, released: Any, candidates: Tokens, public: Tokens, *, rows: int
+) -> NDArray[np.float64]:
+    """(candidates,) scores, larger if the candidate looks trained on. Private.
+
+    Args:
+        model: the base model with the adapter that the run started from, in evaluation mode. It is left as it was.
+        released: the same model with the released adapter.
+        candidates: one row each, as training would have read them.
+        public: public records like the private ones.
+        rows: physical batch size.
+
+    Raises: ConfigError if the two models do not train the same weights.
+    """
+    pairs, known = trained_blocks(model), dict(released.named_parameters())
+    names = {id(weight): name for name, weight in model.named_parameters()}
+    weights = [weight for pair in pairs for weight in pair.parameters]
+    if any(names[id(weight)] not in known for weight in weights):
+        raise ConfigError("adapter", "trains other weights than the run started from", fix="attack the run's own")
+    start = [weight.detach().clone() for weight in weights]
+    end = [known[names[id(weight)]].detach().to(weight) for weight in weights]
+    directions = common = torch.zeros((), device=weights[0].device)
+    try:
+        for share in _SHARES:
+            _put(weights, [torch.lerp(*way, share) for way in zip(start, end, strict=True)])
+            directions = directions + _directions(model, pairs, candidates, rows) / len(_SHARES)
+            common = common + _directions(model, pairs, public, rows) / len(_SHARES)
+    finally:
+        _put(weights, start)
+    moved = -torch.cat([(after - before).reshape(-1) for before, after in zip(start, end, strict=True)]).float()
+    # Matched filter s = D K^-1 moved with K = I + D'D / 4 + P'P, by the Woodbury identity: K has a row a parameter.
+    others = torch.cat([directions * _FAIR**0.5, common])
+    gram = (others @ others.T).double()
+    gram.diagonal().add_(1.0)
+    inner = torch.linalg.solve(gram, (others @ moved).double())
+    return ((directions @ moved).double() - (directions @ others.T).double() @ inner).cpu().numpy()
+
+
+def _put(weights: list[torch.Tensor], values: list[torch.Tensor]) -> None:
+    with torch.no_grad():
+        for weight, value in zip(weights, values, strict=True):
+            weight.copy_(value)
+
+
+def _directions(model: Any, pairs: list[Block], tokens: Tokens, rows: int) -> torch.Tensor:
+    """(records, parameters) float32 gradients of each record, each of norm 1."""
+    device, found = pairs[0].parameters[0].device, []
+    for first in range(0, len(tokens.rows), rows):
+        ids, mask = tokens.compact(np.arange(first, min(first + rows, len(tokens.rows))), device)
+        table = per_sample_gradients(model, pairs, ids, mask, None, len(ids)).matrix()
+        found.append(torch.nn.functional.normalize(table, dim=1).float())
+    return torch.cat(found)

@@ -17,10 +17,10 @@ from dptune.core.metric import CHANGES
 from dptune.job.delivery.card_code import cell, rule_of_words, use, use_of_classifier, use_of_words
 from dptune.job.delivery.named_base import NamedBase
 from dptune.job.result import PUBLIC, RunResult
-from dptune.privacy.accounting.samplers import POISSON
 from dptune.privacy.certificate import SearchCertificate
 from dptune.privacy.ledger_file import LedgerContents
 from dptune.privacy.run_header import RunHeader
+from dptune.privacy.samplers.sampler import POISSON
 
 START, END = "<!-- dptune: checked by `dptune verify` -->", "<!-- dptune: end -->"
 #: Names of the rows with figures that earlier versions rounded to the nearest.

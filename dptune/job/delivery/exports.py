@@ -30,9 +30,9 @@ from dptune.job.delivery.card import (
     why_not,
 )
 from dptune.job.delivery.card_code import cell
-from dptune.privacy.accounting.samplers import TRAINED
 from dptune.privacy.certificate import SearchCertificate
 from dptune.privacy.ledger_file import LedgerContents
+from dptune.privacy.samplers.sampler import TRAINED
 
 TO_FILL_IN = "TO FILL IN"
 _DIGITS = 4

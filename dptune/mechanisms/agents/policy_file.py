@@ -9,7 +9,7 @@ from typing import Any
 
 from dptune.core.errors import ConfigError
 from dptune.core.files import read_json, replacing, sha256, write_json
-from dptune.core.units import RECORD
+from dptune.core.settings import RECORD
 from dptune.privacy.release import Composition, Release
 
 _FORMAT = 3

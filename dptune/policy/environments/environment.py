@@ -19,15 +19,16 @@ OWN = {
     "dptune/Dosing-v0": ("dptune.policy.environments.dosing:Dosing", {}),
     "dptune/Dosing-v1": ("dptune.policy.environments.dosing:Dosing", {"random_meals": True}),
 }
+_DOSING_SCALES = ([80.0, 33.0, 33.0, 17.0, 17.0, 0.0, 0.0, 80.0, 0.0], [20.0] * 5 + [1e4, 1e3, 20.0, 1e3])
 #: (centre, scale) of every observed number, fixed and public. Running means, as in most public code, would carry raw
 #: private observations into the policy.
 _SCALES: dict[str, tuple[list[float], list[float]]] = {
     "Acrobot-v1": ([0.0] * 6, [1.0] * 4 + [4 * np.pi, 9 * np.pi]),
-    "dptune/Dosing-v0": ([80.0, 33.0, 33.0, 17.0, 17.0, 0.0, 0.0, 80.0, 0.0], [20.0] * 5 + [1e4, 1e3, 20.0, 1e3]),
+    "dptune/Dosing-v0": _DOSING_SCALES,
+    "dptune/Dosing-v1": _DOSING_SCALES,
     "HalfCheetah-v5": ([0.0] * 17, [1.0] * 8 + [5.0] * 9),
     "Hopper-v5": ([1.0] + [0.0] * 10, [1.0] * 5 + [5.0] * 6),
 }
-_SCALES["dptune/Dosing-v1"] = _SCALES["dptune/Dosing-v0"]
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from dptune.core.bounds import Chance, Few, LearningRate, NotNegative, Positive, Seed
+from dptune.core.declarations import Chance, Few, LearningRate, NotNegative, Positive, Seed
 from dptune.core.errors import ConfigError
 from dptune.policy.trust_region import Update, l2_radius
 

@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dptune.core.settings import Lora
-from dptune.core.units import RECORD
+from dptune.core.settings import RECORD, Lora
 from dptune.mechanisms.mechanism import Mechanism
 from dptune.mechanisms.planning import Schedule, calibrated, noise_options
 from dptune.mechanisms.registry import build

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from annotated_types import Ge
 
-from dptune.core.bounds import Chance, Few, Positive, Seed
+from dptune.core.declarations import Chance, Few, Positive, Seed
 from dptune.core.errors import ConfigError
 from dptune.policy.trust_region import Update, l2_radius
 

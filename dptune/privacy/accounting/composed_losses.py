@@ -17,14 +17,18 @@ import numpy as np
 from scipy.fft import irfft, rfft
 from scipy.optimize import minimize_scalar
 
-from dptune.privacy.accounting.array_sums import _LARGEST_EXPONENT, Array, _first_within, _power, _sums_above
 from dptune.privacy.accounting.sampled_gaussian import (
+    _LARGEST_EXPONENT,
     LEAST_NOISE,
     MASS_ERROR,
     MOST_NOISE,
+    Array,
     Direction,
     GridLosses,
     Kind,
+    _first_within,
+    _power,
+    _sums_above,
     end_error,
     grid_losses,
     log_moment,
@@ -92,7 +96,7 @@ def composed_epsilon(kinds: Sequence[Kind], delta: float, *, quick: bool = False
 
 
 def replaced_epsilon(kind: Kind, delta: float, *, quick: bool = False) -> float:
-    """Compute an upper bound on epsilon for batches drawn without replacement (the pair of ``fixed_batches``)."""
+    """Compute an upper bound on epsilon for batches drawn without replacement (the pair in ``sampler_bounds``)."""
     kind = kind._replace(noise_multiplier=min(kind.noise_multiplier, MOST_NOISE))
     if kind.noise_multiplier < LEAST_NOISE:
         return math.inf

@@ -40,10 +40,6 @@ class InverseScale:
     exponential: float = 0.0
     uniform: tuple[float, float] = (0.0, 0.0)
 
-    def _is_moderate(self) -> bool:
-        """Whether products of two of its numbers stay within the range of floats."""
-        return max(self.constant, *self.gamma, self.exponential, *self.uniform) < 1e75
-
     def __post_init__(self) -> None:
         numbers = (self.constant, *self.gamma, self.exponential, *self.uniform)
         if not all(math.isfinite(number) and number >= 0 for number in numbers):
@@ -54,7 +50,8 @@ class InverseScale:
             raise ConfigError("noise", f"the uniform part {self.uniform} is empty (b <= a)", fix="use b above a")
         if self.mean <= 0:
             raise ConfigError("noise", "no part of the inverse scale is positive", fix="give one a positive weight")
-        if not (self._is_moderate() and 0 < self.second_moment < math.inf and 0 < self.score_bound < math.inf):
+        moderate = max(numbers) < 1e75  # products of two of the numbers stay within the range of floats
+        if not (moderate and 0 < self.second_moment < math.inf and 0 < self.score_bound < math.inf):
             raise ConfigError("noise", f"{self} has moments beyond the range of numbers", fix="use common sizes")
 
     @property

@@ -143,7 +143,7 @@ def _sampled(kinds: Sequence[Kind], direction: Direction, unsampled: Array) -> A
 
 
 def _gaussian_deltas(mu: float, at: Array) -> Array:
-    """delta of mu-Gaussian DP at epsilons; see ``gaussian_dp.gdp_delta``."""
+    """delta of mu-Gaussian DP at epsilons; see ``gdp_delta``."""
     if mu == 0:
         return np.zeros(len(at))
     if math.isinf(mu):

@@ -2,7 +2,7 @@
 
 ``remove`` compares the mixture (1 - q) N(0, z^2) + q N(1, z^2) with N(0, z^2), ``add`` the reverse: the two dominating
 pairs of add/remove adjacency (Zhu, Dong and Wang 2022). ``replace`` is sampling without replacement at a fixed batch
-(see ``fixed_batches``): losses above 0 as in ``remove``, below 0 as in ``add``, and the rest of the mass at 0. At an
+(see ``sampler_bounds``): losses above 0 as in ``remove``, below 0 as in ``add``, and the rest of the mass at 0. At an
 outcome x the loss of ``remove`` is log(1 - q + q exp((x - 1/2) / z^2)), which grows with x; that of ``add`` is minus
 it. Everything here is public.
 """
@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import ndtr, ndtri
+from scipy.special import erfcx, log_ndtr, ndtr, ndtri
 
 Array = NDArray[np.float64]
 Direction = Literal["remove", "add", "replace"]
@@ -184,3 +184,83 @@ def _cell_probabilities(ends: Array) -> Array:
     points = (lower[narrow] + half[narrow])[:, None] + half[narrow, None] * _NODES
     cells[narrow] = half[narrow] * (np.exp(-(points**2) / 2) @ _WEIGHTS) / math.sqrt(2 * math.pi)
     return np.concatenate([ndtr(ends[:1]), cells, ndtr(-ends[-1:])])
+
+
+# Gaussian differential privacy: the exact conversion between its mu, epsilon and delta (Dong, Roth and Su 2022).
+
+
+def gdp_epsilon(mu: float, delta: float) -> float:
+    """Epsilon of mu-Gaussian DP at delta, by the exact conversion.
+
+    Example:
+        >>> from dptune.privacy.accounting.sampled_gaussian import gdp_epsilon
+        >>> round(gdp_epsilon(mu=1.0, delta=1e-5), 4)
+        4.3772
+    """
+    if math.isinf(mu):
+        return math.inf
+    if mu == 0 or gdp_delta(mu, 0.0) <= delta:
+        return 0.0
+    from scipy.optimize import brentq
+
+    high = 1.0
+    while gdp_delta(mu, high) > delta:
+        high *= 2
+        if math.isinf(high):
+            return math.inf
+    root, _ = brentq(lambda epsilon: gdp_delta(mu, epsilon) - delta, 0.0, high, xtol=1e-15, full_output=True)
+    return float(root)
+
+
+def gdp_delta(mu: float, epsilon: float) -> float:
+    """Delta of mu-Gaussian DP at epsilon, without overflow.
+
+    e^epsilon Phi(-x) with x = epsilon / mu + mu / 2 is exp(-(epsilon / mu - mu / 2)^2 / 2) erfcx(x / sqrt(2)) / 2.
+    """
+    away = epsilon / mu - mu / 2
+    second = erfcx((epsilon / mu + mu / 2) / math.sqrt(2)) / 2 * np.exp(-away * away / 2)
+    return float(np.exp(log_ndtr(-away)) - second)
+
+
+# Sums over grids of losses: powers of transforms, and tails from above.
+
+
+_LARGEST_EXPONENT = 600.0
+
+
+def _power(base: NDArray[Any], exponent: int) -> NDArray[Any]:
+    """The power by repeated squaring, whose relative error is at most ``6 exponent`` rounding units on any machine."""
+    power = np.ones_like(base)
+    while exponent:
+        if exponent & 1:
+            power = power * base
+        exponent >>= 1
+        if exponent:
+            base = base * base
+    return power
+
+
+def _sums_above(terms: Array) -> Array:
+    """The sum of all later terms, for each place."""
+    sums = np.cumsum(terms[::-1])[::-1]
+    return np.append(sums[1:], 0.0)
+
+
+def _first_within(above: Array, other: Array, away: Array, target: float) -> float:
+    """The least e with ``above - exp(e) other <= target``, both sums being over the places after e.
+
+    The first place if all places satisfy it, infinity if none does.
+    """
+    # Capped where an exponential would overflow: less is subtracted, so the bound only grows.
+    fits = np.flatnonzero(above - np.exp(np.minimum(away, _LARGEST_EXPONENT)) * other <= target)
+    if not len(fits):
+        return math.inf
+    place = int(fits[0])
+    if place == 0:
+        return float(away[0])
+    # Between two places the sums are those over the places after the left one.
+    low, high = float(away[place - 1]), float(away[place])
+    left, taken = float(above[place - 1]) - target, float(other[place - 1])
+    if left <= 0:
+        return low
+    return min(max(math.log(left) - math.log(taken), low), high) if taken > 0 else high

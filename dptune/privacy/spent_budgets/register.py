@@ -6,7 +6,7 @@ search counts from the moment on in which its ledger begins: what becomes of it,
 ensemble that answers prompts counts from its first opening, with its whole budget. A cell of a study counts from the
 end of its training on, with what it released; before that its ledger lies in its folder. An entry only ever grows:
 where the same run is added again with more releases, the line of the larger entry follows, and counts. Records that
-were edited in between are others to it; it says so. Ledgers and certificates that lie beside it (``unregistered``) and
+were edited in between are others to it; it says so. Ledgers and certificates that lie beside it (``booking``) and
 that no line names count too: the register was cut, or replaced, or a cell has not ended.
 
 What it cannot tell is a copy: the folder of a run (or ensemble) that was copied half-way and finished twice has one id,
@@ -33,7 +33,7 @@ from dptune.privacy.ledger_file import LedgerContents, LedgerError, encode
 from dptune.privacy.release import Composition
 from dptune.privacy.run_header import RunHeader
 from dptune.privacy.set_aside import read_acknowledged
-from dptune.privacy.spent_budgets.entry_prices import _epsilon_of, _priced
+from dptune.privacy.spent_budgets.booking import Beside, fault, ledgers_beside, registers_of
 from dptune.privacy.spent_budgets.register_file import DamagedRegisterError, append_line, read_lines, whole_lines
 from dptune.privacy.spent_budgets.totals import (
     IN_A_SHARD,
@@ -41,12 +41,13 @@ from dptune.privacy.spent_budgets.totals import (
     Spent,
     SpentPart,
     SpentTotal,
+    _epsilon_of,
+    _priced,
     dearest,
     said,
     totals_of,
     totals_of_all_units,
 )
-from dptune.privacy.spent_budgets.unregistered import Beside, fault, ledgers_beside, registers_of
 
 __all__ = ["IN_A_SHARD", "SHARD", "Register", "Spent", "SpentPart", "SpentTotal", "said"]
 

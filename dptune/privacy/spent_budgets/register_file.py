@@ -1,7 +1,7 @@
 """The file of a register: one JSON object a line, each with its number and the SHA-256 of all lines up to its own.
 
 Reading names a line that was edited, and lines that were removed, repeated or put in another order. The file alone
-cannot show that lines were cut off at its end, or that all of it was replaced: ``unregistered`` compares it with the
+cannot show that lines were cut off at its end, or that all of it was replaced: ``booking`` compares it with the
 ledgers that lie beside it. Lines of an earlier version have no number; their checksums hold them together.
 """
 

@@ -20,7 +20,7 @@ from dptune.core.files import replacing, sha256, write_json
 from dptune.core.progress import Meter
 from dptune.records.diabetes.synthetic_cohort import Kind, generate_cohort, synthetic_ids_mapping
 from dptune.records.diabetes.table import read_table
-from dptune.records.dvc_cache import in_cache
+from dptune.records.published_files import in_cache
 
 # Download of one file over HTTP, whole or an error.
 

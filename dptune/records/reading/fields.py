@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 
 from dptune.core.errors import DataError
-from dptune.records.reading.characters import checked_text, is_visible
 from dptune.records.reading.findings import Findings
 from dptune.records.reading.record import (
     TEMPLATE_INPUTS,
@@ -36,7 +35,7 @@ from dptune.records.reading.shapes import (
     pair_fix,
 )
 from dptune.records.reading.source import TEXT, RecordSource, template_columns
-from dptune.records.reading.spelling import is_missing, spelled
+from dptune.records.reading.spelling import checked_text, is_missing, is_visible, spelled
 
 UNKNOWN = "unknown"
 #: How a text is made of a row, in words.

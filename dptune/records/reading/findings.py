@@ -9,16 +9,18 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
-from dptune.records.reading.characters import SIGNS, is_visible, signs_of
 from dptune.records.reading.record import Chat, Content, PromptTarget, Text
 from dptune.records.reading.spelling import (
     CLASSES,
+    SIGNS,
     holds_another,
     is_missing,
     is_placeholder,
+    is_visible,
     loosely,
     may_be_filled_in,
     order_of_day,
+    signs_of,
 )
 
 
@@ -266,7 +268,7 @@ class Findings:
             self._whole[hash(whole)] += 1
         for text in (text for text, learned in texts if learned):
             self._said[text if len(text) < _LONG else hash(text)] += 1
-            if len(text) >= _CUT and (_stops_not(text) or text.endswith(("...", "\u2026"))):
+            if len(text) >= _CUT and (text[-1:].isalpha() or text[-1:] in " ,]" or text.endswith(("...", "\u2026"))):
                 self._lengths[len(text)] += 1
         if len(self.units.last.split()) > 4 and len(whole.split()) < 3:
             self._kinds["swapped"].append(row)
@@ -368,10 +370,6 @@ def _sentence(words: str) -> str:
 def _stops(letter: str) -> bool:
     """Whether a text that ends in this character has an end: it is neither a letter nor a digit."""
     return not letter.isalnum()
-
-
-def _stops_not(text: str) -> bool:
-    return text[-1:].isalpha() or text[-1:] in " ,]"
 
 
 def _order_of(messages: Sequence[Mapping[str, Any]]) -> str:

@@ -15,8 +15,7 @@ import pyarrow as pa
 from dptune.core.errors import DataError
 from dptune.core.streams import read_input
 from dptune.records.reading.fields import TOO_FAR, Row, Unreadable, scalar, way_of
-from dptune.records.reading.file_kinds import refuse_binary
-from dptune.records.reading.formats import PACKED
+from dptune.records.reading.formats import PACKED, refuse_binary
 from dptune.records.reading.source import RecordSource
 
 

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from dptune.core.errors import DataError
-from dptune.records.reading.characters import checked_text
 from dptune.records.reading.record import TEMPLATE_INPUTS, Chat
+from dptune.records.reading.spelling import checked_text
 
 #: Makes a DataError about the row at hand from column, problem and fix; the caller raises it.
 Refuse = Callable[[str, str, str], DataError]

@@ -12,8 +12,7 @@ from typing import Any, Literal
 
 from dptune.core.errors import ConfigError
 from dptune.core.files import sha256
-from dptune.records.reading.file_kinds import refuse_binary
-from dptune.records.reading.formats import ENDINGS, FORMATS, PACKED, Format, ending_of
+from dptune.records.reading.formats import ENDINGS, FORMATS, PACKED, Format, ending_of, refuse_binary
 
 #: A path or a hub name; or rows: mappings from column to value, such as a list of dicts or a ``datasets.Dataset``; or a
 #: ``pandas.DataFrame`` or ``pyarrow.Table``.

@@ -17,8 +17,7 @@ import pyarrow.parquet as pq
 
 from dptune.core.errors import DataError
 from dptune.records.reading.fields import Row
-from dptune.records.reading.file_kinds import refuse_other_text
-from dptune.records.reading.formats import PACKED, ending_of
+from dptune.records.reading.formats import PACKED, ending_of, refuse_other_text
 from dptune.records.reading.rows import Rows, read_bytes, read_text, rows_of_batch
 from dptune.records.reading.source import RecordSource
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from dptune.core.errors import DataError
-from dptune.records.reading.file_kinds import refuse_other_text
+from dptune.records.reading.formats import refuse_other_text
 from dptune.records.reading.rows import Rows, read_text
 from dptune.records.reading.source import RecordSource
 

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from annotated_types import Ge, Le
 
-from dptune.core.bounds import LearningRate, Rows, Seed, TokenCount
+from dptune.core.declarations import LearningRate, Rows, Seed, TokenCount
 from dptune.core.errors import ConfigError
 
 

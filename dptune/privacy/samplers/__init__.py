@@ -1,0 +1,1 @@
+"""Samplers: their laws, and what releases on their batches cost."""
