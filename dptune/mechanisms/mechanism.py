@@ -129,6 +129,23 @@ class Mechanism:
             problem = f"{self.name} moves each LoRA pair by figures that a classification head does not have"
             raise ConfigError("mechanism", problem, fix="use static, or another without a learned controller")
 
+    def check_own_weights(self) -> None:
+        """Check that the mechanism can train a model's own weights, of which no unit's whole gradient is in memory.
+
+        Raises: ConfigError for a clipper that needs more than norms and one factor a unit, and for a controller that
+            moves each LoRA pair.
+        """
+        own = "; use static, auto_s, psac, quantile, dc_sgd, plrvo, lmo_dp or banded, which need norms alone"
+        if self.clipper.federation is not None:
+            problem = f"{self.name} clips updates of clients, which are made for LoRA adapters alone"
+            raise ConfigError("mechanism", problem, fix=f"set train to lora{own}")
+        if not self.clipper.by_norm_alone:
+            problem = f"{self.name} needs more of a unit's gradient than its norm, and train has that for adapters alone"
+            raise ConfigError("mechanism", problem, fix=f"set train to lora{own}")
+        if not getattr(self.controller, "takes_head", True):
+            problem = f"{self.name} moves each LoRA pair by figures that a model's own weights do not have"
+            raise ConfigError("mechanism", problem, fix=f"set train to lora{own}")
+
     def most_noise(self) -> float:
         """The largest effective multiplier that the controller may choose."""
         return self.effective_noise_multiplier(self._initial) * self.controller.noise_range[1]
