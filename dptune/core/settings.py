@@ -156,7 +156,9 @@ class TrainedWeights:
         if self.train_layers is None:
             if self.train == "layers":
                 fix = "give it: 'last 2', or a regular expression of the names of modules or weights"
-                raise ConfigError("train_layers", "is missing: train layers needs the names of those that train", fix=fix)
+                raise ConfigError(
+                    "train_layers", "is missing: train layers needs the names of those that train", fix=fix
+                )
             return
         if self.train != "layers":
             problem = f"names layers, and train is {self.train}"

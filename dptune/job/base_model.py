@@ -20,7 +20,7 @@ from dptune.job.delivery.named_base import NamedBase
 from dptune.job.path_checks import check_model
 from dptune.job.settings import JobSettings
 from dptune.training.gradients.gradient_checkpointing import layers_of
-from dptune.training.gradients.parameter_groups import PairModules, trained_blocks
+from dptune.training.gradients.parameter_groups import PairModules
 from dptune.training.gradients.shared_pass import shared_copy
 from dptune.training.losses import is_classifier
 from dptune.training.models.causal import (
@@ -54,7 +54,7 @@ from dptune.training.models.model import (
 )
 from dptune.training.models.model_names import is_packaged, name_of, rounding
 from dptune.training.models.model_source import check_memory
-from dptune.training.models.own_weights import own_weights, start_training
+from dptune.training.models.own_weights import groups_of, own_weights, start_training
 from dptune.training.models.quantization import BYTES_EACH, METHOD, keep_layout, method_of
 from dptune.training.models.target_modules import linear_layers, said_share
 from dptune.training.models.verbalizer import cut_at_beginning, load_verbalizer, load_verbalizer_config
@@ -234,7 +234,9 @@ def open_base(model: Any, settings: JobSettings, revision: str | None = None, to
     if settings.gradient_checkpointing:
         layers_of(model)
     identity = frozen_fingerprint(model)
-    return _describe_base(model, shared_copy(model), Path(source).name, None, identity, settings, tokenizer, device, None)
+    return _describe_base(
+        model, shared_copy(model), Path(source).name, None, identity, settings, tokenizer, device, None
+    )
 
 
 def _check_files(checkpoint: ModelSource, empty: Any, head: tuple[str, ...]) -> tuple[str, ...]:
@@ -267,7 +269,7 @@ def _describe_base(
     parameters, frozen = _sizes_of(model, quantised=quantization is not None and checkpoint is not None)
     linear = [layer for layer in linear_layers(copy) if not layer.startswith(head)]  # adapters are linear layers too
     trained = start_training(copy, settings.trained, settings.lora, 0, head)
-    blocks = trained_blocks(trained)
+    blocks = groups_of(trained)
     adapted = [block.name.removeprefix("base_model.model.") for block in blocks if isinstance(block, PairModules)]
     sizes = tuple(block.size for block in blocks)
     return Base(

@@ -118,6 +118,9 @@ def suggest(
     """
     if settings.task == "classify":
         raise ConfigError("task", "classify has no suggestions yet", fix="choose settings by public labelled records")
+    if settings.train != "lora" and public is not None:
+        problem = f"{settings.train} has no suggestions from public records yet"
+        raise ConfigError("train", problem, fix="leave public records out, or suggest for train lora")
     if public is None:
         if trials:
             raise ConfigError("public", "is missing, and trials train on public records", fix="give public records")

@@ -140,7 +140,9 @@ class Mechanism:
             problem = f"{self.name} clips updates of clients, which are made for LoRA adapters alone"
             raise ConfigError("mechanism", problem, fix=f"set train to lora{own}")
         if not self.clipper.by_norm_alone:
-            problem = f"{self.name} needs more of a unit's gradient than its norm, and train has that for adapters alone"
+            problem = (
+                f"{self.name} needs more of a unit's gradient than its norm, and train has that for adapters alone"
+            )
             raise ConfigError("mechanism", problem, fix=f"set train to lora{own}")
         if not getattr(self.controller, "takes_head", True):
             problem = f"{self.name} moves each LoRA pair by figures that a model's own weights do not have"

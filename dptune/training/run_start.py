@@ -30,11 +30,11 @@ from dptune.training.data import Tokens
 from dptune.training.draws import Bins, keys_of
 from dptune.training.gradients.gradient_check import check_width, rehearse
 from dptune.training.gradients.micro_batches import public_widths
-from dptune.training.gradients.parameter_groups import Block, trained_blocks
+from dptune.training.gradients.parameter_groups import Block
 from dptune.training.models.causal import most_positions
 from dptune.training.models.head import HeadModules
 from dptune.training.models.model import freeze_down, frozen_fingerprint, trainable_state, uses_dropout
-from dptune.training.models.own_weights import own_weights, what_trains
+from dptune.training.models.own_weights import groups_of, own_weights, what_trains
 from dptune.training.optimizers import check_rule, make_optimizer
 from dptune.training.privacy_units import PrivacyUnits
 from dptune.training.ranks import Ranks
@@ -97,7 +97,7 @@ def open_rank(spec: RunSpec, entropy: Entropy, ranks: Ranks) -> RankRun:
     ranks.check(mechanism)
     if mechanism.clipper.freeze_down:
         freeze_down(model)
-    pairs, fingerprint = trained_blocks(model), frozen_fingerprint(model)
+    pairs, fingerprint = groups_of(model), frozen_fingerprint(model)
     _check_fits(mechanism, model, pairs)
     rehearse_run(spec, pairs)
     ranks.agree(
@@ -131,7 +131,7 @@ def rehearse_run(spec: RunSpec, blocks: list[Block] | None = None) -> None:
     Raises: ConfigError as ``rehearse`` and ``check_width``.
     """
     model, plan = spec.model, spec.plan
-    rehearse(model, trained_blocks(model) if blocks is None else blocks, checkpointing=plan.gradient_checkpointing)
+    rehearse(model, groups_of(model) if blocks is None else blocks, checkpointing=plan.gradient_checkpointing)
     for width in public_widths(spec.tokens.width, plan.expected_batch_size, plan.physical_batch_size):
         check_width(model, width)
 

@@ -188,7 +188,7 @@ def grid(settings: Settings) -> list[Cell]:
                     unit=settings.data.unit,
                     task=settings.task,
                     crafted=settings.canaries.crafted,
-                    lora=settings.lora,
+                    lora=settings.lora if training.train == "lora" else Lora(),  # it would name what it does not change
                     training=training,
                     inputs=inputs,
                     versions=versions_of(mechanism, options, training.rule),

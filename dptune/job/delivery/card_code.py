@@ -5,11 +5,26 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 
+from dptune.job.delivery.weights import CHECKPOINT, LORA, Form
 from dptune.job.result import RunResult
 from dptune.records.reading.source import template_columns
 from dptune.training.models.model_names import GGUF, is_packaged
 
 _OF_TOKENS = "AutoModelForTokenClassification"
+
+
+def use_of(result: RunResult, form: Form) -> list[str]:
+    """Lines of code that load delivered weights, and of a classifier ask it for a label."""
+    if form is LORA:
+        by_words = result.task == "classify" and bool(result.words)
+        return (
+            use_of_words(result)
+            if by_words
+            else use_of_classifier(result)
+            if result.task == "classify"
+            else use(result)
+        )
+    return _use_of_own_weights(result, form)
 
 
 def use(result: RunResult) -> list[str]:
@@ -20,6 +35,54 @@ def use(result: RunResult) -> list[str]:
         "",
         f"base = {result.loaded_by}.from_pretrained({_place(result)})",
         'model = PeftModel.from_pretrained(base, "this folder")',
+    ]
+
+
+def _use_of_own_weights(result: RunResult, form: Form) -> list[str]:
+    """Code that needs no PEFT: a checkpoint is loaded from its folder, and changed weights go into the base model."""
+    classifies, by_words = result.task == "classify", result.task == "classify" and bool(result.words)
+    mean = result.loaded_by == _OF_TOKENS
+    loader = result.loaded_by if mean or not classifies else "AutoModelForSequenceClassification"
+    whole = form is CHECKPOINT
+    if by_words and not whole:  # the words' rows of the output layer did not train
+        loader = result.loaded_by
+    tokenizer = ['tokenizer = AutoTokenizer.from_pretrained("this folder")'] if classifies else []
+    labels = 'json.load(open("this folder/labels.json"))'
+    of_labels = (
+        f", num_labels=len({labels}), pad_token_id=tokenizer.pad_token_id" if classifies and not by_words else ""
+    )
+    found = [
+        *(["import json"] if classifies else []),
+        *([] if whole else _imports(result)),
+        *([] if whole else ["from safetensors.torch import load_file"]),
+        f"from transformers import {', '.join(sorted({loader, *(['AutoTokenizer'] if classifies else [])}))}",
+        "",
+        *tokenizer,
+    ]
+    if whole:
+        found.append(f'model = {loader}.from_pretrained("this folder").eval()')
+    else:
+        found += [
+            f"model = {loader}.from_pretrained({_place(result)}{of_labels}).eval()",
+            f'model.load_state_dict(load_file("this folder/{form.weights}"), strict=False)',
+        ]
+    if not classifies:
+        return found
+    said = "words.json" if by_words else "records.json"
+    answer = "logits[0].mean(0)" if mean else "logits"
+    if by_words and not whole:
+        found += [
+            f'said, labels = json.load(open("this folder/words.json")), {labels}',
+            'words = [tokenizer(said["words"][label], add_special_tokens=False)["input_ids"][0] for label in labels]',
+            f"text = {_text_of(result)}",
+            'labels[int(model(**tokenizer(text, return_tensors="pt")).logits[0, -1, words].argmax())]',
+        ]
+        return found
+    return [
+        *found,
+        *([f'said = json.load(open("this folder/{said}"))'] if result.template else []),
+        f"text = {_text_of(result)}",
+        f'{labels}[int(model(**tokenizer(text, return_tensors="pt")).{answer}.argmax())]',
     ]
 
 

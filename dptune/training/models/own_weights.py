@@ -18,6 +18,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from dptune.core.errors import ConfigError
 from dptune.core.files import naming, write_json
 from dptune.core.settings import Lora, TrainedWeights
+from dptune.training.gradients.parameter_groups import Block, layer_groups, trained_blocks
 from dptune.training.losses import is_classifier
 from dptune.training.models.head import start_head
 from dptune.training.models.model import attach_lora, save_adapter
@@ -64,9 +65,15 @@ def what_trains(model: Any) -> str:
     return "lora" if own is None else own.trained.said
 
 
-def start_training(
-    model: Any, trained: TrainedWeights, lora: Lora, init_seed: int, head: tuple[str, ...] = ()
-) -> Any:
+def groups_of(model: Any) -> list[Block]:
+    """The parameter groups that a run trains: LoRA pairs and a head, or layers whose own weights train.
+
+    Raises: ConfigError as ``trained_blocks`` and ``layer_groups``.
+    """
+    return trained_blocks(model) if own_weights(model) is None else list(layer_groups(model))
+
+
+def start_training(model: Any, trained: TrainedWeights, lora: Lora, init_seed: int, head: tuple[str, ...] = ()) -> Any:
     """The model as a run starts to train it: with new adapters, or with its own weights made trainable.
 
     Args:
@@ -197,7 +204,8 @@ def _last_layers(model: Any, count: int) -> list[str]:
     lists = [
         (name, len(module))
         for name, module in model.named_modules()
-        if isinstance(module, torch.nn.ModuleList) and any(isinstance(one, GradientCheckpointingLayer) for one in module)
+        if isinstance(module, torch.nn.ModuleList)
+        and any(isinstance(one, GradientCheckpointingLayer) for one in module)
     ]
     if len(lists) != 1:
         problem = f"{type(model).__name__} has {len(lists)} lists of transformer layers, so the last are not known"
@@ -231,4 +239,5 @@ def save_trained(model: Any, directory: Path) -> None:
             directory.mkdir(parents=True, exist_ok=True)
             tensors = {name: state[name].detach().cpu().contiguous() for name in own.names}
             save_file(tensors, directory / CHANGED_WEIGHTS, metadata={"format": "pt"})
-        write_json(directory / CHANGED, {"train": own.trained.said, "weights": list(own.names)})
+        kind = {"architectures": [type(model).__name__]}
+        write_json(directory / CHANGED, {"train": own.trained.said, "weights": list(own.names), **kind})
