@@ -1,4 +1,4 @@
-"""Settings that every door takes: update rule, steps, what trains, schedule and LoRA adapters. Public; imports no torch.
+"""Settings that every door takes: update rule, steps, what trains, schedule, LoRA adapters. Public; imports no torch.
 
 Example:
     >>> UpdateRule(schedule="linear").rate_share(row=6, steps=10, warmup_steps=2)

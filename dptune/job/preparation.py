@@ -186,10 +186,7 @@ def check_mechanism(settings: TuneSettings, base: Base) -> None:
     if leaks:
         problem = f"{name} has no certified epsilon ({'; '.join(leaks)})"
         raise ConfigError("mechanism", problem, fix="use a sound one: `dptune mechanisms` says which are")
-    if base.head:
-        probe.check_head()
-    if settings.train != "lora":
-        probe.check_own_weights()
+    probe.check_trained(head=bool(base.head), own=settings.train != "lora")
     if settings.dropout:  # a run would refuse it too, and a search has booked its budget by then
         check_masks(base.device)
     if probe.clipper.federation is not None:

@@ -120,33 +120,26 @@ class Mechanism:
         self.scales(self.knobs())
         self._refuse_statistics_without_noise()
 
-    def check_head(self) -> None:
-        """Check that the mechanism can train a classification head, which to clippers is one more LoRA pair.
+    def check_trained(self, *, head: bool, own: bool) -> None:
+        """Check that the mechanism can train what is to train besides LoRA pairs.
 
-        Raises: ConfigError for a controller that moves each LoRA pair by figures that a head does not have.
+        Args:
+            head: a classification head, which to clippers is one more LoRA pair.
+            own: a model's own weights, of which no unit's gradient is ever in memory.
+
+        Raises: ConfigError for a controller that moves each LoRA pair by figures that other weights do not have; of own
+            weights also for a clipper that needs more than norms and one factor a unit.
         """
-        if not getattr(self.controller, "takes_head", True):
-            problem = f"{self.name} moves each LoRA pair by figures that a classification head does not have"
+        others = "static, auto_s, psac, quantile, dc_sgd_p, plrvo, lmo_dp or banded"
+        if own and not self.clipper.by_norm_alone:
+            needs = "each unit's whole gradient, or a radius for each LoRA pair"
+            needs = "updates of clients" if self.clipper.federation is not None else needs
+            problem = f"{self.name} clips by {needs}, which a model's own weights do not have"
+            raise ConfigError("mechanism", problem, fix=f"set train to lora; or use {others}, which clip by norms")
+        if (head or own) and not getattr(self.controller, "takes_head", True):
+            what = "a model's own weights do" if own else "a classification head does"
+            problem = f"{self.name} moves each LoRA pair by figures that {what} not have"
             raise ConfigError("mechanism", problem, fix="use static, or another without a learned controller")
-
-    def check_own_weights(self) -> None:
-        """Check that the mechanism can train a model's own weights, of which no unit's whole gradient is in memory.
-
-        Raises: ConfigError for a clipper that needs more than norms and one factor a unit, and for a controller that
-            moves each LoRA pair.
-        """
-        own = "; use static, auto_s, psac, quantile, dc_sgd, plrvo, lmo_dp or banded, which need norms alone"
-        if self.clipper.federation is not None:
-            problem = f"{self.name} clips updates of clients, which are made for LoRA adapters alone"
-            raise ConfigError("mechanism", problem, fix=f"set train to lora{own}")
-        if not self.clipper.by_norm_alone:
-            problem = (
-                f"{self.name} needs more of a unit's gradient than its norm, and train has that for adapters alone"
-            )
-            raise ConfigError("mechanism", problem, fix=f"set train to lora{own}")
-        if not getattr(self.controller, "takes_head", True):
-            problem = f"{self.name} moves each LoRA pair by figures that a model's own weights do not have"
-            raise ConfigError("mechanism", problem, fix=f"set train to lora{own}")
 
     def most_noise(self) -> float:
         """The largest effective multiplier that the controller may choose."""

@@ -104,9 +104,7 @@ def load_checkpoint(path: Path, model: torch.nn.Module, optimizer: torch.optim.O
             "Fix: restore the ledger; its charges cannot be forgotten."
         )
     if {key.removeprefix("weight.") for key in tensors if key.startswith("weight.")} != set(parameters):
-        raise CheckpointError(
-            f"{path}: holds other weights than those that train here. Fix: use the run's own settings."
-        )
+        raise CheckpointError(f"{path}: holds other weights than this model trains. Fix: use the run's own settings.")
     for name, parameter in parameters.items():
         if tensors[f"weight.{name}"].shape != parameter.shape:
             raise CheckpointError(f"{path}: {name} has another shape here. Fix: use the run's own settings.")

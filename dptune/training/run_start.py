@@ -158,10 +158,8 @@ def _check_fits(mechanism: Mechanism, model: Any, pairs: list[Block]) -> None:
     if dimension not in (0, own):  # 0: none was given
         problem = f"was built for {dimension} parameters, and {own} train"
         raise ConfigError(f"mechanisms.{mechanism.name}.dimension", problem, fix=fix)
-    if any(isinstance(pair, HeadModules) for pair in pairs):
-        mechanism.check_head()
-    if own_weights(model) is not None:
-        mechanism.check_own_weights()
+    head = any(isinstance(pair, HeadModules) for pair in pairs)
+    mechanism.check_trained(head=head, own=own_weights(model) is not None)
 
 
 def _new_head(model: Any, pairs: list[Block]) -> list[torch.Tensor]:

@@ -220,10 +220,11 @@ def _sampling(contents: LedgerContents) -> str:
 def not_covered(contents: LedgerContents, certificate: SearchCertificate | None, *, classifies: bool) -> list[str]:
     """Sentences on what the guarantee does not cover; the first says why, where no epsilon is certified."""
     header = contents.header
+    kind = "adapters" if form_of(header.train) is LORA else "weights"
     found = [
         "The weights of the base model, and what it was trained on.",
         _FIGURES if header.telemetry == "research" else "The number of training units, and how long the run took.",
-        f"Other {'adapters' if form_of(header.train) is LORA else 'weights'} from the same records: their epsilons add up.",
+        f"Other {kind} from the same records: their epsilons add up.",
         "Choosing settings by looking at the private records.",
     ]
     if certificate is not None:

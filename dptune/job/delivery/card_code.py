@@ -11,6 +11,9 @@ from dptune.records.reading.source import template_columns
 from dptune.training.models.model_names import GGUF, is_packaged
 
 _OF_TOKENS = "AutoModelForTokenClassification"
+_LABELS = 'labels, tokenizer = json.load(open("this folder/labels.json")), AutoTokenizer.from_pretrained("this folder")'
+_WORDS = 'words = [tokenizer(said["words"][label], add_special_tokens=False)["input_ids"][0] for label in labels]'
+_ASK = 'labels[int(model(**tokenizer(text, return_tensors="pt")).{answer}.argmax())]'
 
 
 def use_of(result: RunResult, form: Form) -> list[str]:
@@ -40,50 +43,30 @@ def use(result: RunResult) -> list[str]:
 
 def _use_of_own_weights(result: RunResult, form: Form) -> list[str]:
     """Code that needs no PEFT: a checkpoint is loaded from its folder, and changed weights go into the base model."""
-    classifies, by_words = result.task == "classify", result.task == "classify" and bool(result.words)
+    classifies, whole = result.task == "classify", form is CHECKPOINT
+    by_words = classifies and bool(result.words) and not whole  # a whole checkpoint has the words' rows as its head
     mean = result.loaded_by == _OF_TOKENS
-    loader = result.loaded_by if mean or not classifies else "AutoModelForSequenceClassification"
-    whole = form is CHECKPOINT
-    if by_words and not whole:  # the words' rows of the output layer did not train
-        loader = result.loaded_by
-    tokenizer = ['tokenizer = AutoTokenizer.from_pretrained("this folder")'] if classifies else []
-    labels = 'json.load(open("this folder/labels.json"))'
-    of_labels = (
-        f", num_labels=len({labels}), pad_token_id=tokenizer.pad_token_id" if classifies and not by_words else ""
-    )
-    found = [
+    has_head = classifies and not by_words
+    loader = "AutoModelForSequenceClassification" if has_head and not mean else result.loaded_by
+    place, asked = '"this folder"' if whole else _place(result), ""
+    if has_head and not whole:
+        asked = ", num_labels=len(labels), pad_token_id=tokenizer.pad_token_id"
+    lines = [
         *(["import json"] if classifies else []),
-        *([] if whole else _imports(result)),
-        *([] if whole else ["from safetensors.torch import load_file"]),
-        f"from transformers import {', '.join(sorted({loader, *(['AutoTokenizer'] if classifies else [])}))}",
+        *([] if whole else [*_imports(result), "from safetensors.torch import load_file"]),
+        f"from transformers import {loader}{', AutoTokenizer' if classifies else ''}",
         "",
-        *tokenizer,
+        *([_LABELS] if classifies else []),
+        f"model = {loader}.from_pretrained({place}{asked}).eval()",
+        *([] if whole else [f'model.load_state_dict(load_file("this folder/{form.weights}"), strict=False)']),
     ]
-    if whole:
-        found.append(f'model = {loader}.from_pretrained("this folder").eval()')
-    else:
-        found += [
-            f"model = {loader}.from_pretrained({_place(result)}{of_labels}).eval()",
-            f'model.load_state_dict(load_file("this folder/{form.weights}"), strict=False)',
-        ]
     if not classifies:
-        return found
-    said = "words.json" if by_words else "records.json"
-    answer = "logits[0].mean(0)" if mean else "logits"
-    if by_words and not whole:
-        found += [
-            f'said, labels = json.load(open("this folder/words.json")), {labels}',
-            'words = [tokenizer(said["words"][label], add_special_tokens=False)["input_ids"][0] for label in labels]',
-            f"text = {_text_of(result)}",
-            'labels[int(model(**tokenizer(text, return_tensors="pt")).logits[0, -1, words].argmax())]',
-        ]
-        return found
-    return [
-        *found,
-        *([f'said = json.load(open("this folder/{said}"))'] if result.template else []),
-        f"text = {_text_of(result)}",
-        f'{labels}[int(model(**tokenizer(text, return_tensors="pt")).{answer}.argmax())]',
-    ]
+        return lines
+    said = "words.json" if result.words else "records.json"
+    lines += [f'said = json.load(open("this folder/{said}"))'] if by_words or result.template else []
+    lines += [_WORDS] if by_words else []
+    answer = "logits[0, -1, words]" if by_words else "logits[0].mean(0)" if mean else "logits"
+    return [*lines, f"text = {_text_of(result)}", _ASK.format(answer=answer)]
 
 
 def use_of_classifier(result: RunResult) -> list[str]:
@@ -96,14 +79,14 @@ def use_of_classifier(result: RunResult) -> list[str]:
         "from peft import PeftModel",
         f"from transformers import {loader}, AutoTokenizer",
         "",
-        'labels, tokenizer = json.load(open("this folder/labels.json")), AutoTokenizer.from_pretrained("this folder")',
+        _LABELS,
         f"base = {loader}.from_pretrained(",
         f"    {_place(result)}, num_labels=len(labels), pad_token_id=tokenizer.pad_token_id",
         ")",
         'model = PeftModel.from_pretrained(base, "this folder").eval()',
         *(['said = json.load(open("this folder/records.json"))'] if result.template else []),
         f"text = {_text_of(result)}",
-        f'labels[int(model(**tokenizer(text, return_tensors="pt")).{answer}.argmax())]',
+        _ASK.format(answer=answer),
     ]
 
 
@@ -131,9 +114,9 @@ def use_of_words(result: RunResult) -> list[str]:
         'tokenizer = AutoTokenizer.from_pretrained("this folder", truncation_side="left")',
         f"base = {result.loaded_by}.from_pretrained({_place(result)})",
         'model = PeftModel.from_pretrained(base, "this folder").eval()',
-        'words = [tokenizer(said["words"][label], add_special_tokens=False)["input_ids"][0] for label in labels]',
+        _WORDS,
         f"text = {_text_of(result)}",
-        'labels[int(model(**tokenizer(text, return_tensors="pt")).logits[0, -1, words].argmax())]',
+        _ASK.format(answer="logits[0, -1, words]"),
     ]
 
 

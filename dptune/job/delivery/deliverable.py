@@ -41,7 +41,7 @@ def write_weights(
     base: NamedBase,
     kept: Mapping[str, Any],
 ) -> None:
-    """Write trained weights and tokenizer, to be delivered once the ledger is finished. No path of this machine is in them.
+    """Write trained weights and tokenizer, to be delivered once the ledger is finished, without a path of this machine.
 
     Args:
         kept: what else is needed to use them, by name of file, as JSON; see ``PreparedRun.kept``. Public.

@@ -89,9 +89,7 @@ def check_names(folder: Path, train: str) -> None:
         problem = f"{weights}: {'lacks' if other in listed else 'holds'} {other}, which {PART.config} "
         raise DptuneError(f"{problem}{'lists' if other in listed else 'does not list'}. Fix: {fix}.")
     if said != train:
-        raise DptuneError(
-            f"{folder / PART.config}: says {said!r} of what trained, and the ledger {train!r}. Fix: {fix}."
-        )
+        raise DptuneError(f"{folder / PART.config}: says that {said} trained, and the ledger {train}. Fix: {fix}.")
 
 
 def partial_of(folder: RunFolder) -> Path:
