@@ -147,7 +147,7 @@ class Clipper(Protocol):
 
     @property
     def by_norm_alone(self) -> bool:
-        """Whether a batch is asked for norms, and for a sum with one factor a unit, and for nothing else.
+        """Whether a batch is asked for norms and for a weighted sum, and for nothing else.
 
         A model's own weights train with such a clipper alone, for no gradient of one unit is ever in memory.
         """

@@ -25,7 +25,7 @@ _ROUNDING, _ROUND_OFF = 1e-9, 1e-14
 
 
 #: What decides what a noise adds: who overrides one of them has another noise.
-_DRAWING = ("add", "_draw", "add_row", "correlated", "coefficients", "start")
+_DRAWING = ("add", "_law_of_a_draw", "add_row", "correlated", "coefficients", "start")
 
 
 @dataclass(frozen=True)
@@ -128,13 +128,18 @@ class Mechanism:
             own: a model's own weights, of which no unit's gradient is ever in memory.
 
         Raises: ConfigError for a controller that moves each LoRA pair by figures that other weights do not have; of own
-            weights also for a clipper that needs more than norms and one factor a unit.
+            weights also for a clipper that needs more than norms and weighted sums.
         """
-        others = "static, auto_s, psac, quantile, dc_sgd_p, plrvo, lmo_dp or banded"
+        others = "static, per_pair, auto_s, psac, quantile, dc_sgd_p, plrvo, lmo_dp or banded"
         if own and not self.clipper.by_norm_alone:
-            needs = "each unit's whole gradient, or a radius for each LoRA pair"
-            needs = "updates of clients" if self.clipper.federation is not None else needs
-            problem = f"{self.name} clips by {needs}, which a model's own weights do not have"
+            needs = (
+                "clips by more than norms, and of a unit's gradient of a model's own weights no more is in memory"
+            )
+            if self.clipper.federation is not None:
+                needs = "clips updates of clients, which train adapters alone"
+            if self.clipper.freeze_down:
+                needs = "freezes the A factors of adapters (freeze_down), and a model's own weights have none"
+            problem = f"{self.name} {needs}"
             raise ConfigError("mechanism", problem, fix=f"set train to lora; or use {others}, which clip by norms")
         if (head or own) and not getattr(self.controller, "takes_head", True):
             what = "a model's own weights do" if own else "a classification head does"
