@@ -268,7 +268,7 @@ class Tap(torch.autograd.Function):
         """The output unchanged."""
         context.save_for_backward(inputs)
         context.fill = fill
-        return output.view_as(output)
+        return output.detach()
 
     @staticmethod
     def backward(context: Any, *of_output: torch.Tensor) -> tuple[torch.Tensor, None, None]:
