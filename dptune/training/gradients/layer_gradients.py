@@ -1,17 +1,99 @@
-"""Gradients of a model's own weights, layer by layer: each unit's norms, and sums weighted by unit."""
+"""Gradients of a model's own weights, layer by layer: each unit's norms, and sums weighted by unit, in two passes.
+
+One forward pass; a first backward pass that computes norms, and no gradient of a weight; a second one over the same
+activations, in which each layer adds up its weights' gradients, each row times the factor that the clipper gave its
+unit. So no unit's gradient is ever held whole, and memory is that of plain training. Both passes see the same
+gradients of the outputs, bit for bit where kernels are deterministic: a norm belongs to what is added up.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
+from torch import nn
+from torch.overrides import TorchFunctionMode
+from transformers.pytorch_utils import Conv1D
 
-from dptune.mechanisms.gradient_interfaces import Gradients
+from dptune.core.errors import ConfigError
 from dptune.training.gradients.gradient_checkpointing import checkpointed
+from dptune.training.gradients.layer_kinds import FIELD, LEAVE_OUT, gradient_parts, trained_weights
+from dptune.training.gradients.outer_products import Products, Units, square_norms
 from dptune.training.gradients.parameter_groups import LayerModules
-from dptune.training.gradients.per_sample import PairGradients
+from dptune.training.gradients.per_sample import Tap
 from dptune.training.losses import counted_tokens, model_losses
+
+#: What a layer's weights get from one of its runs: (group, the layer, its inputs, its output's gradient).
+Take = Callable[[int, nn.Module, torch.Tensor, torch.Tensor], None]
+
+
+class LayerGradients:
+    """Gradients of one micro-batch by layer, of which norms and weighted sums exist alone. Private.
+
+    A unit with a norm that is not finite counts as all zeros, so that it cannot spread.
+    """
+
+    def __init__(
+        self, layers: _Layers, of_rows: torch.Tensor, tokens: torch.Tensor, owners: torch.Tensor | None, units: int
+    ) -> None:
+        """Compute the norms, by a first backward pass.
+
+        Args:
+            of_rows: (rows,) losses, with their graph.
+            tokens: (rows,) number of tokens that count in each row's loss.
+        """
+        self._layers, self._graph = layers, of_rows
+        self._units, self._count = Units.of(owners, units, len(of_rows)), units
+        squares = _Norms(layers, self._units)
+        layers.backward(of_rows, squares.take, keep=True)
+        norms = torch.stack(squares.found(), dim=1).sqrt()
+        broken = ~torch.isfinite(norms).all(dim=1)
+        self._broken = broken if bool(broken.any()) else None  # an accelerator waits here, once a micro-batch
+        self._norms = norms[:units].masked_fill(broken[:units, None], 0.0)
+        sizes = self._units.sums(torch.ones_like(tokens))
+        losses = self._units.sums(of_rows.detach().double()) / sizes
+        self._losses, self._tokens = losses[:units].nan_to_num(0.0, 0.0, 0.0), self._units.sums(tokens)[:units].double()
+
+    def norms(self) -> torch.Tensor:
+        """(units, groups) float64 l2 norms, all weights of a group jointly."""
+        return self._norms
+
+    def losses(self) -> torch.Tensor:
+        """(units,) float64 mean loss of each unit's records; 0 where it was not finite."""
+        return self._losses
+
+    def tokens(self) -> torch.Tensor:
+        """(units,) float64 number of tokens that count in each unit's loss."""
+        return self._tokens
+
+    def matrix(self) -> torch.Tensor:
+        """Whole gradients are never held. Raises: ConfigError naming the clippers that need them."""
+        problem = (
+            "whole gradients of each record are needed by the clippers of adaclip and geoclip, by l1 and by probes"
+        )
+        raise ConfigError(FIELD, problem, fix="take a mechanism that needs norms alone, such as static, or train: lora")
+
+    def weighted_sum(self, factors: torch.Tensor, *, keep: bool = False) -> list[torch.Tensor]:
+        """The sum over units of factors[unit, group] * gradient, one flat vector for each group in its weights' dtype.
+
+        It is added up in float32 (float64 where the weights are): its rounding is that of plain training, some 1e-7 of
+        what is added up, and no bound on a unit's gradient covers it.
+
+        Args:
+            factors: (units, groups), finite.
+            keep: keep the activations, for another sum.
+        """
+        whole = factors.new_zeros(self._units.count, factors.shape[1])
+        whole[: self._count] = factors
+        if self._broken is not None:
+            whole[self._broken] = 0.0
+        sums = _Sums(self._layers, self._units, whole, self._broken)
+        self._layers.backward(self._graph, sums.take, keep=keep)
+        return sums.totals
 
 
 def layer_gradients(
@@ -24,24 +106,233 @@ def layer_gradients(
     *,
     autocast: torch.dtype | None = None,
     checkpointing: bool = False,
-) -> Gradients:
+) -> LayerGradients:
     """Gradients of each unit's loss by the weights of ``groups``. Private. Arguments as ``per_sample_gradients`` has.
+
+    Activations live until the first ``weighted_sum``.
 
     Args:
         groups: the result of ``layer_groups(model)``.
+
+    Raises: ConfigError naming a layer whose rows are not the batch's, or that takes no part.
     """
-    weights = [parameter for group in groups for parameter in group.parameters]
-    rows, device = torch.arange(len(input_ids), device=input_ids.device), input_ids.device.type
-    owners, tokens = rows if owners is None else owners, counted_tokens(mask)
-    table, losses, counts = [], [], []
-    for unit in range(units):
-        own = owners == unit
-        with checkpointed(model, enabled=checkpointing):
-            with torch.autocast(device, dtype=autocast, enabled=autocast is not None):
-                of_rows = model_losses(model, input_ids[own], mask[own])
-            found = torch.autograd.grad(of_rows.sum(), weights, allow_unused=True, materialize_grads=True)
-        table.append(torch.cat([gradient.flatten().float() for gradient in found]))
-        losses.append(of_rows.detach().mean())
-        counts.append(tokens[own].sum())
-    per_group = torch.stack(table).split([group.size for group in groups], dim=1)
-    return PairGradients(per_group, torch.stack(losses), torch.stack(counts))
+    layers = _Layers(model, groups, len(input_ids), input_ids.shape[1], checkpointing)
+    with layers.tapped(), torch.autocast(input_ids.device.type, dtype=autocast, enabled=autocast is not None):
+        losses = model_losses(model, input_ids, mask)
+    return LayerGradients(layers, losses, counted_tokens(mask), owners, units)
+
+
+@dataclass
+class _Layers:
+    """The layers that train, tapped: each run of one hands its inputs and its output's gradient to a function.
+
+    Attributes:
+        rows, tokens: shape of the batch.
+        checkpointing: whether transformer layers run again on the way back.
+        dtype: of tables and sums.
+        runs: how often the layers of each group ran.
+        lowest: outputs below which nothing trains; every tapped output lies above one of them.
+    """
+
+    model: Any
+    groups: Sequence[LayerModules]
+    rows: int
+    tokens: int
+    checkpointing: bool
+    dtype: torch.dtype = field(init=False)
+    runs: list[int] = field(init=False)
+    lowest: list[torch.Tensor] = field(default_factory=list, init=False)
+    _ran: set[int] = field(default_factory=set, init=False)
+    _take: Take | None = field(default=None, init=False)
+    _taking: bool = field(default=False, init=False)
+
+    def __post_init__(self) -> None:
+        self.runs = [0] * len(self.groups)
+        self.dtype = torch.promote_types(torch.float32, self.groups[0].parameters[0].dtype)
+
+    @contextmanager
+    def tapped(self) -> Iterator[None]:
+        """Context in which the layers are tapped, and checkpointed if they are to be."""
+        with ExitStack() as stack:
+            stack.enter_context(checkpointed(self.model, enabled=self.checkpointing))
+            for number, group in enumerate(self.groups):
+                for layer in group.modules:
+                    if isinstance(layer, nn.Embedding):
+                        stack.enter_context(_lookups(layer, partial(self._tap, number, layer)))
+                    else:
+                        handle = layer.register_forward_hook(partial(self._hook, number), with_kwargs=True)
+                        stack.callback(handle.remove)
+            yield
+
+    def backward(self, losses: torch.Tensor, take: Take, *, keep: bool) -> None:
+        """Hand every run's inputs and gradient to ``take``, from (rows,) losses.
+
+        Args:
+            keep: whether there will be another pass over the same activations.
+
+        Raises: ConfigError naming a layer that took no part in the forward pass.
+        """
+        for number, group in enumerate(self.groups):
+            if any(id(layer) not in self._ran for layer in group.modules):
+                raise self.refusal(number, "took no part in the forward pass")
+        self._take = take
+        try:
+            with self.tapped() if self.checkpointing else nullcontext():
+                torch.autograd.grad(losses.sum(), self.lowest, retain_graph=keep)
+        finally:
+            self._take = None
+
+    def refusal(self, number: int, problem: str) -> ConfigError:
+        """The error for a group."""
+        return ConfigError(FIELD, f"layer {self.groups[number].name} {problem}", fix=LEAVE_OUT)
+
+    def _hook(self, number: int, layer: nn.Module, args: tuple[Any, ...], named: dict[str, Any], output: Any) -> Any:
+        if self._taking:
+            return output  # run again for its weights' gradients alone
+        given = (*args, *named.values())
+        if len(given) != 1 or not all(isinstance(one, torch.Tensor) for one in (*given, output)):
+            raise self.refusal(number, "takes or gives something else than one tensor")
+        return self._tap(number, layer, given[0], output)
+
+    def _tap(self, number: int, layer: nn.Module, inputs: torch.Tensor, output: torch.Tensor) -> torch.Tensor:
+        """Watch one run of a layer. Returns: the output to go on with."""
+        if isinstance(layer, nn.Embedding) and inputs.dim() == 2 and len(inputs) == 1:
+            # Positions that all rows share: each row has its own gradient of them.
+            inputs, output = inputs.expand(self.rows, -1), output.expand(self.rows, -1, -1)
+        if self._take is None:  # else a checkpointed layer runs again
+            self.runs[number] += 1
+            self._ran.add(id(layer))
+            if not inputs.requires_grad:
+                self.lowest.append(output)
+        kept = self._by_row(number, inputs.detach())
+        if isinstance(layer, nn.Linear | Conv1D):
+            kept = kept.to(output.dtype)  # as it was multiplied
+
+        def fill(gradient: torch.Tensor, kept: torch.Tensor) -> None:
+            assert self._take is not None
+            self._taking = True
+            try:
+                self._take(number, layer, kept, self._by_row(number, gradient))
+            finally:
+                self._taking = False
+
+        tapped: torch.Tensor = Tap.apply(output, kept, fill)
+        return tapped
+
+    def _by_row(self, number: int, states: torch.Tensor) -> torch.Tensor:
+        """(rows, ...) states of a layer, which may have come as (rows * tokens, width), row after row.
+
+        Raises: ConfigError naming the layer, for what would be multiplied into other records' gradients.
+        """
+        if states.dim() == 2 and len(states) == self.rows * self.tokens:
+            return states.unflatten(0, (self.rows, self.tokens))
+        if states.dim() >= 2 and len(states) == self.rows:
+            return states
+        shape, batch = tuple(states.shape), f"{self.rows} rows of {self.tokens} tokens"
+        raise self.refusal(number, f"saw a tensor of shape {shape} for {batch}, so no record's part of it is known")
+
+
+@contextmanager
+def _lookups(layer: nn.Embedding, tap: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> Iterator[None]:
+    """Context in which what an embedding looks up is tapped, with the row numbers that its own code computes."""
+    forward, before = layer.forward, vars(layer).get("forward")
+
+    def run(*args: Any, **named: Any) -> Any:
+        with _Lookups(layer.weight, tap):
+            return forward(*args, **named)
+
+    layer.forward = run
+    try:
+        yield
+    finally:
+        vars(layer).pop("forward", None)
+        if before is not None:
+            layer.forward = before
+
+
+class _Lookups(TorchFunctionMode):
+    """Taps ``torch.nn.functional.embedding``: some embeddings shift the numbers, or scale what they looked up."""
+
+    def __init__(self, weight: nn.Parameter, tap: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self._weight, self._tap = weight, tap
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Call ``func``, and tap it if it looks up rows of the weight."""
+        output = func(*args, **(kwargs or {}))
+        if func is nn.functional.embedding and len(args) > 1 and args[1] is self._weight:
+            return self._tap(args[0], output)
+        return output
+
+
+class _Norms:
+    """Takes a first pass: squared norms of each group, made when all of its layers' runs are there."""
+
+    def __init__(self, layers: _Layers, units: Units) -> None:
+        self._layers, self._units = layers, units
+        self._left = list(layers.runs)
+        self._parts: list[dict[int, list[Products | torch.Tensor]]] = [{} for _ in layers.groups]
+        self._squares: list[torch.Tensor | None] = [None] * len(layers.groups)
+
+    def take(self, number: int, layer: nn.Module, inputs: torch.Tensor, gradient: torch.Tensor) -> None:
+        """Keep what the weights get from one run; compute norms after the last."""
+        weights, parts = trained_weights(layer), self._parts[number]
+        for name, part in gradient_parts(layer, inputs, gradient, self._layers.dtype).items():
+            parts.setdefault(id(weights[name]), []).append(part)
+        self._left[number] -= 1
+        if not self._left[number]:
+            self._squares[number] = sum(
+                self._of_weight(number, weight) for weight in self._layers.groups[number].parameters
+            )
+            parts.clear()
+
+    def _of_weight(self, number: int, weight: nn.Parameter) -> torch.Tensor:
+        uses = self._parts[number].get(id(weight), [])
+        tables = [use for use in uses if isinstance(use, torch.Tensor)]
+        products = [use for use in uses if isinstance(use, Products)]
+        if bool(tables) == bool(products):
+            raise self._layers.refusal(number, "shares a weight with a layer of another kind")
+        if products:
+            return square_norms(products, (weight.shape[0], weight.shape[1]), self._units)
+        table = self._units.sums(torch.stack(tables).sum(dim=0))
+        return torch.linalg.vector_norm(table, dim=1, dtype=torch.float64).square()
+
+    def found(self) -> list[torch.Tensor]:
+        """(units,) squared norms of each group. Raises: ConfigError naming a group without gradient."""
+        for number, squares in enumerate(self._squares):
+            if squares is None:
+                raise self._layers.refusal(number, "got no gradient: nothing of the loss depends on it")
+        return [squares for squares in self._squares if squares is not None]
+
+
+class _Sums:
+    """Takes a second pass: sums over rows of factor times gradient, one flat vector for each group."""
+
+    def __init__(self, layers: _Layers, units: Units, factors: torch.Tensor, broken: torch.Tensor | None) -> None:
+        """Start from zeros.
+
+        Args:
+            factors: (units, groups), those of rows that fill included.
+            broken: (units,) units whose gradients are not finite; None if all are.
+        """
+        of_row = slice(None) if units.owners is None else units.owners
+        self._layers, self._factors = layers, factors[of_row].to(layers.dtype)
+        self._dead = None if broken is None else broken[of_row]
+        self.totals = [
+            torch.zeros(group.size, dtype=layers.dtype, device=group.parameters[0].device) for group in layers.groups
+        ]
+
+    def take(self, number: int, layer: nn.Module, inputs: torch.Tensor, gradient: torch.Tensor) -> None:
+        """Add one run's part."""
+        weights, factors, places = trained_weights(layer), self._factors[:, number], self._places(number)
+        for name, part in gradient_parts(layer, inputs, gradient, self._layers.dtype).items():
+            into = places[id(weights[name])]
+            if isinstance(part, Products):
+                part.add_weighted_to(into.view(weights[name].shape), factors, self._dead)
+            else:
+                into += factors @ (part if self._dead is None else part.masked_fill(self._dead[:, None], 0.0))
+
+    def _places(self, number: int) -> dict[int, torch.Tensor]:
+        parameters = self._layers.groups[number].parameters
+        views = self.totals[number].split([parameter.numel() for parameter in parameters])
+        return {id(parameter): view for parameter, view in zip(parameters, views, strict=True)}
