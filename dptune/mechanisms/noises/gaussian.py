@@ -68,7 +68,8 @@ class Gaussian(AdditiveNoise):
         self, sums: list[torch.Tensor], scales: Sequence[float], noise_multiplier: float, entropy: Entropy
     ) -> list[torch.Tensor]:
         """Add the noise in float64, round to a public grid (see ``_GRID``), then cast to float32."""
-        deviations, device = [noise_multiplier * scale for scale in scales], sums[0].device
+        deviations = [noise_multiplier * scale for scale in scales]
+        device = sums[0].device
         return noisy_sums(lambda count: standard_normal(entropy, count, device), sums, deviations, deviations)
 
 
