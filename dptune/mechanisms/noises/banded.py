@@ -244,8 +244,9 @@ class BandedGaussian(Gaussian):
         self, sums: list[torch.Tensor], scales: Sequence[float], noise_multiplier: float, entropy: Entropy, row: int
     ) -> tuple[list[torch.Tensor], float]:
         """Add noise_multiplier x scale x w_row in float64, round to the public grid, cast to float32."""
-        strategy, unit = self.coefficients, tuple(noise_multiplier * scale for scale in scales)
-        noise = standard_normal(entropy, sum(total.numel() for total in sums), sums[0].device)
+        sizes, strategy = [total.numel() for total in sums], self.coefficients
+        unit = tuple(noise_multiplier * scale for scale in scales)
+        noise = standard_normal(entropy, sum(sizes), sums[0].device)
         before = self._window.follow(noise, row, strategy, unit)
         rest = iter(noise.split(PIECE))
         noisy = noisy_sums(lambda count: next(rest)[:count], sums, list(unit), list(unit))
