@@ -1,9 +1,9 @@
-"""Gradients of a model's own weights, layer by layer: each unit's norms, and sums weighted by unit, in two passes.
+"""Gradients of a model's own weights, layer by layer: each unit's norms, and sums weighted by unit.
 
-One forward pass; a first backward pass that computes norms, and no gradient of a weight; a second one over the same
-activations, in which each layer adds up its weights' gradients, each row times the factor that the clipper gave its
-unit. So no unit's gradient is ever held whole, and memory is that of plain training. Both passes see the same
-gradients of the outputs, bit for bit where kernels are deterministic: a norm belongs to what is added up.
+A backward pass computes norms, and no gradient of a weight. Then each layer adds up its weights' gradients, each row
+times the factor that the clipper gave its unit: from the inputs and output gradients of the first pass where these may
+be kept, else from a second pass over the same activations. So no unit's gradient is ever held whole. Norms and sums
+are made of the same inputs and gradients, so that a norm belongs to what is added up.
 """
 
 from __future__ import annotations
@@ -27,8 +27,25 @@ from dptune.training.gradients.parameter_groups import LayerModules
 from dptune.training.gradients.per_sample import Tap
 from dptune.training.losses import counted_tokens, model_losses
 
-#: What a layer's weights get from one of its runs: (group, the layer, its inputs, its output's gradient).
-Take = Callable[[int, nn.Module, torch.Tensor, torch.Tensor], None]
+#: Bytes of output gradients that may be kept for each trained weight. They are gone when the noise is drawn, and the
+#: sums in float64 that it is added to take as many, so that the most memory of a step does not grow.
+_KEPT = 8
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run of a layer in a forward pass.
+
+    Attributes:
+        group: number of the layer's group.
+        inputs: (rows, ...) what it read.
+        gradient: (rows, ...) gradient of the losses by its output.
+    """
+
+    group: int
+    layer: nn.Module
+    inputs: torch.Tensor
+    gradient: torch.Tensor
 
 
 class LayerGradients:
@@ -40,16 +57,23 @@ class LayerGradients:
     def __init__(
         self, layers: _Layers, of_rows: torch.Tensor, tokens: torch.Tensor, owners: torch.Tensor | None, units: int
     ) -> None:
-        """Compute the norms, by a first backward pass.
+        """Compute the norms, by a backward pass.
 
         Args:
             of_rows: (rows,) losses, with their graph.
             tokens: (rows,) number of tokens that count in each row's loss.
         """
-        self._layers, self._graph = layers, of_rows
-        self._units, self._count = Units.of(owners, units, len(of_rows)), units
+        self._layers, self._units, self._count = layers, Units.of(owners, units, len(of_rows)), units
+        self._runs: list[Run] | None = [] if layers.may_keep else None
+        self._graph = of_rows if self._runs is None else None
         squares = _Norms(layers, self._units)
-        layers.backward(of_rows, squares.take, keep=True)
+
+        def take(run: Run) -> None:
+            squares.take(run)
+            if self._runs is not None:
+                self._runs.append(run)
+
+        layers.backward(of_rows, take, again=self._runs is None)
         norms = torch.stack(squares.found(), dim=1).sqrt()
         broken = ~torch.isfinite(norms).all(dim=1)
         self._broken = broken if bool(broken.any()) else None  # an accelerator waits here, once a micro-batch
@@ -85,14 +109,22 @@ class LayerGradients:
 
         Args:
             factors: (units, groups), finite.
-            keep: keep the activations, for another sum.
+            keep: keep what it is made of, for another sum.
         """
         whole = factors.new_zeros(self._units.count, factors.shape[1])
         whole[: self._count] = factors
         if self._broken is not None:
             whole[self._broken] = 0.0
         sums = _Sums(self._layers, self._units, whole, self._broken)
-        self._layers.backward(self._graph, sums.take, keep=keep)
+        if self._graph is not None:
+            self._layers.backward(self._graph, sums.take, again=keep)
+            self._graph = self._graph if keep else None
+        elif self._runs:
+            left = self._runs if not keep else list(self._runs)
+            while left:
+                sums.take(left.pop())
+        else:
+            raise RuntimeError("the sum was made already, and nothing of the pass is kept")
         return sums.totals
 
 
@@ -109,7 +141,7 @@ def layer_gradients(
 ) -> LayerGradients:
     """Gradients of each unit's loss by the weights of ``groups``. Private. Arguments as ``per_sample_gradients`` has.
 
-    Activations live until the first ``weighted_sum``.
+    Activations, or what is kept of them, live until the first ``weighted_sum``.
 
     Args:
         groups: the result of ``layer_groups(model)``.
@@ -131,6 +163,7 @@ class _Layers:
         checkpointing: whether transformer layers run again on the way back.
         dtype: of tables and sums.
         runs: how often the layers of each group ran.
+        bytes: size of all their output gradients.
         lowest: outputs below which nothing trains; every tapped output lies above one of them.
     """
 
@@ -141,14 +174,20 @@ class _Layers:
     checkpointing: bool
     dtype: torch.dtype = field(init=False)
     runs: list[int] = field(init=False)
+    bytes: int = field(default=0, init=False)
     lowest: list[torch.Tensor] = field(default_factory=list, init=False)
     _ran: set[int] = field(default_factory=set, init=False)
-    _take: Take | None = field(default=None, init=False)
+    _take: Callable[[Run], None] | None = field(default=None, init=False)
     _taking: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
         self.runs = [0] * len(self.groups)
         self.dtype = torch.promote_types(torch.float32, self.groups[0].parameters[0].dtype)
+
+    @property
+    def may_keep(self) -> bool:
+        """Whether all runs' inputs and gradients may be kept after a backward pass, in place of all activations."""
+        return not self.checkpointing and self.bytes <= _KEPT * sum(group.size for group in self.groups)
 
     @contextmanager
     def tapped(self) -> Iterator[None]:
@@ -164,11 +203,11 @@ class _Layers:
                         stack.callback(handle.remove)
             yield
 
-    def backward(self, losses: torch.Tensor, take: Take, *, keep: bool) -> None:
-        """Hand every run's inputs and gradient to ``take``, from (rows,) losses.
+    def backward(self, losses: torch.Tensor, take: Callable[[Run], None], *, again: bool) -> None:
+        """Hand every run to ``take``, from (rows,) losses.
 
         Args:
-            keep: whether there will be another pass over the same activations.
+            again: whether there will be another pass over the same activations.
 
         Raises: ConfigError naming a layer that took no part in the forward pass.
         """
@@ -178,9 +217,11 @@ class _Layers:
         self._take = take
         try:
             with self.tapped() if self.checkpointing else nullcontext():
-                torch.autograd.grad(losses.sum(), self.lowest, retain_graph=keep)
+                torch.autograd.grad(losses.sum(), self.lowest, retain_graph=again)
         finally:
             self._take = None
+            if not again:
+                self.lowest.clear()
 
     def refusal(self, number: int, problem: str) -> ConfigError:
         """The error for a group."""
@@ -201,6 +242,7 @@ class _Layers:
             inputs, output = inputs.expand(self.rows, -1), output.expand(self.rows, -1, -1)
         if self._take is None:  # else a checkpointed layer runs again
             self.runs[number] += 1
+            self.bytes += output.numel() * output.element_size()
             self._ran.add(id(layer))
             if not inputs.requires_grad:
                 self.lowest.append(output)
@@ -212,7 +254,7 @@ class _Layers:
             assert self._take is not None
             self._taking = True
             try:
-                self._take(number, layer, kept, self._by_row(number, gradient))
+                self._take(Run(number, layer, kept, self._by_row(number, gradient)))
             finally:
                 self._taking = False
 
@@ -274,10 +316,11 @@ class _Norms:
         self._parts: list[dict[int, list[Products | torch.Tensor]]] = [{} for _ in layers.groups]
         self._squares: list[torch.Tensor | None] = [None] * len(layers.groups)
 
-    def take(self, number: int, layer: nn.Module, inputs: torch.Tensor, gradient: torch.Tensor) -> None:
+    def take(self, run: Run) -> None:
         """Keep what the weights get from one run; compute norms after the last."""
-        weights, parts = trained_weights(layer), self._parts[number]
-        for name, part in gradient_parts(layer, inputs, gradient, self._layers.dtype).items():
+        number, weights = run.group, trained_weights(run.layer)
+        parts = self._parts[number]
+        for name, part in gradient_parts(run.layer, run.inputs, run.gradient, self._layers.dtype).items():
             parts.setdefault(id(weights[name]), []).append(part)
         self._left[number] -= 1
         if not self._left[number]:
@@ -322,10 +365,10 @@ class _Sums:
             torch.zeros(group.size, dtype=layers.dtype, device=group.parameters[0].device) for group in layers.groups
         ]
 
-    def take(self, number: int, layer: nn.Module, inputs: torch.Tensor, gradient: torch.Tensor) -> None:
+    def take(self, run: Run) -> None:
         """Add one run's part."""
-        weights, factors, places = trained_weights(layer), self._factors[:, number], self._places(number)
-        for name, part in gradient_parts(layer, inputs, gradient, self._layers.dtype).items():
+        weights, factors, places = trained_weights(run.layer), self._factors[:, run.group], self._places(run.group)
+        for name, part in gradient_parts(run.layer, run.inputs, run.gradient, self._layers.dtype).items():
             into = places[id(weights[name])]
             if isinstance(part, Products):
                 part.add_weighted_to(into.view(weights[name].shape), factors, self._dead)
