@@ -132,9 +132,7 @@ class Mechanism:
         """
         others = "static, per_pair, auto_s, psac, quantile, dc_sgd_p, plrvo, lmo_dp or banded"
         if own and not self.clipper.by_norm_alone:
-            needs = (
-                "clips by more than norms, and of a unit's gradient of a model's own weights no more is in memory"
-            )
+            needs = "clips by more than norms, and of a unit's gradient of a model's own weights no more is in memory"
             if self.clipper.federation is not None:
                 needs = "clips updates of clients, which train adapters alone"
             if self.clipper.freeze_down:

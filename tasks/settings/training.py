@@ -10,11 +10,13 @@ from annotated_types import Ge
 from dptune.core.bounds import Count, Rows, Seed, Share
 from dptune.core.declarations import NAMES_NOTHING
 from dptune.core.errors import ConfigError
-from dptune.core.settings import ScheduleSettings, UpdateRule
+from dptune.core.settings import ScheduleSettings, TrainedWeights, UpdateRule
 from dptune.training.models.public_model import Pretraining
 
 #: Settings of the update rule.
 RULE = tuple(item.name for item in fields(UpdateRule))
+#: Settings of what trains.
+TRAINED = tuple(item.name for item in fields(TrainedWeights))
 #: Entries that params.yaml must have.
 REQUIRED = (
     *("expected_batch_size", "epochs", "max_length", "records_per_unit", "learning_rate", "warmup_steps"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 
-from dptune.job.delivery.weights import CHECKPOINT, LORA, Form
+from dptune.job.delivery.weights import CHECKPOINT, LORA, DeliveredForm
 from dptune.job.result import RunResult
 from dptune.records.reading.source import template_columns
 from dptune.training.models.model_names import GGUF, is_packaged
@@ -16,7 +16,7 @@ _WORDS = 'words = [tokenizer(said["words"][label], add_special_tokens=False)["in
 _ASK = 'labels[int(model(**tokenizer(text, return_tensors="pt")).{answer}.argmax())]'
 
 
-def use_of(result: RunResult, form: Form) -> list[str]:
+def use_of(result: RunResult, form: DeliveredForm) -> list[str]:
     """Lines of code that load delivered weights, and of a classifier ask it for a label."""
     if form is LORA:
         by_words = result.task == "classify" and bool(result.words)
@@ -41,7 +41,7 @@ def use(result: RunResult) -> list[str]:
     ]
 
 
-def _use_of_own_weights(result: RunResult, form: Form) -> list[str]:
+def _use_of_own_weights(result: RunResult, form: DeliveredForm) -> list[str]:
     """Code that needs no PEFT: a checkpoint is loaded from its folder, and changed weights go into the base model."""
     classifies, whole = result.task == "classify", form is CHECKPOINT
     by_words = classifies and bool(result.words) and not whole  # a whole checkpoint has the words' rows as its head

@@ -19,7 +19,7 @@ from dptune.training.models.model_names import ADAPTER, CHANGED, CHANGED_WEIGHTS
 
 
 @dataclass(frozen=True)
-class Form:
+class DeliveredForm:
     """A form in which trained weights are delivered. Public.
 
     Attributes:
@@ -35,13 +35,13 @@ class Form:
 
 #: LoRA adapters, loaded by PEFT; a whole checkpoint, loaded by ``from_pretrained``; or weights that take the place of
 #: the base model's own.
-LORA = Form("adapter", "adapter_model.safetensors", ADAPTER)
-CHECKPOINT = Form("checkpoint", "model.safetensors", "config.json")
-PART = Form("changed weights", CHANGED_WEIGHTS, CHANGED)
+LORA = DeliveredForm("adapter", "adapter_model.safetensors", ADAPTER)
+CHECKPOINT = DeliveredForm("checkpoint", "model.safetensors", "config.json")
+PART = DeliveredForm("changed weights", CHANGED_WEIGHTS, CHANGED)
 FORMS = (LORA, PART, CHECKPOINT)
 
 
-def form_of(train: str) -> Form:
+def form_of(train: str) -> DeliveredForm:
     """The form in which the weights of a run are delivered.
 
     Args:
@@ -54,7 +54,7 @@ def form_of(train: str) -> Form:
     return LORA if kind == "lora" else CHECKPOINT if kind in ("all", "layers") else PART
 
 
-def form_within(folder: Path) -> Form | None:
+def form_within(folder: Path) -> DeliveredForm | None:
     """The form of the weights in a folder that was delivered; None of another folder, such as a base model's."""
     found = (form for form in FORMS if (folder / form.config).is_file())
     return next((form for form in found if form is not CHECKPOINT or (folder / BASE).is_file()), None)
