@@ -14,9 +14,9 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch.overrides import TorchFunctionMode
 
 from dptune.core.errors import ConfigError, DptuneError, first_line, is_of_device
+from dptune.training.gradients.double_precision import Float64
 from dptune.training.gradients.layer_gradients import layer_gradients
 from dptune.training.gradients.layer_kinds import FIELD, LEAVE_OUT
 from dptune.training.gradients.parameter_groups import Block, LayerModules, PairModules
@@ -206,25 +206,13 @@ def in_float64(model: torch.nn.Module) -> Iterator[None]:
     try:
         for tensor in tensors:
             tensor.data = tensor.data.double()
-        with _Float64():
+        with Float64():
             yield
     finally:
         for tensor, own in zip(tensors, before, strict=True):
             tensor.data = own
         for module, own_buffers in buffers:  # model code may put a new one in the place of its buffer
             module._buffers.update(own_buffers)
-
-
-class _Float64(TorchFunctionMode):
-    """Puts float64 in the place of float32: norms, softmax and rotations of many models are made in float32."""
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Call ``func`` with float64 wherever it was told float32."""
-        if func is torch.Tensor.float:
-            func = torch.Tensor.double
-        args = [torch.float64 if one is torch.float32 else one for one in args]
-        kwargs = {name: torch.float64 if one is torch.float32 else one for name, one in (kwargs or {}).items()}
-        return func(*args, **kwargs)
 
 
 def _check_gradients(norms: Sequence[torch.Tensor]) -> None:

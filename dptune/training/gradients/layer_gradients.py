@@ -96,9 +96,7 @@ class LayerGradients:
 
     def matrix(self) -> torch.Tensor:
         """Whole gradients are never held. Raises: ConfigError naming the clippers that need them."""
-        problem = (
-            "whole gradients of each record are needed by the clippers of adaclip and geoclip, by l1 and by probes"
-        )
+        problem = "is not lora, and then no record's whole gradient is held, which adaclip, geoclip and clipper l1 need"
         raise ConfigError(FIELD, problem, fix="take a mechanism that needs norms alone, such as static, or train: lora")
 
     def weighted_sum(self, factors: torch.Tensor, *, keep: bool = False) -> list[torch.Tensor]:
@@ -122,7 +120,7 @@ class LayerGradients:
         elif self._runs:
             left = self._runs if not keep else list(self._runs)
             while left:
-                sums.take(left.pop())
+                sums.take(left.pop(0))
         else:
             raise RuntimeError("the sum was made already, and nothing of the pass is kept")
         return sums.totals
@@ -324,9 +322,8 @@ class _Norms:
             parts.setdefault(id(weights[name]), []).append(part)
         self._left[number] -= 1
         if not self._left[number]:
-            self._squares[number] = sum(
-                self._of_weight(number, weight) for weight in self._layers.groups[number].parameters
-            )
+            of_group = self._layers.groups[number].parameters
+            self._squares[number] = torch.stack([self._of_weight(number, weight) for weight in of_group]).sum(dim=0)
             parts.clear()
 
     def _of_weight(self, number: int, weight: nn.Parameter) -> torch.Tensor:

@@ -10,6 +10,7 @@ Of a layer's input and its output's gradient, both by record and token:
 from __future__ import annotations
 
 import inspect
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from transformers.pytorch_utils import Conv1D
 
 from dptune.core.errors import ConfigError
+from dptune.training.gradients.double_precision import Float64
 from dptune.training.gradients.outer_products import Products
 
 FIELD = "train"
@@ -120,5 +122,7 @@ def _tables(
         found: dict[str, torch.Tensor] = pull(back[None])[0]
         return found
 
-    found = vmap(of_row)(inputs, gradient)
+    # A backward pass forgets the mode that the forward pass ran in.
+    with Float64() if dtype == torch.float64 else nullcontext():
+        found = vmap(of_row)(inputs, gradient)
     return {name: table.flatten(1).to(dtype) for name, table in found.items()}
