@@ -7,6 +7,7 @@ weight. The shapes are those of MiniLM as a classifier and of SmolLM2, with rand
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 from typing import Any
 
 import torch
