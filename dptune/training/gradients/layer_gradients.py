@@ -33,7 +33,7 @@ _KEPT = 8
 
 
 @dataclass(frozen=True)
-class Run:
+class LayerRun:
     """One run of a layer in a forward pass.
 
     Attributes:
@@ -64,11 +64,11 @@ class LayerGradients:
             tokens: (rows,) number of tokens that count in each row's loss.
         """
         self._layers, self._units, self._count = layers, Units.of(owners, units, len(of_rows)), units
-        self._runs: list[Run] | None = [] if layers.may_keep else None
+        self._runs: list[LayerRun] | None = [] if layers.may_keep else None
         self._graph = of_rows if self._runs is None else None
         squares = _Norms(layers, self._units)
 
-        def take(run: Run) -> None:
+        def take(run: LayerRun) -> None:
             squares.take(run)
             if self._runs is not None:
                 self._runs.append(run)
@@ -175,7 +175,7 @@ class _Layers:
     bytes: int = field(default=0, init=False)
     lowest: list[torch.Tensor] = field(default_factory=list, init=False)
     _ran: set[int] = field(default_factory=set, init=False)
-    _take: Callable[[Run], None] | None = field(default=None, init=False)
+    _take: Callable[[LayerRun], None] | None = field(default=None, init=False)
     _taking: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
@@ -201,7 +201,7 @@ class _Layers:
                         stack.callback(handle.remove)
             yield
 
-    def backward(self, losses: torch.Tensor, take: Callable[[Run], None], *, again: bool) -> None:
+    def backward(self, losses: torch.Tensor, take: Callable[[LayerRun], None], *, again: bool) -> None:
         """Hand every run to ``take``, from (rows,) losses.
 
         Args:
@@ -252,7 +252,7 @@ class _Layers:
             assert self._take is not None
             self._taking = True
             try:
-                self._take(Run(number, layer, kept, self._by_row(number, gradient)))
+                self._take(LayerRun(number, layer, kept, self._by_row(number, gradient)))
             finally:
                 self._taking = False
 
@@ -275,25 +275,26 @@ class _Layers:
 @contextmanager
 def _lookups(layer: nn.Embedding, tap: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> Iterator[None]:
     """Context in which what an embedding looks up is tapped, with the row numbers that its own code computes."""
+    own: Any = layer  # whose forward functions are set for a while
     forward, before = layer.forward, vars(layer).get("forward")
 
     def run(*args: Any, **named: Any) -> Any:
         with _Lookups(layer.weight, tap):
             return forward(*args, **named)
 
-    layer.forward = run
+    own.forward = run
     try:
         yield
     finally:
         vars(layer).pop("forward", None)
         if before is not None:
-            layer.forward = before
+            own.forward = before
 
 
 class _Lookups(TorchFunctionMode):
     """Taps ``torch.nn.functional.embedding``: some embeddings shift the numbers, or scale what they looked up."""
 
-    def __init__(self, weight: nn.Parameter, tap: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> None:
+    def __init__(self, weight: torch.Tensor, tap: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> None:
         super().__init__()
         self._weight, self._tap = weight, tap
 
@@ -314,7 +315,7 @@ class _Norms:
         self._parts: list[dict[int, list[Products | torch.Tensor]]] = [{} for _ in layers.groups]
         self._squares: list[torch.Tensor | None] = [None] * len(layers.groups)
 
-    def take(self, run: Run) -> None:
+    def take(self, run: LayerRun) -> None:
         """Keep what the weights get from one run; compute norms after the last."""
         number, weights = run.group, trained_weights(run.layer)
         parts = self._parts[number]
@@ -362,7 +363,7 @@ class _Sums:
             torch.zeros(group.size, dtype=layers.dtype, device=group.parameters[0].device) for group in layers.groups
         ]
 
-    def take(self, run: Run) -> None:
+    def take(self, run: LayerRun) -> None:
         """Add one run's part."""
         weights, factors, places = trained_weights(run.layer), self._factors[:, run.group], self._places(run.group)
         for name, part in gradient_parts(run.layer, run.inputs, run.gradient, self._layers.dtype).items():

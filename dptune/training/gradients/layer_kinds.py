@@ -118,7 +118,7 @@ def _tables(
     weights = {name: one.detach() for name, one in trained.items()}
 
     def of_row(row: torch.Tensor, back: torch.Tensor) -> dict[str, torch.Tensor]:
-        _, pull = vjp(lambda given: functional_call(layer, given, (row[None],)), weights)
+        pull: Any = vjp(lambda given: functional_call(layer, given, (row[None],)), weights)[1]
         found: dict[str, torch.Tensor] = pull(back[None])[0]
         return found
 

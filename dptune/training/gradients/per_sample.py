@@ -18,7 +18,7 @@ import torch
 
 from dptune.core.errors import ConfigError
 from dptune.training.gradients.gradient_checkpointing import checkpointed
-from dptune.training.gradients.parameter_groups import _FIELD, Block
+from dptune.training.gradients.parameter_groups import _FIELD, Block, LayerModules
 from dptune.training.losses import counted_tokens, model_losses
 from dptune.training.models.head import HeadModules
 
@@ -351,6 +351,8 @@ def _tap_layers(pairs: Sequence[Block], taps: Taps) -> Iterator[None]:
 
     handles = []
     for number, pair in enumerate(pairs):
+        if isinstance(pair, LayerModules):
+            raise TypeError(f"layer {pair.name} trains its own weights, whose gradients layer_gradients computes")
         weight, tokens = 0, 1 if isinstance(pair, HeadModules) else None
         for layer in pair.layers:
             handles.append(layer.register_forward_hook(hook(number, weight, tokens)))
