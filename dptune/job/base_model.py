@@ -228,7 +228,7 @@ def open_base(model: Any, settings: JobSettings, revision: str | None = None, to
     check_embeddings(source, model)
     trainable = [parameter.requires_grad for parameter in model.parameters() if parameter.is_floating_point()]
     if any(trainable) and not all(trainable):  # somebody chose some of them
-        problem = "has some weights that train, but tune trains only adapters"
+        problem = "has some weights that train, and the setting train says which do"
         raise ConfigError("model", problem, fix="call model.requires_grad_(False)")
     model.requires_grad_(False)
     if settings.gradient_checkpointing:

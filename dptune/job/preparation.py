@@ -245,7 +245,8 @@ def prepare_sides(sides: Sides, base: Base, settings: TuneSettings, unit: str | 
     own = at_whole_bins(settings, len(units)) if planted else settings  # the run without canaries is a comparison
     schedule, mechanism = calibrated_schedule(own, base, len(units))
     if planted:
-        check_count(planted, len(units), base.pair_sizes, has_head=bool(base.head))
+        layers = base.trained.train != "lora"
+        check_count(planted, len(units), base.pair_sizes, has_head=bool(base.head) and not layers, own=layers)
         alone, batch, units = (
             mechanism.mechanism,
             schedule.expected_batch_size,
