@@ -12,6 +12,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from test_classify import encoder, table
+from test_label_words import labels_by_card
+from test_mean_heads import averaging
 from tiny_models import each_record, gpt2, llama, make_header, make_plan, records
 from tiny_tuning import checkpoint, rows, write_csv, write_jsonl
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
@@ -24,14 +26,17 @@ from dptune.core.settings import TrainedWeights
 from dptune.job.delivery.verification import check_deliverable
 from dptune.job.delivery.weights import check_names
 from dptune.job.run import Tuned
+from dptune.job.scoring import score_adapter
 from dptune.job.settings import TuneSettings
 from dptune.mechanisms.mechanism import Mechanism
 from dptune.mechanisms.registry import build, of_model
 from dptune.privacy.entropy import OsEntropy
 from dptune.privacy.ledger_file import read_ledger
 from dptune.privacy.run_header import RunHeader
+from dptune.records.reading.source import RecordSource
 from dptune.training.gradients.shared_pass import shared_copy
 from dptune.training.loop import train
+from dptune.training.models.model import ModelSource
 from dptune.training.models.own_weights import groups_of, own_weights, train_own
 from dptune.training.spec import RunSpec
 
@@ -100,6 +105,22 @@ def test_a_text_model_is_sampled_scored_and_loaded_by_transformers_alone(chosen:
     figures = json.loads(scored.stdout)
     assert figures["perplexity"] != figures["untuned_perplexity"]
     assert CliRunner().invoke(app, ["verify", str(folder)]).exit_code == 0
+
+
+BY_WORDS: dict[str, Any] = {"words": {"0": "dog", "1": "cat"}, "labels": None, "template": "{text} new"}
+
+
+@pytest.mark.parametrize("chosen", [{"train": "all"}, {"train": "bias"}], ids=str)
+@pytest.mark.parametrize("kind", ["head", "words", "mean"])
+def test_the_cards_code_answers_as_score_does(kind: str, chosen: Any, tmp_path: Path) -> None:
+    base = {"head": encoder, "words": checkpoint, "mean": averaging}[kind]()
+    more = BY_WORDS if kind == "words" else {}
+    folder = classified(model=base, learning_rate=0.01, **chosen, **more).save(tmp_path / "handed on")
+    held_out = table(30, seed=11)
+    found = labels_by_card(folder, base, [row["sentence"] for row in held_out])
+    right = sum(label == str(row["label"]) for label, row in zip(found, held_out, strict=True))
+    scored = score_adapter(folder, ModelSource(str(base)), RecordSource(held_out, text="sentence"))
+    assert scored.figures["accuracy"] == right / len(held_out)
 
 
 class Killed(BaseException):
