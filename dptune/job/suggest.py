@@ -235,8 +235,8 @@ def trial(
     own = replace(schedule, sample_rate=rate, learning_rate=learning_rate, sampler="poisson", max_batch=None)
     plan = training_plan(settings, replace(own, checkpoint_every=schedule.steps))
     entropy = OsEntropy()
-    about = {"data": "public records", "train": settings.trained.said}
-    header = header_of(mechanism, records.units, entropy, delta=schedule.delta, **about)
+    delta, said = schedule.delta, settings.trained.said
+    header = header_of(mechanism, records.units, entropy, delta=delta, data="public records", train=said)
     tokens, frozen = records.tokens, shared_copy(weights)
     spec = job_spec(settings, base, frozen, tokens, records.units, mechanism, plan, header, tokens)
     with (

@@ -277,3 +277,10 @@ def test_the_plan_counts_own_weights_and_past_noise(tmp_path: Path) -> None:
     )
     assert shown[1]["trained_parameters"] < shown[0]["trained_parameters"]
     assert "lora_rank" not in shown[0]
+
+
+def test_a_rehearsed_search_takes_own_weights(tmp_path: Path) -> None:
+    """Its trials train on public records, with a header of their own."""
+    space = {"space": {"learning_rate": [1e-4, 1e-3]}, "score": {"on": "rehearsal"}}
+    found = written(tmp_path / "run", train="bias", search=space, candidates=2, public=rows(60), epochs=1)
+    assert found.ledger.header.train == "bias"
