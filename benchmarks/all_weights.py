@@ -7,6 +7,7 @@ weight. The shapes are those of MiniLM as a classifier and of SmolLM2, with rand
 from __future__ import annotations
 
 import argparse
+import math
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +43,17 @@ def plain(setting: Setting, steps: int, tick: Tick) -> dict[str, float]:
 
 
 def in_one_pass(setting: Setting, steps: int, tick: Tick) -> dict[str, float]:
-    """dptune: norms by a backward pass, and the clipped sum from what is kept of it."""
+    """dptune where enough may be kept of the norms' backward pass: the clipped sum is made of that."""
+    return _private(setting, steps, tick, math.inf)
+
+
+def in_two_passes(setting: Setting, steps: int, tick: Tick) -> dict[str, float]:
+    """dptune where too much would be kept: the clipped sum comes from a second backward pass."""
+    return _private(setting, steps, tick, 0)
+
+
+def _private(setting: Setting, steps: int, tick: Tick, kept: float) -> dict[str, float]:
+    engine._KEPT = kept
     model = _all_weights(setting)
     groups = layer_groups(model)
     dtype = torch.bfloat16 if setting.shape.autocast else None
@@ -55,15 +66,6 @@ def in_one_pass(setting: Setting, steps: int, tick: Tick) -> dict[str, float]:
     return {}
 
 
-def in_two_passes(setting: Setting, steps: int, tick: Tick) -> dict[str, float]:
-    """dptune as it is where too much would be kept: the clipped sum comes from a second backward pass."""
-    kept, engine._KEPT = engine._KEPT, 0
-    try:
-        return in_one_pass(setting, steps, tick)
-    finally:
-        engine._KEPT = kept
-
-
 def opacus_ghost(setting: Setting, steps: int, tick: Tick) -> dict[str, float]:
     """Opacus' ghost clipping: its loss does both backward passes."""
     if not setting.shape.classifies:
@@ -72,10 +74,11 @@ def opacus_ghost(setting: Setting, steps: int, tick: Tick) -> dict[str, float]:
     for _ in range(steps):
         for ids, mask in setting.micro_batches():
             inputs, labels = texts_and_labels(ids, mask)
-            # Positions that all rows share have one gradient for all of them, which Opacus takes for one record's.
-            places = torch.arange(ids.shape[1], device=ids.device).expand(len(ids), -1)
+            # Of positions and types that all rows share, Opacus would take all rows' gradient for one record's.
+            places = torch.arange(ids.shape[1], device=ids.device).repeat(len(ids), 1)
+            inputs |= {"position_ids": places, "token_type_ids": torch.zeros_like(ids)}
             with setting.autocast():
-                loss = criterion(wrapped(**inputs, position_ids=places).logits.float(), labels)
+                loss = criterion(wrapped(**inputs).logits.float(), labels)
             loss.backward()
         wrapped.zero_grad(set_to_none=True)
         tick()
@@ -88,7 +91,7 @@ def _all_weights(setting: Setting) -> Any:
 
 CONTENDERS = (
     Contender("plain", plain),
-    Contender("dptune", in_one_pass),
+    Contender("dptune, one pass", in_one_pass),
     Contender("dptune, two passes", in_two_passes),
     Contender("Opacus ghost", opacus_ghost, foreign=True),
 )

@@ -27,9 +27,9 @@ from dptune.training.gradients.parameter_groups import LayerModules
 from dptune.training.gradients.per_sample import Tap
 from dptune.training.losses import counted_tokens, model_losses
 
-#: Bytes of output gradients that may be kept for each trained weight. They are gone when the noise is drawn, and the
-#: sums in float64 that it is added to take as many, so that the most memory of a step does not grow.
-_KEPT = 8
+#: Bytes of output gradients that may be kept for each trained weight. Plain training holds 16 for the weight, its
+#: gradient and AdamW's two moments, and activations beside them; so this adds at most some 15 % to its memory.
+_KEPT = 3
 
 
 @dataclass(frozen=True)
