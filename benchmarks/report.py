@@ -94,8 +94,14 @@ def _share(results: Results, line: Line) -> str:
     return f"{statistics.median(shares):.1%}" if shares else ""
 
 
-TITLES = {"steps": "A step", "mechanisms": "Mechanisms", "bands": "Correlated noise", "cells": "Cells"}
-NAMES = {"steps": "who", "mechanisms": "mechanism", "bands": "mechanism", "cells": ""}
+TITLES = {
+    "steps": "A step",
+    "gradients": "Gradients of all weights",
+    "mechanisms": "Mechanisms",
+    "bands": "Correlated noise",
+    "cells": "Cells",
+}
+NAMES = {"steps": "who", "gradients": "who", "mechanisms": "mechanism", "bands": "mechanism", "cells": ""}
 _Column = Callable[[Results, Line], str]
 COLUMNS: dict[str, dict[str, _Column]] = {
     "steps": {
@@ -114,6 +120,12 @@ COLUMNS: dict[str, dict[str, _Column]] = {
     "bands": {
         "time / PEER": _time_ratio,
         "ms a step": _milliseconds,
+        "peak MB": _memory,
+        "memory / PEER": _memory_ratio,
+    },
+    "gradients": {
+        "time / PEER": _time_ratio,
+        "ms a batch": _milliseconds,
         "peak MB": _memory,
         "memory / PEER": _memory_ratio,
     },

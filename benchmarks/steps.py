@@ -222,12 +222,12 @@ class Watched:
 
 def opacus_hooks(setting: Setting, steps: int, tick: Tick) -> dict[str, float]:
     """Opacus with per-sample gradients from hooks: ``GradSampleModule`` and ``DPOptimizer``."""
-    return _opacus_steps(setting, steps, tick, *_opacus(setting.model(), setting))
+    return _opacus_steps(setting, steps, tick, *opacus_around(setting.model(), setting))
 
 
 def opacus_ghost(setting: Setting, steps: int, tick: Tick) -> dict[str, float]:
     """Opacus' ghost clipping: norms without gradients, then a second backward pass."""
-    return _opacus_steps(setting, steps, tick, *_opacus(setting.model(), setting, ghost=True))
+    return _opacus_steps(setting, steps, tick, *opacus_around(setting.model(), setting, ghost=True))
 
 
 def _opacus_steps(
@@ -254,7 +254,7 @@ def _opacus_steps(
     return {}
 
 
-def _opacus(
+def opacus_around(
     model: Any, setting: Setting, *, ghost: bool = False, max_grad_norm: float = 1.0, noise_multiplier: float = 1.0
 ) -> tuple[Any, Any, Callable[..., Any]]:
     """Opacus' model, optimiser and loss, as its documentation puts them together for a language model."""
@@ -335,7 +335,7 @@ def _median_norm(setting: Setting) -> float:
         rows = torch.cat([part.flatten(1).float() for part in optimizer.grad_samples], dim=1)
         norms.append(rows.norm(dim=1).median())
 
-    wrapped, optimizer, criterion = _opacus(setting.model(moved=True), setting)
+    wrapped, optimizer, criterion = opacus_around(setting.model(moved=True), setting)
     optimizer.attach_step_hook(note)
     _opacus_steps(setting, 1, lambda: None, wrapped, optimizer, criterion)
     return float(norms[0])
@@ -352,7 +352,7 @@ def _private_gradient(setting: Setting, radius: float) -> torch.Tensor:
 
 def _opacus_gradient(setting: Setting, radius: float, ghost: bool) -> torch.Tensor:
     taken: list[torch.Tensor] = []
-    wrapped, optimizer, criterion = _opacus(
+    wrapped, optimizer, criterion = opacus_around(
         setting.model(moved=True), setting, ghost=ghost, max_grad_norm=radius, noise_multiplier=0.0
     )
     optimizer.attach_step_hook(lambda done: taken.extend(part.grad.flatten().clone().cpu() for part in done.params))

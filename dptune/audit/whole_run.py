@@ -25,7 +25,8 @@ from dptune.core.errors import ConfigError, DataError
 from dptune.core.files import sha256
 from dptune.job.audit_canaries import KeptCanaries
 from dptune.job.delivery.named_base import read_base
-from dptune.job.delivery.verification import WEIGHTS, check_deliverable
+from dptune.job.delivery.verification import check_deliverable
+from dptune.job.delivery.weights import weights_file
 from dptune.job.path_checks import kind_of
 from dptune.job.result import RunResult
 from dptune.privacy.entropy import FixedSeed
@@ -229,7 +230,7 @@ def _check_adapter(folder: RunFolder, contents: LedgerContents, *, is_cell: bool
     """Raise DataError unless the adapter in the folder is what the run of this ledger made; else as ``verify``."""
     fix, result = "restore the adapter of this run", RunResult.read(folder.result)
     if is_cell:
-        weights = folder.adapter / WEIGHTS
+        weights = weights_file(folder.adapter)
         if not weights.exists() or sha256(weights) != result.adapter_sha256:
             raise DataError("is not the adapter that the run of this ledger wrote", fix=fix, file=weights)
         return

@@ -218,7 +218,7 @@ def _plan(prepared: PreparedRun) -> dict[str, Any]:
         "sample_rate": chosen.sample_rate,
         **{name.replace(" ", "_").lower(): value for name, value in public_settings(prepared).items()},
         **shown,
-        "adapter_parameters": prepared.base.dimension,
+        ("adapter_parameters" if settings.train == "lora" else "trained_parameters"): prepared.base.dimension,
         "telemetry": settings.telemetry,
         "chosen_because": [f"{name}: {reason}" for name, reason in chosen.reasons.items()],
     }
@@ -233,7 +233,8 @@ def _resources(prepared: PreparedRun) -> dict[str, Any]:
     each = sum(brought) / len(brought)  # how many records units have is private: then it is the most
     settings = prepared.settings
     again = settings.gradient_checkpointing
-    found = estimate(prepared.base, prepared.schedule, settings.physical_batch_size, each, checkpointing=again)
+    rows, bands = settings.physical_batch_size, prepared.mechanism.mechanism.bands
+    found = estimate(prepared.base, prepared.schedule, rows, each, checkpointing=again, bands=bands)
     figures = {"estimated_memory_gib": found.memory / 2**30, "estimated_minutes": found.seconds / 60}
     follows = "shapes" if private or prepared.units.kind == RECORD else "shapes and the private records of each unit"
     about = (
@@ -270,7 +271,8 @@ def _show_result(tuned: Tuned, prepared: PreparedRun, as_json: bool) -> None:
     for sentence in (what_counts(tuned.ledger), *about):
         typer.echo(sentence)
     classifies = prepared.settings.task == "classify"
-    by = f"as the card in {adapter} has it" if classifies else f'PeftModel.from_pretrained(base, "{adapter}")'
+    as_card = classifies or prepared.settings.train != "lora"
+    by = f"as the card in {adapter} has it" if as_card else f'PeftModel.from_pretrained(base, "{adapter}")'
     typer.echo(f"Load it: {by}, with {model} as its base.")
     typer.echo(check_command(adapter))
     for sentence in attack_of(tuned, prepared):

@@ -1,4 +1,4 @@
-"""Settings that every door takes: update rule, steps, schedule and LoRA adapters. Public; it imports no torch.
+"""Settings that every door takes: update rule, steps, what trains, schedule, LoRA adapters. Public; imports no torch.
 
 Example:
     >>> UpdateRule(schedule="linear").rate_share(row=6, steps=10, warmup_steps=2)
@@ -133,8 +133,69 @@ class StepSettings:
     gradient_checkpointing: bool = field(default=False, metadata=NAMES_NOTHING)  # the same products, made twice
 
 
+#: Weights that a run can train.
+Train = Literal["lora", "all", "bias", "head", "layers"]
+_LAST = re.compile(r"last ([1-9]\d{0,3})")
+
+
 @dataclass(frozen=True, kw_only=True)
-class ScheduleSettings(StepSettings, UpdateRule):
+class TrainedWeights:
+    """The weights that a run trains. Public.
+
+    Attributes:
+        train: weights that train: "lora", adapters beside the frozen model; "all", every weight of the model; "bias",
+            its biases; "head", its output layer; or "layers", those that train_layers names. A classifier's new head
+            trains with each of them.
+        train_layers: weights of train layers: "last K", the last K transformer layers; or a regular expression that
+            matches the end of a name, such as layer.5 or LayerNorm.weight, of a module or a weight.
+
+    Example:
+        >>> TrainedWeights(train="layers", train_layers="last 2").last_layers
+        2
+        >>> TrainedWeights(train="layers", train_layers="last 2").said
+        'layers: last 2'
+    """
+
+    train: Train = "lora"
+    train_layers: Annotated[str, Len(1, 1000)] | None = None
+
+    def __post_init__(self) -> None:
+        """Raises: ConfigError for a value of the wrong type, and for train_layers without train layers."""
+        check(self)
+        self.check_layers()
+
+    def check_layers(self) -> None:
+        """Raise ConfigError unless train_layers goes with train, and is a regular expression."""
+        if self.train_layers is None:
+            if self.train == "layers":
+                fix = "give it: 'last 2', or a regular expression of the names of modules or weights"
+                raise ConfigError(
+                    "train_layers", "is missing: train layers needs the names of those that train", fix=fix
+                )
+            return
+        if self.train != "layers":
+            problem = f"names layers, and train is {self.train}"
+            raise ConfigError("train_layers", problem, fix="set train to layers, or leave it out")
+        try:
+            re.compile(self.train_layers)
+        except re.error as error:
+            problem = f"{self.train_layers!r} is not a regular expression ({first_line(error)})"
+            raise ConfigError("train_layers", problem, fix="mend it, or write 'last 2'") from None
+
+    @property
+    def last_layers(self) -> int | None:
+        """K of "last K"; None for a regular expression, or without one."""
+        found = _LAST.fullmatch(self.train_layers or "")
+        return int(found[1]) if found else None
+
+    @property
+    def said(self) -> str:
+        """What trains, as ledgers and cards name it: "lora", "all", "layers: last 2"."""
+        return self.train if self.train_layers is None else f"{self.train}: {self.train_layers}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScheduleSettings(StepSettings, UpdateRule, TrainedWeights):
     """Schedule of a private run, as every door that trains takes it. Public.
 
     Attributes:
@@ -153,6 +214,16 @@ class ScheduleSettings(StepSettings, UpdateRule):
     records_per_unit: Rows
     sampler: TrainingSampler = "poisson"
     max_batch: Count | None = None
+
+    def __post_init__(self) -> None:
+        """Raises: ConfigError as its bases."""
+        UpdateRule.__post_init__(self)
+        self.check_layers()
+
+    @property
+    def trained(self) -> TrainedWeights:
+        """The weights that the run trains."""
+        return part_of(TrainedWeights, self)
 
     @property
     def rule(self) -> UpdateRule:

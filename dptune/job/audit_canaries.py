@@ -125,13 +125,14 @@ def canaries_of(run: Path, file: Path, count: int, committed: str | None) -> Kep
     return found
 
 
-def check_count(count: int, units: int, pair_sizes: Sequence[int], *, has_head: bool) -> None:
+def check_count(count: int, units: int, pair_sizes: Sequence[int], *, has_head: bool, own: bool = False) -> None:
     """Raise ConfigError for a number of canaries that the units or the adapter's coordinates do not allow.
 
     Args:
         units: number of units without canaries.
         pair_sizes: numbers of parameters of the groups that train: each canary has a coordinate of its own in each.
         has_head: whether the last group is a classifier's head, whose size no rank changes.
+        own: whether the groups are layers of a model, whose sizes no rank changes either.
     """
     if count < _LEAST:
         problem = f"{count} is too few: their coins may all fall alike, and then nothing can be audited"
@@ -142,9 +143,11 @@ def check_count(count: int, units: int, pair_sizes: Sequence[int], *, has_head: 
     if count > min(pair_sizes):
         least, fix = min(pair_sizes), f"use {min(pair_sizes)} or fewer"
         is_head = has_head and least == pair_sizes[-1]
-        group = "the classifier's head" if is_head else "the smallest adapter"
+        group = (
+            "the classifier's head" if is_head else "the smallest layer that trains" if own else "the smallest adapter"
+        )
         problem = f"{count} is more than the {least} parameters of {group}, and each canary needs one of its own"
-        raise ConfigError(SETTING, problem, fix=fix if is_head else f"{fix}, or a larger rank")
+        raise ConfigError(SETTING, problem, fix=fix if is_head or own else f"{fix}, or a larger rank")
 
 
 def price_of(

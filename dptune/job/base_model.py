@@ -15,12 +15,12 @@ import torch
 from transformers.pytorch_utils import Conv1D
 
 from dptune.core.errors import ConfigError, first_line
-from dptune.core.settings import Lora
+from dptune.core.settings import Lora, TrainedWeights
 from dptune.job.delivery.named_base import NamedBase
 from dptune.job.path_checks import check_model
 from dptune.job.settings import JobSettings
 from dptune.training.gradients.gradient_checkpointing import layers_of
-from dptune.training.gradients.parameter_groups import PairModules, trained_blocks
+from dptune.training.gradients.parameter_groups import PairModules
 from dptune.training.gradients.shared_pass import shared_copy
 from dptune.training.losses import is_classifier
 from dptune.training.models.causal import (
@@ -44,7 +44,6 @@ from dptune.training.models.classifier import (
 )
 from dptune.training.models.model import (
     ModelSource,
-    attach_lora,
     check_device,
     check_headers,
     frozen_fingerprint,
@@ -55,6 +54,7 @@ from dptune.training.models.model import (
 )
 from dptune.training.models.model_names import is_packaged, name_of, rounding
 from dptune.training.models.model_source import check_memory
+from dptune.training.models.own_weights import groups_of, own_weights, start_training
 from dptune.training.models.quantization import BYTES_EACH, METHOD, keep_layout, method_of
 from dptune.training.models.target_modules import linear_layers, said_share
 from dptune.training.models.verbalizer import cut_at_beginning, load_verbalizer, load_verbalizer_config
@@ -78,8 +78,9 @@ class Base:
         quantization: how the weights are held, such as "bitsandbytes (4 bit)"; None where each is a number of its own.
         positions: the most tokens of a text; None if the model sets no bound.
         layers, width, vocabulary: sizes of the transformer, for estimates.
-        pair_sizes: number of parameters of each LoRA pair, and of a classifier's head.
-        adapted: how many of the model's linear layers are adapted, in words.
+        pair_sizes: number of parameters of each group that trains: of each LoRA pair and of a classifier's head, or of
+            each layer whose own weights train.
+        adapted: how many of the model's linear layers are adapted, or of its weights train, in words.
         loaded_by: transformers' automatic class that loads the checkpoint, by name.
         notes: sentences that the user should read, such as one about a missing padding token.
         checkpoint: where ``load`` reads the weights; None for a loaded model.
@@ -88,6 +89,7 @@ class Base:
             causal language model.
         words: word of each label of a classifier by label words, in the order of the logits; it has no head.
         kind: GGML's name of the type of most weights of a GGUF file, such as "Q4_1"; None for other models.
+        trained: the weights that train.
     """
 
     name: str
@@ -114,6 +116,7 @@ class Base:
     head: tuple[str, ...] = ()
     words: Mapping[str, str] = field(default_factory=dict)
     kind: str | None = None
+    trained: TrainedWeights = field(default_factory=TrainedWeights)
 
     @property
     def weights(self) -> str | None:
@@ -140,7 +143,7 @@ class Base:
 
     @property
     def pairs(self) -> int:
-        """Number of LoRA pairs, and a classifier's head."""
+        """Number of groups that train."""
         return len(self.pair_sizes)
 
     @property
@@ -175,13 +178,13 @@ def open_base(model: Any, settings: JobSettings, revision: str | None = None, to
 
     Raises: ConfigError naming what is missing: files, a causal form, target modules, padding.
     """
-    lora = settings.lora
     if settings.task == "classify" and not isinstance(model, str | Path):
         problem = "is a loaded model, but a classifier needs a checkpoint"
         raise ConfigError("model", problem, fix="give its folder, or a hub id")
     if isinstance(model, str | Path):
         device = check_device(settings.device or ("cuda" if torch.cuda.is_available() else "cpu"))
-        dtype = settings.dtype or ("bfloat16" if device.type == "cuda" else "float32")
+        half = device.type == "cuda" and settings.train == "lora"  # what trains needs all digits
+        dtype = settings.dtype or ("bfloat16" if half else "float32")
         checkpoint = ModelSource(check_model(str(model), revision), revision, dtype, settings.load_in_4bit)
         labels = settings.labels if settings.task == "classify" else None
         config = load_config(checkpoint) if labels is None else None
@@ -208,7 +211,7 @@ def open_base(model: Any, settings: JobSettings, revision: str | None = None, to
             layers_of(empty)
         name, unused = name_of(checkpoint.source), _check_files(checkpoint, empty, head)
         revision, kind = checkpoint.revision, checkpoint.kind
-        found = _describe_base(empty, empty, name, revision, "", lora, tokenizer, device, checkpoint, head)
+        found = _describe_base(empty, empty, name, revision, "", settings, tokenizer, device, checkpoint, head)
         identity = _identity_of(checkpoint, config)
         found = replace(found, identity=identity, notes=(*found.notes, *unused), kind=kind)
         return found if labels is None else replace(found, classifier=config, vocabulary=len(labels), words=words)
@@ -225,13 +228,15 @@ def open_base(model: Any, settings: JobSettings, revision: str | None = None, to
     check_embeddings(source, model)
     trainable = [parameter.requires_grad for parameter in model.parameters() if parameter.is_floating_point()]
     if any(trainable) and not all(trainable):  # somebody chose some of them
-        problem = "has some weights that train, but tune trains only adapters"
+        problem = "has some weights that train, and the setting train says which do"
         raise ConfigError("model", problem, fix="call model.requires_grad_(False)")
     model.requires_grad_(False)
     if settings.gradient_checkpointing:
         layers_of(model)
     identity = frozen_fingerprint(model)
-    return _describe_base(model, shared_copy(model), Path(source).name, None, identity, lora, tokenizer, device, None)
+    return _describe_base(
+        model, shared_copy(model), Path(source).name, None, identity, settings, tokenizer, device, None
+    )
 
 
 def _check_files(checkpoint: ModelSource, empty: Any, head: tuple[str, ...]) -> tuple[str, ...]:
@@ -250,26 +255,28 @@ def _describe_base(
     name: str,
     revision: str | None,
     identity: str,
-    lora: Lora,
+    settings: JobSettings,
     tokenizer: Any,
     device: torch.device,
     checkpoint: ModelSource | None,
     head: tuple[str, ...] = (),
 ) -> Base:
-    """The ``Base`` of ``model``. Adapters are attached to ``copy``, which shares its weights, to count them."""
+    """The ``Base`` of ``model``. What trains is made trainable in ``copy``, which shares its weights, to count it."""
     config, rows = model.config.get_text_config(), model.get_input_embeddings().weight.shape[0]
     quantization = method_of(model.config)
     if checkpoint is not None and checkpoint.load_in_4bit:
         quantization = f"{METHOD} (4 bit)"
     parameters, frozen = _sizes_of(model, quantised=quantization is not None and checkpoint is not None)
     linear = [layer for layer in linear_layers(copy) if not layer.startswith(head)]  # adapters are linear layers too
-    blocks = trained_blocks(attach_lora(copy, lora, 0, head))
+    trained = start_training(copy, settings.trained, settings.lora, 0, head)
+    blocks = groups_of(trained)
     adapted = [block.name.removeprefix("base_model.model.") for block in blocks if isinstance(block, PairModules)]
+    sizes = tuple(block.size for block in blocks)
     return Base(
         name=name,
         revision=revision,
         identity=identity,
-        lora=lora,
+        lora=settings.lora,
         tokenizer=tokenizer,
         device=device,
         parameters=parameters,
@@ -280,14 +287,20 @@ def _describe_base(
         layers=int(config.num_hidden_layers),
         width=int(config.hidden_size),
         vocabulary=rows,
-        pair_sizes=tuple(block.size for block in blocks),
-        adapted=said_share(model, adapted, linear),
+        pair_sizes=sizes,
+        adapted=_said_own(sizes, parameters) if own_weights(trained) else said_share(model, adapted, linear),
         loaded_by=(classifier_class if head else auto_class)(model.config).__name__,
         notes=_checked_tokenizer(tokenizer, rows),
         checkpoint=checkpoint,
         loaded_model=None if checkpoint else model,
         head=head,
+        trained=settings.trained,
     )
+
+
+def _said_own(sizes: tuple[int, ...], parameters: int) -> str:
+    """How many of a model's own weights train, in words."""
+    return f"{sum(sizes):,} of the model's {parameters:,} weights, in {len(sizes)} layers"
 
 
 def _sizes_of(model: Any, *, quantised: bool) -> tuple[int, float]:

@@ -38,6 +38,11 @@ _SMALL_HEAD_RADIUS, _SMALL_HEAD_RATE = 10.0, 0.005
 _HEAD_RADIUS, _HEAD_RATE, _HEAD_RATIO = 3.0, 0.001, 10.0
 #: Those of a classifier by label words, which has no head.
 _WORDS_RADIUS, _SMALL_WORDS_RATE = 1.0, 0.01
+#: Learning rates of a model's own weights, by what trains, and the radius of all of them. Guesses: Adam takes steps of
+#: about the rate in each weight whatever the noise is, so that the more weights take them, the smaller they must be.
+_OWN_RATES = {"all": 1e-4, "layers": 2e-4, "bias": 2e-3, "head": 1e-2}
+_OWN_RADIUS = 0.1
+_GUESSED = "a guess: nobody has measured it for train {}, so give your own where it matters"
 _AT_RADIUS = ("static", "banded")
 _WHOLE_BINS = "a whole part of the units"
 
@@ -128,8 +133,9 @@ def schedule_of(
     learning_rate = pick("learning_rate", settings.learning_rate, rate, rate_reason)
     ratio = settings.head_rate_ratio
     if ratio is None and settings.has_head:
-        ratio = 1.0 if parameters < _SMALL else _HEAD_RATIO
-        reasons["head_rate_ratio"] = "measured with the learning rate"
+        ratio = 1.0 if parameters < _SMALL or settings.train == "head" else _HEAD_RATIO
+        measured = "measured with the learning rate"
+        reasons["head_rate_ratio"] = measured if settings.train == "lora" else _GUESSED.format(settings.train)
     if settings.max_length is None:
         reasons["max_length"] = "the model's context, 512 at most; less saves time and memory where texts are short"
     options = dict(settings.options)
@@ -170,6 +176,8 @@ def largest_batch(settings: ScheduleSettings, sample_rate: float, steps: int, de
 
 def _radius(settings: TuneSettings, small: bool) -> tuple[float, str]:
     """The clip radius of a task, and why."""
+    if settings.train != "lora":
+        return (_HEAD_RADIUS if settings.has_head else _OWN_RADIUS), _GUESSED.format(settings.train)
     if settings.words:
         return _WORDS_RADIUS, "the radius with which the learning rate of label words was measured"
     if settings.has_head and small:
@@ -183,6 +191,8 @@ def _radius(settings: TuneSettings, small: bool) -> tuple[float, str]:
 def _rate(settings: TuneSettings, parameters: int, bands: int) -> tuple[float, str]:
     """The learning rate for a task, a model of this size and so many bands, and why."""
     mechanism, small = settings.mechanism, parameters < _SMALL
+    if settings.train != "lora":
+        return _OWN_RATES[settings.train], _GUESSED.format(settings.train)
     if settings.words and small:
         return (
             _SMALL_WORDS_RATE,

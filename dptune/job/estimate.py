@@ -35,25 +35,36 @@ class Estimate:
 
 
 def estimate(
-    base: Base, schedule: TuneSchedule, rows: int, records_each: float = 1.0, *, checkpointing: bool = False
+    base: Base,
+    schedule: TuneSchedule,
+    rows: int,
+    records_each: float = 1.0,
+    *,
+    checkpointing: bool = False,
+    bands: int = 1,
 ) -> Estimate:
     """The estimate of a run with micro-batches of ``rows`` records; measures the device for a third of a second.
 
     Args:
         records_each: that a drawn unit brings.
         checkpointing: whether layers keep their inputs alone, and run again.
+        bands: steps over which noise is correlated; the noise of all but one is kept in float64.
     """
-    tokens = rows * schedule.max_length
-    frozen = base.frozen_bytes
-    adapters = base.dimension * (4 * 4 + 8)  # float32: weights, gradient, two moments; the float64 sum
-    per_sample = rows * base.dimension * 4
+    tokens, own = rows * schedule.max_length, base.trained.train != "lora"
+    frozen = base.frozen_bytes - (4 * base.dimension if own else 0)  # what trains is counted in the next line
+    # float32: weights, gradient, two moments; float64: the sum, and past noise.
+    adapters = base.dimension * (4 * 4 + 8 + 8 * (bands - 1))
+    # Of own weights no unit's gradient is kept; but another sum in float64, and noise, are as large as all of them.
+    per_sample = base.dimension * 16 if own else rows * base.dimension * 4
     logits = _LOGIT_COPIES * 4 * tokens * base.vocabulary
     kept = _ACTIVATIONS + base.layers if checkpointing else _ACTIVATIONS * base.layers
     activations = kept * tokens * base.width * base.bytes_each
     passes = schedule.steps * math.ceil(schedule.expected_batch_size * records_each / rows)
     # Two operations a parameter and token in the forward pass, and two in the backward pass: frozen weights need no
-    # gradient. A checkpointed layer runs forward twice.
-    products = (6 if checkpointing else 4) * base.parameters * tokens / _product_speed(base)
+    # gradient. Those that train need two more, and two passes: one for the norms, one for the sum. A checkpointed layer
+    # runs forward twice.
+    each = (12 if own else 4) + (4 if own and checkpointing else 2 if checkpointing else 0)
+    products = each * base.parameters * tokens / _product_speed(base)
     vectors = _VECTOR_OPERATIONS * tokens * base.width * base.layers / _vector_speed(base)
     return Estimate(
         memory=float(frozen + adapters + per_sample + logits + activations),

@@ -186,8 +186,7 @@ def check_mechanism(settings: TuneSettings, base: Base) -> None:
     if leaks:
         problem = f"{name} has no certified epsilon ({'; '.join(leaks)})"
         raise ConfigError("mechanism", problem, fix="use a sound one: `dptune mechanisms` says which are")
-    if base.head:
-        probe.check_head()
+    probe.check_trained(head=bool(base.head), own=settings.train != "lora")
     if settings.dropout:  # a run would refuse it too, and a search has booked its budget by then
         check_masks(base.device)
     if probe.clipper.federation is not None:
@@ -246,7 +245,8 @@ def prepare_sides(sides: Sides, base: Base, settings: TuneSettings, unit: str | 
     own = at_whole_bins(settings, len(units)) if planted else settings  # the run without canaries is a comparison
     schedule, mechanism = calibrated_schedule(own, base, len(units))
     if planted:
-        check_count(planted, len(units), base.pair_sizes, has_head=bool(base.head))
+        layers = base.trained.train != "lora"
+        check_count(planted, len(units), base.pair_sizes, has_head=bool(base.head) and not layers, own=layers)
         alone, batch, units = (
             mechanism.mechanism,
             schedule.expected_batch_size,

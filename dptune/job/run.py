@@ -16,13 +16,12 @@ from pathlib import Path
 from shutil import copytree
 from typing import Any
 
-from peft import PeftModel
-
 from dptune.core.errors import ConfigError, DptuneError
 from dptune.core.files import forget_times, locked, private_directory, replacing_folder, write_json
 from dptune.core.files import sha256 as sha256_of
 from dptune.core.progress import Meter
 from dptune.job.audit_canaries import KeptCanaries, canaries_of
+from dptune.job.delivery.adapter_loading import with_trained
 from dptune.job.delivery.deliverable import deliver, write_card, write_weights
 from dptune.job.delivery.verification import CARD, check_deliverable
 from dptune.job.delivery.weights import partial_of
@@ -69,7 +68,7 @@ class Tuned:
     """A finished run.
 
     Attributes:
-        model: the PEFT model with the tuned adapter, in evaluation mode.
+        model: the PEFT model with the tuned adapter, or the model whose own weights trained; in evaluation mode.
         ledger: content of the ledger file: all that was charged.
         perplexity: perplexities before and after, by the records they were measured on (``HELD_OUT``, ``PUBLIC``);
             empty for a classifier. Those of held-out private records are private: no epsilon covers them.
@@ -97,7 +96,7 @@ class Tuned:
         return prices_of(self.ledger, self.certificate)
 
     def save(self, folder: str | Path) -> Path:
-        """Copy adapter, tokenizer, ledger and card to a new folder, for ``PeftModel.from_pretrained`` and ``verify``.
+        """Copy trained weights, tokenizer, ledger and card to a new folder, for the code on the card and ``verify``.
 
         The folder is there whole or not at all.
 
@@ -186,7 +185,7 @@ def run_here(
         forget_times(folder.adapter)
         _log.warning("%s showed figures of held-out private records; it was written again without them", card)
     if model is None:
-        model = PeftModel.from_pretrained(prepared.base.load(), str(folder.adapter)).requires_grad_(False)
+        model = with_trained(prepared.base.load(), folder.adapter)
     return tuned_of(model.eval(), contents, out)
 
 

@@ -20,7 +20,7 @@ from dptune.mechanisms.registry import build, takes_noise
 from dptune.privacy.entropy import Entropy
 from dptune.privacy.run_header import RunHeader
 from dptune.training.data import Tokens
-from dptune.training.models.model import attach_lora
+from dptune.training.models.own_weights import start_training
 from dptune.training.privacy_units import PrivacyUnits
 from dptune.training.spec import RunSpec, TrainingPlan, header_of
 
@@ -79,6 +79,7 @@ def job_header(
         data=settings.called,
         telemetry=settings.telemetry,
         renyi_filter=ready.renyi_filter,
+        train=settings.trained.said,
     )
     if settings.telemetry == "private" and (leaks := header.leaks_of(planned(mechanism, priced))):
         problem = f"private cannot hold for {settings.mechanism}: {'; '.join(leaks)}"
@@ -97,6 +98,9 @@ def job_spec(
     header: RunHeader,
     public: Tokens | None,
 ) -> RunSpec:
-    """The specification of a run, with new adapters on these weights."""
-    model = attach_lora(weights, settings.lora, settings.seed, base.head)
+    """The specification of a run on these weights, with new adapters on them, or some of them made trainable.
+
+    Raises: ConfigError as ``start_training``.
+    """
+    model = start_training(weights, settings.trained, settings.lora, settings.seed, base.head)
     return RunSpec(model, tokens, units, mechanism, plan, header, public=public)

@@ -17,7 +17,8 @@ from dptune.generation.decoding import Decoding, decode
 from dptune.generation.mauve import Judge, check_number
 from dptune.generation.text_metrics import check_names, score
 from dptune.job.delivery.adapter_loading import check_base, check_vocabulary, load_adapter
-from dptune.job.delivery.verification import CONFIG, LABELS, RECORDS, WORDS, adapter_within, check_files, is_classifier
+from dptune.job.delivery.verification import LABELS, RECORDS, WORDS, adapter_within, check_files, is_classifier
+from dptune.job.delivery.weights import LORA, form_within
 from dptune.job.preparation import DEFAULT_LABEL
 from dptune.job.settings import check_labels
 from dptune.records.reading.fields import WAYS
@@ -25,7 +26,7 @@ from dptune.records.reading.read import Records, read_and_say
 from dptune.records.reading.record import Chat, PromptTarget, Text
 from dptune.records.reading.source import RecordSource, make_same_texts
 from dptune.training.data import Tokens
-from dptune.training.evaluation import beginning, in_blocks, score_blocks
+from dptune.training.evaluation import BlockScores, beginning, in_blocks, score_blocks
 from dptune.training.models.causal import most_positions
 from dptune.training.models.classifier import empty_classifier, head_names, load_classifier, load_classifier_config
 from dptune.training.models.model import (
@@ -132,11 +133,18 @@ def score_adapter(
     if are_texts:
         tokens = tokens_of(records, tokenizer, _UNCUT)
         blocks = in_blocks(tokens, _block(block, adapter, most_positions(empty)))
-    model = load_adapter(adapter, base, load_base(base, where))
+    loaded = load_base(base, where)
+    if are_texts:
+        begins = beginning(tokens, tokenizer)
+        check_base(adapter, base, loaded)
+        # Before the trained weights go into it.
+        untuned = score_blocks(loaded, blocks, texts, rows, begins=begins, label="scoring the model without it")
+    model = load_adapter(adapter, base, loaded)
     for note in notes:
         warn(note)
     if are_texts:
-        return _score_texts(model, texts, blocks, rows, beginning(tokens, tokenizer))
+        tuned = score_blocks(model, blocks, texts, rows, begins=begins, label="scoring the adapter")
+        return _scored_texts(tuned, untuned, texts, blocks)
     return _score_written(
         model, tokenizer, references, len(records), decoding or Decoding(), metrics, judge, rows, keep
     )
@@ -167,11 +175,8 @@ def _block(given: int | None, adapter: Path, positions: int | None) -> int:
     return min(said.get("tokens", _WIDEST), most) if given is None else given
 
 
-def _score_texts(model: Any, texts: Sequence[str], blocks: Tokens, rows: int, begins: int | None) -> Scored:
-    """Perplexities of texts, with the adapter and without."""
-    tuned = score_blocks(model, blocks, texts, rows, begins=begins, label="scoring the adapter")
-    with model.disable_adapter():
-        untuned = score_blocks(model, blocks, texts, rows, begins=begins, label="scoring the model without it")
+def _scored_texts(tuned: BlockScores, untuned: BlockScores, texts: Sequence[str], blocks: Tokens) -> Scored:
+    """Perplexities of texts, with the trained weights and without."""
     how = f"{len(blocks.rows)} blocks of at most {blocks.width - 1} tokens of one text, each read on its own"
     signature = f"{how}; all but a block's first are predicted, end-of-text tokens among them"
     figures = asdict(tuned) | {f"untuned_{name}": value for name, value in asdict(untuned).items()}
@@ -259,6 +264,15 @@ def _otherwise_made(adapter: Path, said: Mapping[str, Any], source: RecordSource
     )
 
 
+def _reads_mean(adapter: Path) -> bool:
+    """Whether a delivered head reads the mean of the tokens' states."""
+    form = form_within(adapter) or LORA
+    said = read_json(adapter / form.config)
+    if form is LORA:
+        return bool(said.get("task_type") == "TOKEN_CLS")
+    return any(str(name).endswith("ForTokenClassification") for name in said["architectures"])
+
+
 def _quoted(value: str) -> str:
     return repr(value) if value else "the default"
 
@@ -287,7 +301,7 @@ def _score_labels(
         source, tokenizer = replace(source, template=source.template or said["template"]), cut_at_beginning(tokenizer)
         config = load_verbalizer_config(base, labels, words, tokenizer)
     else:
-        mean = read_json(adapter / CONFIG).get("task_type") == "TOKEN_CLS"
+        mean = _reads_mean(adapter)
         config = load_classifier_config(base, labels, tokenizer.pad_token_id, mean=mean)
     empty = empty_classifier(base, config)
     check_vocabulary(adapter, base, empty, tokenizer)

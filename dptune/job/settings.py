@@ -95,7 +95,9 @@ class JobSettings(ScheduleSettings, Lora):
     def __post_init__(self) -> None:
         """Raises: ConfigError for a value that a setting cannot have, or that does not go with the others."""
         Lora.__post_init__(self)
+        self.check_layers()
         self._check_task()
+        self._check_train()
 
     def check_rows(self, unit: str | None) -> None:
         """Check that a micro-batch holds all that one unit brings: a record, or ``records_per_unit`` of a column's.
@@ -115,13 +117,31 @@ class JobSettings(ScheduleSettings, Lora):
 
     @property
     def has_head(self) -> bool:
-        """Whether a new head is trained beside the adapters."""
+        """Whether a new head is trained, beside whatever else trains."""
         return self.task == "classify" and not self.words
 
     @property
     def named_labels(self) -> tuple[str, ...] | None:
         """All labels, where ``labels`` or ``words`` names them; None else."""
         return tuple(self.words) if self.labels is None and self.words else self.labels
+
+    def _check_train(self) -> None:
+        """Raise ConfigError for settings that have no effect, or are refused, where the model's own weights train."""
+        if self.train == "lora":
+            return
+        if useless := [name for name in differing(self) if name in declared(Lora)]:
+            problem = f"is about LoRA adapters, and train {self.train} has none, so it would have no effect"
+            raise ConfigError(f"lora.{useless[0]}", problem, fix="leave it out, or set train to lora")
+        if self.load_in_4bit:
+            problem = f"holds the weights in 4 bits, and train {self.train} moves the weights themselves"
+            raise ConfigError("model.load_in_4bit", problem, fix="leave it out, or set train to lora")
+        if self.dtype not in (None, "float32"):
+            problem = f"{self.dtype} has too few digits for the steps of a weight that train {self.train} moves"
+            fix = "use float32, with autocast bfloat16 for speed; or set train to lora"
+            raise ConfigError("model.dtype", problem, fix=fix)
+        if self.train == "head" and not self.has_head and self.task == "classify":
+            problem = "head has nothing to train: label words take the place of a head"
+            raise ConfigError("train", problem, fix="leave words out, or train lora, all, bias or layers")
 
     def _check_task(self) -> None:
         """Raise ConfigError for labels that are no names, and for settings that do not go with the task."""

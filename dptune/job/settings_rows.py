@@ -13,7 +13,7 @@ from dptune.training.models.classifier import described_head
 #: Settings that the card has rows for whatever they are, or under names of its own.
 _ROWS = (
     *("expected_batch_size", "max_batch", "epochs", "learning_rate", "max_length", "records_per_unit"),
-    *("optimizer", "schedule", "average", "head_rate_ratio"),
+    *("optimizer", "schedule", "average", "head_rate_ratio", "train", "train_layers"),
     *("rank", "alpha", "target_modules", "rslora", "rank_pattern", "alpha_pattern", "init_lora_weights"),
 )
 
@@ -21,7 +21,6 @@ _ROWS = (
 def public_settings(prepared: PreparedRun) -> dict[str, Any]:
     """The run's settings for the card, by name. Of the records they reveal the number of units alone."""
     settings, schedule, words = prepared.settings, prepared.schedule, prepared.base.words
-    targets = settings.target_modules or "PEFT's for the family"
     further = {
         "LoRA scaling": "alpha / sqrt(rank)" if settings.rslora else None,
         "LoRA ranks of layers": _list_pattern(settings.rank_pattern),
@@ -46,15 +45,26 @@ def public_settings(prepared: PreparedRun) -> dict[str, Any]:
         "average of the weights": settings.average,
         "tokens of a record": schedule.max_length,
         "records per unit": settings.records_per_unit if prepared.units.kind != "record" else 1,
-        "LoRA rank": settings.rank,
-        "LoRA alpha": settings.alpha,
-        "LoRA modules": targets if isinstance(targets, str) else ", ".join(targets),
-        "adapted": prepared.base.adapted,
+        **_what_trains(prepared),
         **({"head": described_head(prepared.base.head, prepared.base.classifier)} if prepared.base.head else {}),
         **({"base weights": weights} if (weights := prepared.base.weights) else {}),
         **{name: value for name, value in further.items() if value},
         **rows_of(settings, besides=_ROWS),
         "canaries": prepared.canaries or "none",
+    }
+
+
+def _what_trains(prepared: PreparedRun) -> dict[str, Any]:
+    """The adapters, or which of the model's own weights train, and how many."""
+    settings = prepared.settings
+    if settings.train != "lora":
+        return {"train": settings.trained.said, "trained": prepared.base.adapted}
+    targets = settings.target_modules or "PEFT's for the family"
+    return {
+        "LoRA rank": settings.rank,
+        "LoRA alpha": settings.alpha,
+        "LoRA modules": targets if isinstance(targets, str) else ", ".join(targets),
+        "adapted": prepared.base.adapted,
     }
 
 

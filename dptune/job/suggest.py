@@ -118,6 +118,9 @@ def suggest(
     """
     if settings.task == "classify":
         raise ConfigError("task", "classify has no suggestions yet", fix="choose settings by public labelled records")
+    if settings.train != "lora" and public is not None:
+        problem = f"{settings.train} has no suggestions from public records yet"
+        raise ConfigError("train", problem, fix="leave public records out, or suggest for train lora")
     if public is None:
         if trials:
             raise ConfigError("public", "is missing, and trials train on public records", fix="give public records")
@@ -232,7 +235,8 @@ def trial(
     own = replace(schedule, sample_rate=rate, learning_rate=learning_rate, sampler="poisson", max_batch=None)
     plan = training_plan(settings, replace(own, checkpoint_every=schedule.steps))
     entropy = OsEntropy()
-    header = header_of(mechanism, records.units, entropy, delta=schedule.delta, data="public records")
+    delta, said = schedule.delta, settings.trained.said
+    header = header_of(mechanism, records.units, entropy, delta=delta, data="public records", train=said)
     tokens, frozen = records.tokens, shared_copy(weights)
     spec = job_spec(settings, base, frozen, tokens, records.units, mechanism, plan, header, tokens)
     with (

@@ -46,7 +46,8 @@ def tune(
     register: str | Path | None = None,
     **settings: Any,
 ) -> Tuned:
-    """Fine-tune LoRA adapters, and to classify a head or by label words, with differential privacy.
+    """Fine-tune LoRA adapters, or the model's own weights (``train``), and to classify a head or by label words, with
+    differential privacy.
 
     Guarantee: ``result.epsilons.certified`` at ``delta`` covers the weights of ``result.model`` and the folder that
     ``save`` writes, for adding or removing one unit. Private: ``records``. Public: everything else, the number of

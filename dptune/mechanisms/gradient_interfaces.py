@@ -26,11 +26,11 @@ class Gradients(Protocol):
         ...
 
     def weighted_sum(self, factors: torch.Tensor) -> list[torch.Tensor]:
-        """Per pair, the flat float64 vector sum_u factors[u, pair] * gradient[u, pair]."""
+        """Per pair, the flat vector sum_u factors[u, pair] * gradient[u, pair]; float64, but float32 of layers."""
         ...
 
     def matrix(self) -> torch.Tensor:
-        """(units, parameters) float64: every unit's whole gradient, pair after pair."""
+        """(units, parameters) float64: every unit's whole gradient, pair after pair. ConfigError where none is held."""
         ...
 
 

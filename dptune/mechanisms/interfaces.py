@@ -146,6 +146,14 @@ class Clipper(Protocol):
         return False
 
     @property
+    def by_norm_alone(self) -> bool:
+        """Whether a batch is asked for norms and for a weighted sum, and for nothing else.
+
+        A model's own weights train with such a clipper alone, for no gradient of one unit is ever in memory.
+        """
+        return False
+
+    @property
     def federation(self) -> Federation | None:
         """The clients whose updates are clipped; None if the gradients of the data's own units are."""
         return None

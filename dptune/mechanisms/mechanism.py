@@ -25,7 +25,7 @@ _ROUNDING, _ROUND_OFF = 1e-9, 1e-14
 
 
 #: What decides what a noise adds: who overrides one of them has another noise.
-_DRAWING = ("add", "_draw", "add_row", "correlated", "coefficients", "start")
+_DRAWING = ("add", "_law_of_a_draw", "add_row", "correlated", "coefficients", "start")
 
 
 @dataclass(frozen=True)
@@ -120,13 +120,28 @@ class Mechanism:
         self.scales(self.knobs())
         self._refuse_statistics_without_noise()
 
-    def check_head(self) -> None:
-        """Check that the mechanism can train a classification head, which to clippers is one more LoRA pair.
+    def check_trained(self, *, head: bool, own: bool) -> None:
+        """Check that the mechanism can train what is to train besides LoRA pairs.
 
-        Raises: ConfigError for a controller that moves each LoRA pair by figures that a head does not have.
+        Args:
+            head: a classification head, which to clippers is one more LoRA pair.
+            own: a model's own weights, of which no unit's gradient is ever in memory.
+
+        Raises: ConfigError for a controller that moves each LoRA pair by figures that other weights do not have; of own
+            weights also for a clipper that needs more than norms and weighted sums.
         """
-        if not getattr(self.controller, "takes_head", True):
-            problem = f"{self.name} moves each LoRA pair by figures that a classification head does not have"
+        others = "static, per_pair, auto_s, psac, quantile, dc_sgd_p, plrvo, lmo_dp or banded"
+        if own and not self.clipper.by_norm_alone:
+            needs = "clips by more than norms, and of a unit's gradient of a model's own weights no more is in memory"
+            if self.clipper.federation is not None:
+                needs = "clips updates of clients, which train adapters alone"
+            if self.clipper.freeze_down:
+                needs = "freezes the A factors of adapters (freeze_down), and a model's own weights have none"
+            problem = f"{self.name} {needs}"
+            raise ConfigError("mechanism", problem, fix=f"set train to lora; or use {others}, which clip by norms")
+        if (head or own) and not getattr(self.controller, "takes_head", True):
+            what = "a model's own weights do" if own else "a classification head does"
+            problem = f"{self.name} moves each LoRA pair by figures that {what} not have"
             raise ConfigError("mechanism", problem, fix="use static, or another without a learned controller")
 
     def most_noise(self) -> float:

@@ -7,10 +7,10 @@ import uuid
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
-from typing import Any
+from typing import Any, get_args
 
 from dptune.core.errors import ConfigError
-from dptune.core.settings import RECORD
+from dptune.core.settings import RECORD, Train
 from dptune.privacy.accountants import (
     PUBLISHED_ACCOUNTANTS,
     Epsilons,
@@ -62,6 +62,7 @@ class RunHeader:
             no guarantee alone, since the choice depends on all of them: the search's certificate has it.
         canaries: number of units that an auditor's planted gradients may be; they count among ``units``.
         coins: commitment to their coins, a salted SHA-256; empty without canaries.
+        train: the weights that trained: "lora", adapters; or the model's own, as ``TrainedWeights.said`` names them.
         run_id: id that ties checkpoints to this ledger.
         format: format of the ledger; one of an older format is verified, but not resumed.
 
@@ -93,6 +94,7 @@ class RunHeader:
     search: str = ""
     canaries: int = 0
     coins: str = ""
+    train: str = "lora"
     run_id: str = field(default_factory=lambda: uuid.uuid4().hex)
     format: int = FORMAT
 
@@ -166,12 +168,14 @@ class RunHeader:
             del data["search"]  # likewise
         if not self.canaries:
             del data["canaries"], data["coins"]
+        if self.train == "lora":
+            del data["train"]  # likewise
         return data
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> RunHeader:
         """Make a header of what ``to_dict`` gave. Raises ConfigError on missing or unknown keys."""
-        values = {"plugins": [], "search": "", "canaries": 0, "coins": "", **data}
+        values = {"plugins": [], "search": "", "canaries": 0, "coins": "", "train": "lora", **data}
         if (written := values.get("format")) not in _READ:
             raise OtherFormatError(written)
         if written != FORMAT and values.get("unit") == "encounter":
@@ -188,6 +192,9 @@ class RunHeader:
         values["plugins"] = tuple(plugins)
         if not isinstance(values["search"], str):
             raise ConfigError("search", f"{values['search']!r} is not an id", fix="use a whole ledger")
+        if not isinstance(values["train"], str) or values["train"].partition(":")[0] not in get_args(Train):
+            problem = f"{values['train']!r} does not name weights that can train"
+            raise ConfigError("train", problem, fix="use a whole ledger, with the dptune that wrote it")
         canaries, coins = values["canaries"], values["coins"]
         if type(canaries) is not int or not isinstance(coins, str) or canaries < 0 or len(coins) != 64 * (canaries > 0):
             raise ConfigError("canaries", "are not a number with a commitment to its coins", fix="use a whole ledger")

@@ -57,7 +57,7 @@ class Progress:
 
 
 def save_checkpoint(path: Path, model: torch.nn.Module, optimizer: torch.optim.Optimizer, progress: Progress) -> None:
-    """Write adapter weights, optimiser moments and progress, completely or not at all, with mode 0600.
+    """Write the weights that train, optimiser moments and progress, completely or not at all, with mode 0600.
 
     Raises: DivergedError if a weight is not finite; OSError naming ``path`` if the disk does not take it.
     """
@@ -65,7 +65,7 @@ def save_checkpoint(path: Path, model: torch.nn.Module, optimizer: torch.optim.O
     for name, parameter in _trainable(model).items():
         weight = tensors[f"weight.{name}"] = parameter.detach().cpu().contiguous()
         if not np.isfinite(weight.numpy()).all():
-            problem = f"after step {progress.step} the adapter weight {name} is not finite"
+            problem = f"after step {progress.step} the weight {name} is not finite"
             raise DivergedError(f"{path.parent}: the run diverged: {problem}. Fix: lower the learning rate.")
         for key, value in optimizer.state.get(parameter, {}).items():
             tensors[f"optimizer.{key}.{name}"] = value.detach().cpu().contiguous()
@@ -104,7 +104,7 @@ def load_checkpoint(path: Path, model: torch.nn.Module, optimizer: torch.optim.O
             "Fix: restore the ledger; its charges cannot be forgotten."
         )
     if {key.removeprefix("weight.") for key in tensors if key.startswith("weight.")} != set(parameters):
-        raise CheckpointError(f"{path}: holds other adapter weights than this model. Fix: use the run's own settings.")
+        raise CheckpointError(f"{path}: holds other weights than this model trains. Fix: use the run's own settings.")
     for name, parameter in parameters.items():
         if tensors[f"weight.{name}"].shape != parameter.shape:
             raise CheckpointError(f"{path}: {name} has another shape here. Fix: use the run's own settings.")

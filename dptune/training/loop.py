@@ -19,8 +19,9 @@ from dptune.privacy.ledger import Ledger
 from dptune.training.data import Tokens, by_width
 from dptune.training.gradients.frozen_layers import FrozenLayers, frozen_layers
 from dptune.training.gradients.gradient_checkpointing import checkpointed
+from dptune.training.gradients.layer_gradients import layer_gradients
 from dptune.training.gradients.micro_batches import micro_batches, public_widths
-from dptune.training.gradients.parameter_groups import Block
+from dptune.training.gradients.parameter_groups import Block, LayerModules
 from dptune.training.gradients.per_sample import PairGradients, per_sample_gradients
 from dptune.training.losses import model_losses
 from dptune.training.models.model import set_modes, train_adapters
@@ -199,10 +200,12 @@ class BatchGradients:
     run: RankRun
     batch: list[NDArray[np.int64]] = field(repr=False)
 
-    def of_losses(self) -> Iterator[PairGradients]:
+    def of_losses(self) -> Iterator[Gradients]:
         """Yield per-sample gradients, one micro-batch at a time, by ``public_widths`` from the widest to the least."""
         run, device, plan = self.run, self.run.pairs[0].parameters[0].device, self.run.spec.plan
         tokens, rows, below = run.spec.tokens, plan.physical_batch_size, run.frozen
+        own_weights = isinstance(run.pairs[0], LayerModules)
+        compute: Callable[..., Gradients] = layer_gradients if own_weights else per_sample_gradients
         for width, units in by_width(self.batch, tokens, public_widths(tokens.width, plan.expected_batch_size, rows)):
             if below is not None and units:
                 below.fill(np.concatenate(units).tolist(), tokens, rows, width, plan.autocast_dtype)
@@ -210,7 +213,7 @@ class BatchGradients:
                 ids, mask = tokens.batch(part.records, device, height=rows, width=width)
                 owners = part.owners_of(len(ids), device)
                 with nullcontext() if below is None else below.kept(part.records.tolist(), rows, width):
-                    found = per_sample_gradients(
+                    found = compute(
                         run.spec.model,
                         run.pairs,
                         ids,

@@ -6,6 +6,7 @@ rescales every other record's gradient and no clip radius bounds the change. Her
 
 from __future__ import annotations
 
+from inspect import signature
 from typing import Any
 
 import torch
@@ -61,15 +62,16 @@ def counted_tokens(mask: torch.Tensor) -> torch.Tensor:
 
 def is_classifier(model: Any) -> bool:
     """Whether a model, with or without PEFT's adapters, gives one row of label logits for each text."""
-    return type(_base_of(model)).__name__ in _CLASSIFIERS
+    return type(base_of(model)).__name__ in _CLASSIFIERS
 
 
 def reads_mean(model: Any) -> bool:
     """Whether a classifier, with or without PEFT's adapters, gives label logits for each token: their mean counts."""
-    return type(_base_of(model)).__name__ in _OF_TOKENS
+    return type(base_of(model)).__name__ in _OF_TOKENS
 
 
-def _base_of(model: Any) -> Any:
+def base_of(model: Any) -> Any:
+    """The model of transformers, without PEFT's adapters around it."""
     return model.get_base_model() if hasattr(model, "get_base_model") else model
 
 
@@ -88,10 +90,12 @@ def label_logits(model: Any, input_ids: torch.Tensor, mask: torch.Tensor) -> tup
     counted = mask == COUNTED
     counted[:, 0] = False  # a row that only fills the batch counts there, and has no label
     labels = torch.where(counted, input_ids, -1).amax(dim=1)
-    padding = _base_of(model).config.get_text_config().pad_token_id or 0
+    padding = base_of(model).config.get_text_config().pad_token_id or 0
     seen = attention_mask(mask.masked_fill(counted, PADDING))
     # A causal model's classifier looks for the last token that is no padding, whatever the mask says.
-    logits = model(input_ids=input_ids.masked_fill(seen == PADDING, padding), attention_mask=seen).logits
+    # A cache of keys would grow when a checkpointed layer runs again.
+    cacheless = {"use_cache": False} if "use_cache" in signature(base_of(model).forward).parameters else {}
+    logits = model(input_ids=input_ids.masked_fill(seen == PADDING, padding), attention_mask=seen, **cacheless).logits
     return (_mean_over(logits, seen) if reads_mean(model) else logits), labels
 
 
@@ -114,7 +118,7 @@ def model_losses(model: Any, input_ids: torch.Tensor, mask: torch.Tensor) -> tor
     if is_classifier(model):
         logits, labels = label_logits(model, input_ids, mask)
         return cross_entropy(logits.float(), labels, reduction="none", ignore_index=-1)
-    causal = model.get_base_model() if hasattr(model, "get_base_model") else model
+    causal = base_of(model)
     head = causal.get_output_embeddings()
     plain = type(head) is torch.nn.Linear and head.bias is None and not head.weight.requires_grad
     if not (plain and causal.config.model_type in _PLAIN_HEADS):

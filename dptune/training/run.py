@@ -348,9 +348,9 @@ def _adapter_figures(run: Run) -> dict[str, list[float]]:
 
 
 def _zeros(pairs: list[Block]) -> list[torch.Tensor]:
-    """A flat float64 zero vector for each pair: parts of one, for there are dozens."""
-    sizes = [pair.size for pair in pairs]
-    return list(torch.zeros(sum(sizes), dtype=torch.float64, device=pairs[0].parameters[0].device).split(sizes))
+    """A flat float64 zero vector for each pair: one number in memory, for a model's own weights are many."""
+    zero = torch.zeros((), dtype=torch.float64, device=pairs[0].parameters[0].device)
+    return [zero.expand(pair.size) for pair in pairs]
 
 
 @dataclass

@@ -8,6 +8,7 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -29,10 +30,11 @@ from dptune.training.data import Tokens
 from dptune.training.draws import Bins, keys_of
 from dptune.training.gradients.gradient_check import check_width, rehearse
 from dptune.training.gradients.micro_batches import public_widths
-from dptune.training.gradients.parameter_groups import Block, trained_blocks
+from dptune.training.gradients.parameter_groups import Block
 from dptune.training.models.causal import most_positions
 from dptune.training.models.head import HeadModules
 from dptune.training.models.model import freeze_down, frozen_fingerprint, trainable_state, uses_dropout
+from dptune.training.models.own_weights import groups_of, own_weights, what_trains
 from dptune.training.optimizers import check_rule, make_optimizer
 from dptune.training.privacy_units import PrivacyUnits
 from dptune.training.ranks import Ranks
@@ -58,9 +60,10 @@ def open_run(
         spec = rank.spec = replace(spec, mechanism=as_charged(spec.mechanism, charged))
         if spec.mechanism.dealt_by == "rank":
             _log.warning("%s goes on as it was begun: %s. Nothing is certified", directory, DEALT_BY_RANK)
-    head = [weight for pair in rank.pairs if isinstance(pair, HeadModules) for weight in pair.parameters]
-    optimizer = make_optimizer(spec.plan.rule, rank.weights, spec.plan.learning_rate, head)
-    initial = trainable_state(spec.model)
+    optimizer = make_optimizer(spec.plan.rule, rank.weights, spec.plan.learning_rate, _new_head(spec.model, rank.pairs))
+    # Without noise a weight that no token reaches has no gradient, such as a position beyond the longest record.
+    still = own_weights(spec.model) is not None and not spec.mechanism.private
+    initial = {} if still else trainable_state(spec.model)
     if spec.auditor is not None:
         sizes = [pair.size for pair in rank.pairs]
         spec.auditor.start(spec.mechanism, sizes, spec.units.planted, spec.plan.sample_rate)
@@ -94,8 +97,8 @@ def open_rank(spec: RunSpec, entropy: Entropy, ranks: Ranks) -> RankRun:
     ranks.check(mechanism)
     if mechanism.clipper.freeze_down:
         freeze_down(model)
-    pairs, fingerprint = trained_blocks(model), frozen_fingerprint(model)
-    _check_fits(mechanism, pairs)
+    pairs, fingerprint = groups_of(model), frozen_fingerprint(model)
+    _check_fits(mechanism, model, pairs)
     rehearse_run(spec, pairs)
     ranks.agree(
         {
@@ -128,7 +131,7 @@ def rehearse_run(spec: RunSpec, blocks: list[Block] | None = None) -> None:
     Raises: ConfigError as ``rehearse`` and ``check_width``.
     """
     model, plan = spec.model, spec.plan
-    rehearse(model, trained_blocks(model) if blocks is None else blocks, checkpointing=plan.gradient_checkpointing)
+    rehearse(model, groups_of(model) if blocks is None else blocks, checkpointing=plan.gradient_checkpointing)
     for width in public_widths(spec.tokens.width, plan.expected_batch_size, plan.physical_batch_size):
         check_width(model, width)
 
@@ -145,18 +148,25 @@ def _digest(tokens: Tokens, units: PrivacyUnits) -> str:
     return digest.hexdigest()
 
 
-def _check_fits(mechanism: Mechanism, pairs: list[Block]) -> None:
+def _check_fits(mechanism: Mechanism, model: Any, pairs: list[Block]) -> None:
     """Check that the mechanism was built for this model: its size decides radii, sensitivity and epsilons."""
     fix = "build it with the options of dptune.mechanisms.registry.of_model(name, options, pairs, parameters)"
     if mechanism.pairs != len(pairs):
-        problem = f"was built for {mechanism.pairs} LoRA pairs, and the model has {len(pairs)}"
+        problem = f"was built for {mechanism.pairs} parameter groups, and the model has {len(pairs)}"
         raise ConfigError(f"mechanisms.{mechanism.name}.pairs", problem, fix=fix)
     dimension, own = mechanism.noise.dimension, sum(pair.size for pair in pairs)
     if dimension not in (0, own):  # 0: none was given
-        problem = f"was built for {dimension} parameters, and the adapters have {own}"
+        problem = f"was built for {dimension} parameters, and {own} train"
         raise ConfigError(f"mechanisms.{mechanism.name}.dimension", problem, fix=fix)
-    if any(isinstance(pair, HeadModules) for pair in pairs):
-        mechanism.check_head()
+    head = any(isinstance(pair, HeadModules) for pair in pairs)
+    mechanism.check_trained(head=head, own=own_weights(model) is not None)
+
+
+def _new_head(model: Any, pairs: list[Block]) -> list[torch.Tensor]:
+    """The weights of a classifier's new head, which have a learning rate of their own."""
+    if (own := own_weights(model)) is not None:
+        return [weight for name in own.head for weight in model.get_submodule(name).parameters()]
+    return [weight for pair in pairs if isinstance(pair, HeadModules) for weight in pair.parameters]
 
 
 def _facts(pairs: list[Block], spec: RunSpec) -> RunFacts:
@@ -231,6 +241,9 @@ def _check_header(spec: RunSpec, entropy: Entropy) -> None:
         # A release that is private about single records says little about a unit that has many.
         problem = f"the hyper-policy's run was private about one {unit}, this one about one {header.unit}"
         raise ConfigError("init_from", problem, fix="start from a run with the same unit")
+    if header.train != what_trains(spec.model):
+        problem = f"says that {header.train} trains, and of the model {what_trains(spec.model)} does"
+        raise ConfigError("header.train", problem, fix="use own_weights.what_trains(model)")
     if (header.mechanism, header.published_accountant) != (mechanism.name, mechanism.published_accountant):
         raise ConfigError("header.mechanism", "is not the one that runs", fix="give it the mechanism's own names")
 

@@ -75,8 +75,9 @@ class RunSpec:
     Private: ``tokens``, and members and keys of ``units``. Public: everything else, ``public`` included.
 
     Attributes:
-        model: a PEFT model on its device, with its adapters as the run starts from them. The run trains it, so that a
-            model serves one run. What adapters have learned before from private records is in no ledger but their own.
+        model: a PEFT model on its device with its adapters as the run starts from them, or the result of ``train_own``.
+            The run trains it, so that a model serves one run. What weights have learned before from private records is
+            in no ledger but their own.
         tokens: the records.
         units: the assignment of records to units, which the guarantee is about.
         mechanism: built for this model (``registry.of_model``). Its controller learns during the run, so that a

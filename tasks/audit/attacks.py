@@ -198,7 +198,10 @@ def _text_scores(
 
 
 def _can_align(target: Target, canaries: int) -> bool:
-    """Whether the gradients of all canaries fit in memory. Logs a warning if not."""
+    """Whether adapters trained, and the gradients of all canaries fit in memory. Logs a warning if not."""
+    if target.cell.training.train != "lora":
+        _log.warning("no alignment score: it is about adapters, and the model's own weights trained")
+        return False
     trained = sum(weight.numel() for name, weight in target.adapted.named_parameters() if "lora_" in name)
     if trained * (canaries + _PUBLIC_TEXTS) <= _MOST_NUMBERS:
         return True

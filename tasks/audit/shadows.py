@@ -18,9 +18,9 @@ from dptune.mechanisms.registry import build, of_model
 from dptune.privacy.entropy import FixedSeed
 from dptune.records.canaries import Canary, content_with
 from dptune.records.parquet_file import encode_content, form_at, read_records
-from dptune.training.gradients.parameter_groups import trained_blocks
 from dptune.training.loop import train
-from dptune.training.models.model import attach_lora, load_base
+from dptune.training.models.model import load_base
+from dptune.training.models.own_weights import groups_of, start_training
 from dptune.training.privacy_units import PrivacyUnits
 from dptune.training.spec import RunSpec, header_of
 from dptune.training.tokens.encoding import stored_tokens
@@ -73,14 +73,15 @@ def _train_shadow(target: Target, canaries: Sequence[Canary], included: NDArray[
     texts += [encode_content(content_with(one.carrier, one.secret, form, one.kind)) for one in chosen]
     label, length = str(records.about["label"]), cell.training.max_length
     tokens = stored_tokens(texts, target.tokenizer, form=form, file=label, max_length=length)
-    model = attach_lora(load_base(cell.model.weights, next(target.public.parameters()).device), cell.lora, cell.seed)
+    base = load_base(cell.model.weights, next(target.public.parameters()).device)
+    model = start_training(base, cell.training.trained, cell.lora, cell.seed)
     units = PrivacyUnits.records(len(texts))
     training = replace(cell.training, sampler="poisson", max_batch=None)  # of other units, and without a price
     plan = plan_of(training, len(units), min(training.expected_batch_size, len(units)), cell.delta)
-    blocks, entropy = trained_blocks(model), FixedSeed(seed)
+    blocks, entropy = groups_of(model), FixedSeed(seed)
     dimension = sum(weight.numel() for block in blocks for weight in block.parameters)
     mechanism = build("nonprivate", of_model("nonprivate", {}, len(blocks), dimension))
-    header = header_of(mechanism, units, entropy, delta=cell.delta)
+    header = header_of(mechanism, units, entropy, delta=cell.delta, train=cell.training.trained.said)
     with tempfile.TemporaryDirectory() as directory:
         spec = RunSpec(model, tokens, units, mechanism, replace(plan, checkpoint_every=plan.steps), header)
         train(spec, Path(directory), entropy).close()

@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from peft import PeftModel, get_peft_model_state_dict
+from peft import get_peft_model_state_dict
 
 from dptune.audit.text.likelihood import Passage, canary_passage
 from dptune.core.errors import DataError
 from dptune.core.files import read_json, sha256
-from dptune.job.delivery.weights import adapter_digest
+from dptune.job.delivery.adapter_loading import with_trained
+from dptune.job.delivery.weights import LORA, adapter_digest, weights_file
 from dptune.job.result import RunResult
 from dptune.privacy.ledger_file import LedgerContents, LedgerError, read_ledger
 from dptune.privacy.run_folder import RunFolder
@@ -87,7 +88,7 @@ def load_target(directory: Path, settings: Audit, device: torch.device, checks: 
     base = cell.model.weights
     opened = open_model(cell.model, job_of(cell, device))
     try:
-        adapted = PeftModel.from_pretrained(opened.load(), str(folder.adapter)).eval()
+        adapted = with_trained(opened.load(), folder.adapter)
     except (OSError, ValueError, RuntimeError, KeyError) as error:
         reason = str(error).strip().splitlines()[0]
         fix = f"restore it; or {fresh_start(directory)}"
@@ -112,8 +113,9 @@ def load_target(directory: Path, settings: Audit, device: torch.device, checks: 
 
 def _check_adapter(adapted: Any, directory: Path) -> None:
     """Check that the adapter's file fits this model, about which PEFT only warns, and is the one that the run wrote."""
-    file, fix = RunFolder(directory).adapter / "adapter_model.safetensors", f"restore it; or {fresh_start(directory)}"
-    if set(read_tensors(file, fix=fix)) != set(get_peft_model_state_dict(adapted)):
+    file, fix = weights_file(RunFolder(directory).adapter), f"restore it; or {fresh_start(directory)}"
+    names = set(read_tensors(file, fix=fix))
+    if file.name == LORA.weights and names != set(get_peft_model_state_dict(adapted)):
         raise DataError("its weights belong to another model", fix=fix, file=file)
     result = RunResult.read(RunFolder(directory).result)
     if adapter_digest(directory) != result.adapter_sha256:

@@ -1,4 +1,4 @@
-"""Scores texts with a LoRA adapter. MLflow keeps this file beside an adapter's weights, and runs it on load.
+"""Scores texts with trained weights. MLflow keeps this file beside an adapter's weights, and runs it on load.
 
 It needs MLflow, PEFT, PyTorch and transformers, and dptune only for a base in a package or a GGUF file.
 Weights are safetensors: nothing is unpickled.
@@ -16,6 +16,7 @@ import transformers
 from mlflow.models import set_model
 from mlflow.pyfunc.model import PythonModel
 from peft import PeftModel
+from safetensors.torch import load_file
 from transformers import AutoTokenizer, BitsAndBytesConfig
 
 _OVERRIDE = "mlflow.pyfunc.load_model(uri, model_config={'base': 'FOLDER OR HUB NAME'})"
@@ -54,7 +55,7 @@ class ScoringAdapter(PythonModel):
             trust_remote_code=False,
             **as_trained,
         )
-        self.model = PeftModel.from_pretrained(model, context.artifacts["adapter"]).eval()
+        self.model = _with_trained(model, Path(context.artifacts["adapter"])).eval()
 
     def predict(self, context: Any, model_input: pd.DataFrame, params: dict[str, Any] | None = None) -> pd.DataFrame:
         """The log-likelihood (nats) of each text of the only column, and the number of tokens that it is of.
@@ -73,6 +74,16 @@ class ScoringAdapter(PythonModel):
         logits = self.model(input_ids=tokens, attention_mask=torch.ones_like(tokens)).logits
         scores = torch.log_softmax(logits[:, :-1].double(), dim=-1)
         return float(scores.gather(-1, tokens[:, 1:, None]).sum()), tokens.shape[1] - 1
+
+
+def _with_trained(model: Any, folder: Path) -> Any:
+    """The base model with what trained: adapters, a whole checkpoint in its place, or some of its weights."""
+    if (folder / "adapter_config.json").is_file():
+        return PeftModel.from_pretrained(model, str(folder))
+    if (changed := folder / "changed_weights.safetensors").is_file():
+        model.load_state_dict(load_file(changed), strict=False)
+        return model
+    return type(model).from_pretrained(str(folder), dtype=model.dtype, use_safetensors=True, trust_remote_code=False)
 
 
 def _check_base(folder: Path, expected: str) -> None:

@@ -14,6 +14,7 @@ from dataclasses import asdict, replace
 from importlib.metadata import version
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import yaml
 
@@ -77,13 +78,19 @@ def _as_delivered(cell: Cell, result: RunResult) -> RunResult:
             **{name.replace("_", " "): training[name] for name in shown},
             **rows_of(cell.training, besides=shown),
             "steps": result.planned_releases,
-            "LoRA rank": cell.lora.rank,
-            "LoRA alpha": cell.lora.alpha,
-            **rows_of(cell.lora, besides=("rank", "alpha")),
+            **_lora_of(cell),
             "base weights": held,
             "seed of the start": cell.seed,
         },
     )
+
+
+def _lora_of(cell: Cell) -> dict[str, Any]:
+    """Rows about the adapters; none where the model's own weights trained."""
+    if cell.training.train != "lora":
+        return {}
+    adapters = {"LoRA rank": cell.lora.rank, "LoRA alpha": cell.lora.alpha}
+    return adapters | rows_of(cell.lora, besides=("rank", "alpha"))
 
 
 def _loader(cell: Cell) -> str:

@@ -189,10 +189,17 @@ class CellGroup:
 def group_cells(cells: Sequence[Cell], most: int, places: int | None = None) -> list[CellGroup]:
     """Group cells, at most ``most`` each; groups are smaller if that keeps more of the ``places`` busy.
 
-    A cell that is finished, that trains clients locally, or that learns labels has a group of its own.
+    A cell that is finished, that trains clients locally, that learns labels, or that trains the model's own weights has
+    a group of its own.
     """
     alone = [
-        cell for cell in cells if most == 1 or is_finished(cell.directory) or federation(cell) or cell.task.classifies
+        cell
+        for cell in cells
+        if most == 1
+        or is_finished(cell.directory)
+        or federation(cell)
+        or cell.task.classifies
+        or cell.training.train != "lora"
     ]
     shared: dict[str, list[Cell]] = {}
     for cell in cells:

@@ -40,7 +40,7 @@ from dptune.training.models.model_names import path_of
 from tasks.identity import changes, name_digest
 from tasks.paths import EVAL, PUBLIC_VALIDATION, RUNS, TRAIN
 from tasks.settings.experiment import RULE, Model, Task, TrainingSettings
-from tasks.settings.mechanisms import epsilons_of, learning_rate_of, options_on, rule_of
+from tasks.settings.mechanisms import epsilons_of, learning_rate_of, options_on, rule_of, trained_of
 from tasks.settings.params import Settings
 from tasks.settings.strict import StrictModel
 
@@ -168,8 +168,8 @@ def grid(settings: Settings) -> list[Cell]:
             accounting = options.pop("accounting", experiment.accounting)
             rate, rule = learning_rate_of(options) or settings.training.learning_rate, rule_of(options)
             own_epsilons = epsilons_of(options)
+            training = replace(settings.training, learning_rate=rate, **rule, **trained_of(options))
             inputs = digests(model, options) | plugin_digest(mechanism, options)
-            training = replace(settings.training, learning_rate=rate, **rule)
             budgets = own_epsilons or experiment.epsilons
             epsilons = budgets if takes_noise(mechanism, options) else (None,)
             cells += [
@@ -187,7 +187,7 @@ def grid(settings: Settings) -> list[Cell]:
                     unit=settings.data.unit,
                     task=settings.task,
                     crafted=settings.canaries.crafted,
-                    lora=settings.lora,
+                    lora=settings.lora if training.train == "lora" else Lora(),  # it would name what it does not change
                     training=training,
                     inputs=inputs,
                     versions=versions_of(mechanism, options, training.rule),

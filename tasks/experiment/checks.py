@@ -19,7 +19,7 @@ from dptune.records.catalogue import find_source
 from tasks.paths import CHECKED, EVAL, NEEDED, PUBLIC_MODEL, PUBLIC_VALIDATION, TRAIN
 from tasks.settings.data import Data
 from tasks.settings.experiment import Model, Task
-from tasks.settings.mechanisms import epsilons_of, learning_rate_of, options_on, rule_of
+from tasks.settings.mechanisms import epsilons_of, learning_rate_of, options_on, rule_of, trained_of
 from tasks.settings.params import Settings, load_settings
 from tasks.stage import run_stage
 
@@ -176,7 +176,7 @@ def _check_canaries(settings: Settings, tokenizer: Any) -> None:
 
 
 def _positions_of_own(settings: Settings) -> int:
-    from dptune.training.models.model import attach_lora
+    from dptune.training.models.own_weights import start_training
     from dptune.training.models.pretrain import without_weights
     from dptune.training.models.target_modules import lora_targets
 
@@ -184,10 +184,10 @@ def _positions_of_own(settings: Settings) -> int:
     if shape == "roberta" and (task.words or not task.classifies):
         problem = "is an encoder, which sees the tokens that it is to predict"
         raise ConfigError("pretrain.shape", problem, fix="use gpt2, or task.kind: classify without words")
-    if shape == "roberta":
+    if shape != "roberta":
+        start_training(without_weights(settings.pretrain), settings.training.trained, settings.lora, 0)
+    elif settings.training.train == "lora":
         lora_targets(without_weights(settings.pretrain), settings.lora)
-    else:
-        attach_lora(without_weights(settings.pretrain), settings.lora, 0)
     return settings.pretrain.max_length + (2 if shape == "roberta" else 0)
 
 
@@ -206,7 +206,7 @@ def warn_of_idle_agents(settings: Settings) -> None:
         for model in settings.experiment.models:
             options = options_on(settings.mechanisms[label], model)
             options.pop("accounting", None)
-            learning_rate_of(options), rule_of(options), epsilons_of(options)
+            learning_rate_of(options), rule_of(options), trained_of(options), epsilons_of(options)
             noise = {"noise_multiplier": 1.0} if lacks_noise(label, options) else {}
             if warning := idle_agent(build(label, noise | options), math.ceil(training.epochs * batches)):
                 found[warning] = None

@@ -28,8 +28,8 @@ from dptune.privacy.calibration import check_delta, delta_warning, sampling
 from dptune.privacy.entropy import Entropy
 from dptune.records.parquet_file import form_at, read_about, read_batches
 from dptune.training.data import Tokens
-from dptune.training.gradients.parameter_groups import trained_blocks
 from dptune.training.gradients.shared_pass import shared_copy
+from dptune.training.models.own_weights import groups_of
 from dptune.training.privacy_units import PrivacyUnits
 from dptune.training.spec import RunSpec, TrainingPlan
 from dptune.training.tokens.encoding import encode_stored, encode_stored_labels
@@ -154,7 +154,7 @@ def prepare(cell: Cell, shared: SharedInputs, entropy: Entropy) -> PreparedCell:
         raise ConfigError(f"experiment.{error.field}", f"{error.problem} ({cell.label})", fix=error.fix) from None
     frozen = shared_copy(shared.model)
     spec = job_spec(job, base, frozen, shared.train.tokens, units, mechanism, plan, header, shared.validation)
-    pairs = tuple(block.name for block in trained_blocks(spec.model))
+    pairs = tuple(block.name for block in groups_of(spec.model))
     return PreparedCell(cell, spec, shared.evaluation, dict(shared.about), pairs, base.tokenizer)
 
 
@@ -253,7 +253,7 @@ def job_settings(
         dtype=model.dtype,
         load_in_4bit=model.load_in_4bit,
         **{name: getattr(training, name) for name in declared(ScheduleSettings)},
-        **vars(lora),
+        **(vars(lora) if training.train == "lora" else {}),
         **labelled,
         **rest,
     )

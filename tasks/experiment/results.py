@@ -19,6 +19,7 @@ from dptune.privacy.run_folder import RunFolder
 from dptune.privacy.set_aside import Spending, earlier_runs, spending_of
 from dptune.records.parquet_file import read_about
 from dptune.training.models.model_names import name_of
+from dptune.training.models.own_weights import own_weights
 from tasks.experiment.adapter_model import write_model
 from tasks.experiment.cell_run import CellRun, main_metrics, steps_table
 from tasks.experiment.cells import PUBLISHED, Cell
@@ -131,9 +132,11 @@ def result_of(
 
 def about_model(prepared: PreparedCell) -> str:
     """What a cell's base model is: name, number of parameters, and what its weights are a rounding of."""
-    cell, base = prepared.cell, prepared.spec.model.get_base_model()
+    cell, model = prepared.cell, prepared.spec.model
+    own = own_weights(model) is not None
+    base = model if own else model.get_base_model()
     # transformers counts weights in 4 bits by what they stand for, and the adapters among them.
-    size = base.num_parameters() - base.num_parameters(only_trainable=True)
+    size = base.num_parameters() - (0 if own else base.num_parameters(only_trainable=True))
     said = f"{name_of(cell.model.source)}: {size / 1e6:.3g} million parameters"
     return ", ".join(filter(None, (said, cell.model.weights.rounding, "4 bits" if cell.model.load_in_4bit else None)))
 

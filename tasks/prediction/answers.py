@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from peft import PeftModel
 
 from dptune.core.files import jsonable, private_directory, read_json, write_json
 from dptune.core.settings import MADE_OF_OTHERS
+from dptune.job.delivery.adapter_loading import with_trained
 from dptune.prediction.perplexity import score_model, summed_up
 from dptune.prediction.protocols import priced_answers
 from dptune.privacy.run_folder import RunFolder
@@ -65,7 +65,7 @@ def _models(plan: EnsemblePlan, tokens: Tokens, device: str) -> list[Row]:
         if cell["model"] != plan.model.model_dump() or result["unit"] in MADE_OF_OTHERS:
             continue
         adapter = RunFolder(RUNS / name).adapter
-        model = PeftModel.from_pretrained(load_base(plan.model.weights, where), str(adapter)).eval()
+        model = with_trained(load_base(plan.model.weights, where), adapter)
         kept = {key: result[key] for key in (*EPSILONS, "delta")}
         kind = "training" if result["noise_multiplier"] else "nonprivate"
         rows.append({"label": result["label"], "kind": kind, "unit": result["unit"], **kept, **_scores(model, tokens)})

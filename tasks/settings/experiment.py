@@ -11,7 +11,7 @@ from pydantic import AfterValidator, Field, ValidationInfo, field_validator, mod
 
 from dptune.core.declarations import NAMES_NOTHING, Count, CountOrZero, Delta, Epsilon, Few, Rows, Seed, Share
 from dptune.core.errors import ConfigError
-from dptune.core.settings import ScheduleSettings, UpdateRule
+from dptune.core.settings import ScheduleSettings, TrainedWeights, UpdateRule
 from dptune.job.settings import HIDDEN, HIDDEN_NAMED, RENAME_HIDDEN
 from dptune.records.reading.spelling import spelled
 from dptune.training.models.public_model import Pretraining
@@ -155,6 +155,8 @@ class Task(StrictModel):
 
 #: Settings of the update rule.
 RULE = tuple(item.name for item in fields(UpdateRule))
+#: Settings of what trains.
+TRAINED = tuple(item.name for item in fields(TrainedWeights))
 #: Entries that params.yaml must have.
 REQUIRED = (
     *("expected_batch_size", "epochs", "max_length", "records_per_unit", "learning_rate", "warmup_steps"),

@@ -9,12 +9,12 @@ from pydantic import TypeAdapter, ValidationError
 
 from dptune.core.declarations import LearningRate
 from dptune.core.errors import ConfigError, problem_of
-from dptune.core.settings import UpdateRule
+from dptune.core.settings import TrainedWeights, UpdateRule
 from dptune.mechanisms.mechanism import Mechanism
 from dptune.mechanisms.options import option_names
 from dptune.mechanisms.registry import build, takes_noise
 from dptune.privacy.run_header import ACCOUNTINGS
-from tasks.settings.experiment import RULE, Epsilons, Experiment
+from tasks.settings.experiment import RULE, TRAINED, Epsilons, Experiment
 from tasks.settings.strict import PlainNumbers, combinations
 
 _UPDATE_RULE: TypeAdapter[UpdateRule] = TypeAdapter(Annotated[UpdateRule, PlainNumbers()])
@@ -55,6 +55,17 @@ def rule_of(options: dict[str, Any]) -> dict[str, Any]:
         first = error.errors()[0]
         field = str(first["loc"][0]) if first["loc"] else "optimizer"
         raise ConfigError(field, problem_of(first), fix="see `training` in params.yaml") from None
+    return own
+
+
+def trained_of(options: dict[str, Any]) -> dict[str, Any]:
+    """Take what trains out of a mechanism's entry, so that one study compares adapters with a model's own weights.
+
+    Raises: ConfigError for what cannot train.
+    """
+    own = {name: options.pop(name) for name in TRAINED if name in options}
+    if own:
+        TrainedWeights(**own)
     return own
 
 
@@ -106,6 +117,7 @@ def _check_options(name: str, options: dict[str, Any], default_accounting: str, 
     accounting = options.pop("accounting", default_accounting)
     learning_rate_of(options)
     rule_of(options)
+    trained_of(options)
     own_epsilons = epsilons_of(options)
     if accounting not in ACCOUNTINGS:
         raise ConfigError("accounting", f"unknown {accounting!r}", fix=f"use one of {', '.join(ACCOUNTINGS)}")

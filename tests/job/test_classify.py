@@ -191,11 +191,11 @@ def test_how_many_records_are_cut_decides_nothing_and_private_telemetry_does_not
 def test_the_head_starts_from_the_public_seed(monkeypatch: pytest.MonkeyPatch) -> None:
     seeds = []
 
-    def noted(model: Any, lora: Any, seed: int, head: Any) -> Any:
+    def noted(model: Any, trained: Any, lora: Any, seed: int, head: Any) -> Any:
         seeds.append(seed)
         return attach_lora(model, lora, seed, head)
 
-    monkeypatch.setattr(run_spec, "attach_lora", noted)
+    monkeypatch.setattr(run_spec, "start_training", noted)
     delivered(table(40), seed=11)
     assert set(seeds) == {11}
 

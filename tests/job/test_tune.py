@@ -135,7 +135,7 @@ def test_a_loaded_model_of_which_some_weights_would_train_is_refused() -> None:
     """Somebody who froze a part of a model expects the rest to train."""
     model = AutoModelForCausalLM.from_pretrained(checkpoint())
     next(iter(model.parameters())).requires_grad_(False)
-    with pytest.raises(DptuneError, match="has some weights that train, but tune trains only adapters"):
+    with pytest.raises(DptuneError, match="has some weights that train, and the setting train says which do"):
         dptune.tune(model, rows(), epsilon=8, tokenizer=AutoTokenizer.from_pretrained(checkpoint()), **QUICK)
 
 

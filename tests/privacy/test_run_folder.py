@@ -41,6 +41,7 @@ OTHERS: dict[str, Any] = {
     "search": "another",
     "canaries": 5,
     "coins": "c" * 64,
+    "train": "all",
 }
 #: Fields that go with another.
 _WITH: dict[str, dict[str, Any]] = {

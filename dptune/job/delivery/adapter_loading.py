@@ -1,4 +1,4 @@
-"""Puts a delivered adapter on its base model, and names that base where another one was given."""
+"""Puts delivered weights on their base model, and names that base where another one was given."""
 
 from __future__ import annotations
 
@@ -8,24 +8,15 @@ from typing import Any
 from peft import PeftModel, get_peft_model_state_dict
 
 from dptune.core.errors import ConfigError, first_line
-from dptune.core.files import read_json
-from dptune.job.delivery.named_base import BASE, NO_DIGEST, read_base
-from dptune.job.delivery.verification import CONFIG, WEIGHTS
-from dptune.training.models.model import ModelSource, frozen_fingerprint
+from dptune.job.delivery.named_base import BASE, NO_DIGEST, base_of, read_base
+from dptune.job.delivery.weights import CHECKPOINT, LORA, form_within, weights_file
+from dptune.training.models.model import ModelSource, frozen_fingerprint, fuse_activations
 from dptune.training.models.model_names import name_of
 from dptune.training.models.weight_files import digest_of_weights, read_tensors
 
 _FIELD = "model.source"
 #: How the numbers of a model that was given from Python can be had again, by how they were held there.
 _HELD = {"float32": "dtype float32", "bfloat16": "dtype bfloat16", "4 bits": "load_in_4bit"}
-
-
-def base_of(adapter: Path) -> tuple[str, str | None]:
-    """Name and revision of the model that an adapter was tuned on."""
-    if (named := read_base(adapter)) is not None:
-        return named.name, named.revision
-    config = read_json(adapter / CONFIG)
-    return str(config.get("base_model_name_or_path")), config.get("revision")
 
 
 def check_base(adapter: Path, base: ModelSource, loaded: Any = None) -> tuple[str, ...]:
@@ -72,22 +63,52 @@ def check_vocabulary(adapter: Path, base: ModelSource, model: Any, tokenizer: An
 
 
 def load_adapter(adapter: Path, base: ModelSource, loaded: Any) -> Any:
-    """The model with all of the adapter's weights, in evaluation mode.
+    """The model with all of the delivered weights, in evaluation mode.
 
-    Raises: ConfigError naming the model that the adapter was tuned on, if ``loaded`` is another, or of other layers.
+    Raises: ConfigError naming the model that they were tuned on, if ``loaded`` is another, or of other layers.
     """
     check_base(adapter, base, loaded)
-    names = set(read_tensors(adapter / WEIGHTS, fix="take the whole folder that was delivered"))
+    names = set(read_tensors(weights_file(adapter), fix="take the whole folder that was delivered"))
+    is_adapter = form_within(adapter) in (None, LORA)
     try:
-        model = PeftModel.from_pretrained(loaded, str(adapter)).eval()
+        model = with_trained(loaded, adapter)
     except ValueError as error:
-        raise _misfit(adapter, base, "it lacks the adapter's layers") from error
+        raise _misfit(adapter, base, "it lacks the adapter's layers" if is_adapter else first_line(error)) from error
     except RuntimeError as error:
         other_width = "size mismatch" in str(error)
         raise _misfit(adapter, base, "its layers are of other sizes" if other_width else first_line(error)) from error
-    if names != set(get_peft_model_state_dict(model, save_embedding_layers=False)):
+    if is_adapter and names != set(get_peft_model_state_dict(model, save_embedding_layers=False)):
         raise _misfit(adapter, base, "it has other layers")
     return model
+
+
+def with_trained(loaded: Any, folder: Path) -> Any:
+    """The frozen base model with the weights that a run wrote to a folder, in evaluation mode.
+
+    Args:
+        loaded: the base model, a classifier for a classifier's weights. Adapters and changed weights go into it; of a
+            whole checkpoint another model is loaded.
+
+    Raises: ValueError for weights that the model lacks, or lacks in its file; RuntimeError for other shapes.
+    """
+    if weights_file(folder).name == LORA.weights:
+        return PeftModel.from_pretrained(loaded, str(folder)).requires_grad_(False).eval()
+    if weights_file(folder).name == CHECKPOINT.weights:
+        device, like = loaded.device, loaded.dtype
+        model, report = type(loaded).from_pretrained(
+            str(folder),
+            dtype=like,
+            use_safetensors=True,
+            trust_remote_code=False,
+            output_loading_info=True,
+        )
+        if missing := sorted(map(str, report["missing_keys"])):
+            raise ValueError(f"its checkpoint lacks {missing[0]}")
+        return fuse_activations(model.to(device)).requires_grad_(False).eval()
+    _, unexpected = loaded.load_state_dict(read_tensors(weights_file(folder)), strict=False)
+    if unexpected:
+        raise ValueError(f"it has no weight {sorted(unexpected)[0]}")
+    return loaded.requires_grad_(False).eval()
 
 
 def _misfit(adapter: Path, base: ModelSource, why: str) -> ConfigError:

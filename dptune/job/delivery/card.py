@@ -14,8 +14,9 @@ from typing import Any
 
 from dptune.core.digits import at_most
 from dptune.core.metric import CHANGES
-from dptune.job.delivery.card_code import cell, rule_of_words, use, use_of_classifier, use_of_words
+from dptune.job.delivery.card_code import cell, rule_of_words, use_of
 from dptune.job.delivery.named_base import NamedBase
+from dptune.job.delivery.weights import LORA, form_of
 from dptune.job.result import PUBLIC, RunResult
 from dptune.privacy.certificate import SearchCertificate
 from dptune.privacy.ledger_file import LedgerContents
@@ -85,20 +86,20 @@ def why_not(leaks: Sequence[str]) -> str:
     return "; ".join(leaks) or "its noise is too small"
 
 
-def card_text(section: str, result: RunResult, epsilon: float) -> str:
+def card_text(section: str, result: RunResult, epsilon: float, train: str = "lora") -> str:
     """The card below its metadata.
 
     Args:
         section: the result of ``privacy_section``.
         result: the run's; of its figures, the card shows only those of ``PUBLIC`` records.
         epsilon: the certified one.
+        train: what trained, as the header of the ledger names it.
     """
     classifies = result.task == "classify"
     by_words = classifies and bool(result.words)
-    head, means = ("and classification head " if classifies and not by_words else ""), ", a classifier by label words"
     private = has_guarantee(epsilon)
     lines = [
-        f"# {'' if private else f'{NO_GUARANTEE}: '}LoRA adapter {head}for {result.base}{means if by_words else ''}",
+        f"# {'' if private else f'{NO_GUARANTEE}: '}{_title(result, train)}",
         "",
         SENTENCE if private else "Nothing bounds what these weights show about a record: treat them like the records.",
         "",
@@ -118,17 +119,34 @@ def card_text(section: str, result: RunResult, epsilon: float) -> str:
         "",
         *([rule_of_words(result), ""] if by_words else []),
         "```python",
-        *(use_of_words(result) if by_words else use_of_classifier(result) if classifies else use(result)),
+        *use_of(result, form_of(train)),
         "```",
         "",
         "`dptune verify` with this folder computes each epsilon again, and compares the section Privacy with it.",
         "",
         "### Framework versions",
         "",
-        *(f"- {name} {version(name)}" for name in ("dptune", "peft", "torch", "transformers")),
+        *(f"- {name} {version(name)}" for name in _frameworks(train)),
         "",
     ]
     return "\n".join(lines)
+
+
+def _title(result: RunResult, train: str) -> str:
+    """What the folder holds, and for which model."""
+    classifies, by_words = result.task == "classify", result.task == "classify" and bool(result.words)
+    words = ", a classifier by label words" if by_words else ""
+    if (form := form_of(train)) is LORA:
+        head = "and classification head " if classifies and not by_words else ""
+        return f"LoRA adapter {head}for {result.base}{words}"
+    kind = ", a classifier" if classifies and not by_words else words
+    noun = "Weights of" if form.noun == "checkpoint" else "Changed weights for"
+    return f"{noun} {result.base}{kind} ({cell(train)} trained)"
+
+
+def _frameworks(train: str) -> tuple[str, ...]:
+    names = ("dptune", "peft", "torch", "transformers")
+    return names if form_of(train) is LORA else tuple(name for name in names if name != "peft")
 
 
 def _measured(result: RunResult) -> list[str]:
@@ -202,10 +220,11 @@ def _sampling(contents: LedgerContents) -> str:
 def not_covered(contents: LedgerContents, certificate: SearchCertificate | None, *, classifies: bool) -> list[str]:
     """Sentences on what the guarantee does not cover; the first says why, where no epsilon is certified."""
     header = contents.header
+    kind = "adapters" if form_of(header.train) is LORA else "weights"
     found = [
         "The weights of the base model, and what it was trained on.",
         _FIGURES if header.telemetry == "research" else "The number of training units, and how long the run took.",
-        "Other adapters from the same records: their epsilons add up.",
+        f"Other {kind} from the same records: their epsilons add up.",
         "Choosing settings by looking at the private records.",
     ]
     if certificate is not None:
@@ -260,6 +279,7 @@ def guarantee_rows(contents: LedgerContents, certificate: SearchCertificate | No
         "units": f"{header.units} in training: public, and covered by no epsilon",
         **({"canaries": _beside(header)} if header.canaries else {}),
         "mechanism": header.mechanism,
+        **({} if header.train == "lora" else {"weights that trained": header.train}),
     }
 
 

@@ -5,11 +5,29 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 
+from dptune.job.delivery.weights import CHECKPOINT, LORA, DeliveredForm
 from dptune.job.result import RunResult
 from dptune.records.reading.source import template_columns
 from dptune.training.models.model_names import GGUF, is_packaged
 
 _OF_TOKENS = "AutoModelForTokenClassification"
+_LABELS = 'labels, tokenizer = json.load(open("this folder/labels.json")), AutoTokenizer.from_pretrained("this folder")'
+_WORDS = 'words = [tokenizer(said["words"][label], add_special_tokens=False)["input_ids"][0] for label in labels]'
+_ASK = 'labels[int(model(**tokenizer(text, return_tensors="pt")).{answer}.argmax())]'
+
+
+def use_of(result: RunResult, form: DeliveredForm) -> list[str]:
+    """Lines of code that load delivered weights, and of a classifier ask it for a label."""
+    if form is LORA:
+        by_words = result.task == "classify" and bool(result.words)
+        return (
+            use_of_words(result)
+            if by_words
+            else use_of_classifier(result)
+            if result.task == "classify"
+            else use(result)
+        )
+    return _use_of_own_weights(result, form)
 
 
 def use(result: RunResult) -> list[str]:
@@ -23,6 +41,34 @@ def use(result: RunResult) -> list[str]:
     ]
 
 
+def _use_of_own_weights(result: RunResult, form: DeliveredForm) -> list[str]:
+    """Code that needs no PEFT: a checkpoint is loaded from its folder, and changed weights go into the base model."""
+    classifies, whole = result.task == "classify", form is CHECKPOINT
+    by_words = classifies and bool(result.words) and not whole  # a whole checkpoint has the words' rows as its head
+    mean = result.loaded_by == _OF_TOKENS
+    has_head = classifies and not by_words
+    loader = "AutoModelForSequenceClassification" if has_head and not mean else result.loaded_by
+    place, asked = '"this folder"' if whole else _place(result), ""
+    if has_head and not whole:
+        asked = ", num_labels=len(labels), pad_token_id=tokenizer.pad_token_id"
+    lines = [
+        *(["import json"] if classifies else []),
+        *([] if whole else [*_imports(result), "from safetensors.torch import load_file"]),
+        f"from transformers import {loader}{', AutoTokenizer' if classifies else ''}",
+        "",
+        *([_LABELS] if classifies else []),
+        f"model = {loader}.from_pretrained({place}{asked}).eval()",
+        *([] if whole else [f'model.load_state_dict(load_file("this folder/{form.weights}"), strict=False)']),
+    ]
+    if not classifies:
+        return lines
+    said = "words.json" if result.words else "records.json"
+    lines += [f'said = json.load(open("this folder/{said}"))'] if by_words or result.template else []
+    lines += [_WORDS] if by_words else []
+    answer = "logits[0, -1, words]" if by_words else "logits[0].mean(0)" if mean else "logits"
+    return [*lines, f"text = {_text_of(result)}", _ASK.format(answer=answer)]
+
+
 def use_of_classifier(result: RunResult) -> list[str]:
     mean = result.loaded_by == _OF_TOKENS
     loader = _OF_TOKENS if mean else "AutoModelForSequenceClassification"
@@ -33,14 +79,14 @@ def use_of_classifier(result: RunResult) -> list[str]:
         "from peft import PeftModel",
         f"from transformers import {loader}, AutoTokenizer",
         "",
-        'labels, tokenizer = json.load(open("this folder/labels.json")), AutoTokenizer.from_pretrained("this folder")',
+        _LABELS,
         f"base = {loader}.from_pretrained(",
         f"    {_place(result)}, num_labels=len(labels), pad_token_id=tokenizer.pad_token_id",
         ")",
         'model = PeftModel.from_pretrained(base, "this folder").eval()',
         *(['said = json.load(open("this folder/records.json"))'] if result.template else []),
         f"text = {_text_of(result)}",
-        f'labels[int(model(**tokenizer(text, return_tensors="pt")).{answer}.argmax())]',
+        _ASK.format(answer=answer),
     ]
 
 
@@ -68,9 +114,9 @@ def use_of_words(result: RunResult) -> list[str]:
         'tokenizer = AutoTokenizer.from_pretrained("this folder", truncation_side="left")',
         f"base = {result.loaded_by}.from_pretrained({_place(result)})",
         'model = PeftModel.from_pretrained(base, "this folder").eval()',
-        'words = [tokenizer(said["words"][label], add_special_tokens=False)["input_ids"][0] for label in labels]',
+        _WORDS,
         f"text = {_text_of(result)}",
-        'labels[int(model(**tokenizer(text, return_tensors="pt")).logits[0, -1, words].argmax())]',
+        _ASK.format(answer="logits[0, -1, words]"),
     ]
 
 

@@ -28,8 +28,9 @@ from dptune.core.files import (
 from dptune.job.delivery.card import TAG, card_text, has_guarantee
 from dptune.job.delivery.named_base import BASE, NamedBase
 from dptune.job.delivery.verification import CARD, CONFIG, section_of
-from dptune.job.delivery.weights import partial_of, written_adapter
+from dptune.job.delivery.weights import LORA, form_of, partial_of, weights_file, written_adapter
 from dptune.job.result import RunResult
+from dptune.privacy.ledger_file import read_ledger
 from dptune.privacy.run_folder import RunFolder
 
 
@@ -40,7 +41,7 @@ def write_weights(
     base: NamedBase,
     kept: Mapping[str, Any],
 ) -> None:
-    """Write adapter and tokenizer, to be delivered once the ledger is finished. No path of this machine is in them.
+    """Write trained weights and tokenizer, to be delivered once the ledger is finished, without a path of this machine.
 
     Args:
         kept: what else is needed to use them, by name of file, as JSON; see ``PreparedRun.kept``. Public.
@@ -50,7 +51,8 @@ def write_weights(
             tokenizer.save_pretrained(str(partial))
         for name, content in {**kept, BASE: base.to_dict()}.items():
             write_json(partial / name, content)
-        _change(partial / CONFIG, base_model_name_or_path=base.name, revision=base.revision)
+        if weights_file(partial).name == LORA.weights:
+            _change(partial / CONFIG, base_model_name_or_path=base.name, revision=base.revision)
         if (named := partial / "tokenizer_config.json").exists() and "name_or_path" in named.read_text("utf-8"):
             _change(named, name_or_path=base.name)
 
@@ -73,12 +75,13 @@ def write_card(path: Path, result: RunResult) -> str:
     No line of it, the checked section apart, follows from anything but settings and public records.
     """
     section, epsilon = section_of(path)
-    text = card_text(section, result, epsilon)
+    train = read_ledger(RunFolder(path).ledger).header.train
+    text, is_lora = card_text(section, result, epsilon, train), form_of(train) is LORA
     about = ModelCardData(
         base_model=result.base,
-        library_name="peft",
+        library_name="peft" if is_lora else "transformers",
         pipeline_tag="text-classification" if result.task == "classify" else "text-generation",
-        tags=[*([TAG] if has_guarantee(epsilon) else []), "lora", "transformers"],
+        tags=[*([TAG] if has_guarantee(epsilon) else []), *(["lora", "transformers"] if is_lora else [])],
     )
     write_text(path / CARD, f"---\n{about}\n---\n{text}")
     return text

@@ -8,7 +8,8 @@ from pathlib import Path
 from dptune.core.errors import ConfigError, DptuneError
 from dptune.core.files import read_json
 from dptune.job.delivery.card import certified_epsilon, has_guarantee, why_not
-from dptune.job.delivery.verification import CONFIG, LABELS, RECORDS, adapter_within, certificate_of, check_deliverable
+from dptune.job.delivery.named_base import base_of
+from dptune.job.delivery.verification import LABELS, RECORDS, adapter_within, certificate_of, check_deliverable
 from dptune.privacy.certificate import SearchCertificate
 from dptune.privacy.ledger_file import LedgerContents
 from dptune.privacy.run_folder import RunFolder
@@ -77,10 +78,8 @@ def open_adapter(path: Path, *, no_guarantee: bool = False) -> FinishedAdapter:
     if not (ledger := RunFolder(path).ledger).is_file():
         raise ConfigError("adapter", f"{path} holds no {ledger.name}, which records what it cost", fix=fix)
     contents, certificate = check_deliverable(path), certificate_of(path)
-    config = read_json(path / CONFIG)
     form, tokens = _records_of(path / RECORDS)
-    revision = config.get("revision")
-    base = str(config.get("base_model_name_or_path"))
+    base, revision = base_of(path)
     found = FinishedAdapter(path, contents, certificate, base, revision, form, tokens)
     if not no_guarantee:
         found.check_guarantee()

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from dptune.core.files import read_json
-from dptune.training.models.model_names import rounding
+from dptune.training.models.model_names import ADAPTER, rounding
 
 #: File of a delivered folder. Folders that earlier versions delivered lack it.
 BASE = "base.json"
@@ -73,3 +73,11 @@ def read_base(path: Path) -> NamedBase | None:
         return found
 
     return read_json(file, make, fix="take the whole folder that was delivered")
+
+
+def base_of(adapter: Path) -> tuple[str, str | None]:
+    """Name and revision of the model that delivered weights were tuned on."""
+    if (named := read_base(adapter)) is not None:
+        return named.name, named.revision
+    config = read_json(adapter / ADAPTER)  # of an earlier version, which delivered nothing but adapters
+    return str(config.get("base_model_name_or_path")), config.get("revision")

@@ -10,7 +10,7 @@ from dptune.core.files import sha256
 from dptune.job.delivery.card import NO_GUARANTEE, guarantee_rows, has_guarantee, table, why_not
 from dptune.job.delivery.finished_adapter import FinishedAdapter
 from dptune.job.delivery.named_base import read_base
-from dptune.job.delivery.verification import WEIGHTS
+from dptune.job.delivery.weights import weights_file
 from dptune.privacy.certificate import FILE
 from dptune.privacy.run_folder import RunFolder
 
@@ -44,7 +44,8 @@ def synthetic_card(
         notes: what the reader should know of these texts.
     """
     ledger, base = RunFolder(adapter.path).ledger, read_base(adapter.path)
-    files = {path.name: path for path in (ledger, adapter.path / FILE, adapter.path / WEIGHTS) if path.is_file()}
+    weights = weights_file(adapter.path)
+    files = {path.name: path for path in (ledger, adapter.path / FILE, weights) if path.is_file()}
     rows = {
         **guarantee_rows(adapter.contents, adapter.certificate),
         "data": adapter.contents.header.data,

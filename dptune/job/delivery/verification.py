@@ -34,13 +34,14 @@ from dptune.job.delivery.card import (
     why_not,
 )
 from dptune.job.delivery.named_base import BASE, read_base
+from dptune.job.delivery.weights import FORMS, LORA, check_names, form_of, form_within, weights_file
 from dptune.job.search.space import Space
 from dptune.privacy.certificate import FILE, SCORE_LEDGER, SearchCertificate, exceeds, read_certificate
 from dptune.privacy.ledger_file import LedgerContents, read_ledger
 from dptune.privacy.release import DEALT_BY_RANK
 from dptune.privacy.run_folder import RunFolder
 
-WEIGHTS, CONFIG, CARD = "adapter_model.safetensors", "adapter_config.json", "README.md"
+WEIGHTS, CONFIG, CARD = LORA.weights, LORA.config, "README.md"
 #: Names of a classifier's labels, in the order of its outputs; only a classifier's folder has it.
 LABELS = "labels.json"
 #: Each label's word, and the template of the texts; only the folder of a classifier by label words has it.
@@ -61,10 +62,12 @@ _TOKENIZER = (
     "vocab.json",
     "vocab.txt",
 )
+#: Files of trained weights, in any form.
+_TRAINED = tuple(name for form in FORMS for name in (form.weights, form.config))
 #: What tells a delivered folder, also a damaged one, from the folder of a run.
-_HANDED_ON = {WEIGHTS, CONFIG, CARD, LABELS, WORDS, RECORDS, BASE, *_TOKENIZER}
+_HANDED_ON = {*_TRAINED, CARD, LABELS, WORDS, RECORDS, BASE, *_TOKENIZER}
 #: The order of the card's rows; further files of a tokenizer follow by name.
-_ORDER = (RunFolder(Path()).ledger.name, FILE, SCORE_LEDGER, WEIGHTS, CONFIG, LABELS, WORDS, RECORDS, BASE, *_TOKENIZER)
+_ORDER = (RunFolder(Path()).ledger.name, FILE, SCORE_LEDGER, *_TRAINED, LABELS, WORDS, RECORDS, BASE, *_TOKENIZER)
 #: Endings of files that libraries load weights from, or unpickle.
 _OF_WEIGHTS = {".bin", ".ckpt", ".gguf", ".h5", ".joblib", ".msgpack", ".npy", ".npz", ".onnx", ".ot", ".pickle"}
 _OF_WEIGHTS |= {".pkl", ".pt", ".pth", ".safetensors"}
@@ -111,7 +114,8 @@ def check_deliverable(path: Path) -> LedgerContents:
     """
     card = path / CARD
     contents = read_ledger(RunFolder(path).ledger)
-    for needed in (card, path / WEIGHTS, path / CONFIG):
+    form = form_of(contents.header.train)
+    for needed in (card, path / form.weights, path / form.config):
         if what := why_unreadable(needed):
             raise DptuneError(f"{needed}: {what}. Fix: take the whole folder that the run delivered.")
     if not contents.complete:  # what it says is the price of its lines, and weights may follow from more
@@ -119,6 +123,7 @@ def check_deliverable(path: Path) -> LedgerContents:
         raise CardError(f"{problem}. Fix: take the whole folder that the run delivered.")
     certificate = certificate_of(path)
     check_files(path)
+    check_names(path, contents.header.train)
     said, right = _written_section(card), _section(path, contents, certificate)
     leaks = contents.epsilons.leaks if certificate is None else certificate.all_leaks
     # Earlier versions certified what they dealt by rank. Such a card is read, and the command says what it is worth.
@@ -140,12 +145,12 @@ def check_deliverable(path: Path) -> LedgerContents:
 
 
 def adapter_within(path: Path) -> Path:
-    """The folder of a delivered adapter: ``path``, or the adapter's in it if ``path`` is a run's.
+    """The folder of delivered weights: ``path``, or the one in it if ``path`` is a run's.
 
     Raises: ConfigError for a folder without an adapter.
     """
     for folder in (path, RunFolder(path).adapter):
-        if (folder / CONFIG).is_file():
+        if form_within(folder) is not None:
             return folder
     fix = "give the folder of an adapter that dptune tune delivered, or the folder of its run"
     raise ConfigError("adapter", f"{path} holds no {CONFIG}", fix=fix)
@@ -174,14 +179,14 @@ def check_files(path: Path) -> tuple[str, ...]:
     if not card.is_file() or START not in _text_of(card):
         return (f"{path} has no card of dptune's, so it is unknown whether its files come from the run",)
     stated, found = dict(_DIGEST.findall(_written_section(card))), compared(path)
-    whole = "take the whole folder that the run delivered"
+    whole, trained = "take the whole folder that the run delivered", weights_file(path).name
     for name in sorted({*stated, *found}, key=_place):
         if name not in stated:
             raise CardError(f"{path / name}: is not a file that the run delivered. Fix: remove it, or {whole}.")
         if stated[name] != found.get(name):
             problem = "is not the file that the run delivered" if name in found else "is missing"
             raise CardError(f"{path / name}: {problem}. Fix: {whole}; {CARD} has each file's SHA-256.")
-        if name != WEIGHTS and Path(name).suffix.lower() in _OF_WEIGHTS:  # the card was edited too
+        if name != trained and Path(name).suffix.lower() in _OF_WEIGHTS:  # the card was edited too
             raise CardError(f"{path / name}: may hold other weights, and dptune delivers none there. Fix: remove it.")
     return ()
 
@@ -228,7 +233,7 @@ def certificate_of(path: Path) -> SearchCertificate | None:
         raise CardError(f"{file}: does not price the winner's ledger, which {problem}. Fix: do not trust it.")
     if found.winner.ledger_chain != contents.chain:
         raise CardError(f"{file}: names another ledger than the one beside it. Fix: do not trust it.")
-    if found.winner.adapter_sha256 != sha256(path / WEIGHTS):
+    if found.winner.adapter_sha256 != sha256(weights_file(path)):
         raise CardError(f"{file}: names other weights than those beside it. Fix: do not trust it.")
     _check_score(path, found)
     number = Space.of(found.space).kind_of(found.winner.options)

@@ -142,7 +142,8 @@ def run_candidates(shared: SearchRun, candidates: Sequence[Drawn]) -> None:
     """
     waiting = [candidate for candidate in candidates if _outcome(shared, candidate) is None]
     again: set[tuple[str, bool]] = set()  # candidates whose pass failed once, and whether a GPU did
-    if len(waiting) > 1 and shared.prepared.settings.task == "generate":
+    settings = shared.prepared.settings
+    if len(waiting) > 1 and settings.task == "generate" and settings.train == "lora":
         _train_shared(shared, waiting, again)
     for candidate in waiting:
         while _outcome(shared, candidate) is None:

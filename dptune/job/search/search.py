@@ -22,15 +22,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from peft import PeftModel
-
 from dptune.core.digits import at_most
 from dptune.core.errors import ConfigError, DptuneError
 from dptune.core.files import forget_times, fsync_directory, locked, private_directory, sha256, write_json, write_text
 from dptune.job.base_model import Base
+from dptune.job.delivery.adapter_loading import with_trained
 from dptune.job.delivery.deliverable import deliver
-from dptune.job.delivery.verification import WEIGHTS, check_deliverable
-from dptune.job.delivery.weights import partial_of
+from dptune.job.delivery.verification import check_deliverable
+from dptune.job.delivery.weights import partial_of, weights_file
 from dptune.job.path_checks import check_folder
 from dptune.job.preparation import PreparedRun, prepare
 from dptune.job.result import Figures
@@ -347,7 +346,7 @@ def _publish(shared: SearchRun, winner: Drawn, working: Path, out: Path) -> Any:
         score = score_of(shared, winner)
         if not read_certificate(working / FILE).complete:
             chain = read_ledger(folder.ledger).chain
-            write_winner(working / FILE, Winner(winner.options, sha256(partial / WEIGHTS), chain, score))
+            write_winner(working / FILE, Winner(winner.options, sha256(weights_file(partial)), chain, score))
         _copy(working / FILE, partial / FILE)
         if (charged := folder.path / SCORE_LEDGER).exists():
             _copy(end_ledger(charged), partial / SCORE_LEDGER)
@@ -376,7 +375,7 @@ def _public_figures(shared: SearchRun, own: PreparedRun, partial: Path) -> tuple
     start = spec_of(quiet, own.base.load(), own.header).model if new else shared.weights
     before = figures_of(quiet, start)
     del start  # on its device beside the winner it would be one model too many
-    model = PeftModel.from_pretrained(own.base.load(), str(partial)).requires_grad_(False)
+    model = with_trained(own.base.load(), partial)
     return before, figures_of(quiet, model), model
 
 
@@ -396,5 +395,5 @@ def _load(prepared: PreparedRun, out: Path, model: Any = None) -> Tuned:
     contents = check_deliverable(folder.adapter)
     certificate = read_certificate(folder.adapter / FILE)
     if model is None:
-        model = PeftModel.from_pretrained(prepared.base.load(), str(folder.adapter)).requires_grad_(False)
+        model = with_trained(prepared.base.load(), folder.adapter)
     return tuned_of(model.eval(), contents, out, certificate)

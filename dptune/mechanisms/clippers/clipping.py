@@ -56,6 +56,12 @@ class ByNorm(PairBlocks):
         """(units,) factors from (units,) norms."""
         raise NotImplementedError
 
+    @property
+    def by_norm_alone(self) -> bool:
+        """Returns True, unless a subclass clips or gets its gradients in a way of its own."""
+        own = type(self)
+        return own.clipped_sum is ByNorm.clipped_sum and own.gradients is Clipper.gradients
+
     def initial_radii(self, pairs: int) -> tuple[float, ...]:
         """Returns one radius for the whole gradient."""
         return (self.max_grad_norm,)
@@ -121,6 +127,11 @@ class Unclipped(PairBlocks):
     """Leaves gradients as they are: for the non-private mechanism only, which adds no noise."""
 
     VERSION = 1  # raise it when a change moves a released number: tests/golden
+
+    @property
+    def by_norm_alone(self) -> bool:
+        """Returns True: every factor is 1."""
+        return True
 
     def initial_radii(self, pairs: int) -> tuple[float, ...]:
         """Returns no radii: nothing is clipped."""

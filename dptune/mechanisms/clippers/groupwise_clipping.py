@@ -59,6 +59,14 @@ class PerPair(PairBlocks):
         if any(not (math.isfinite(weight) and weight > 0) for weight in self.weights):
             raise ConfigError("weights", "are not all positive", fix="give one positive number a pair")
 
+    @property
+    def by_norm_alone(self) -> bool:
+        """Returns True, unless a subclass clips in a way of its own, or A factors are to be frozen.
+
+        Layers of a model take the place of pairs, with the same bound: one unit moves the sum of layer i by C_i.
+        """
+        return type(self).clipped_sum is PerPair.clipped_sum and not self.freeze_down
+
     def initial_radii(self, pairs: int) -> tuple[float, ...]:
         """Returns one radius for each pair."""
         return (self.pair_radius or self.max_grad_norm / math.sqrt(pairs),) * pairs

@@ -16,7 +16,7 @@ import numpy as np
 from dptune.core.errors import ConfigError
 from dptune.mechanisms.controllers.control import Constant
 from dptune.mechanisms.interfaces import Clipper, Controller, RunFacts
-from dptune.mechanisms.noises.gaussian import Gaussian, on_device, rounded_sums, standard_normal
+from dptune.mechanisms.noises.gaussian import PIECE, Gaussian, noisy_sums, on_device, standard_normal
 from dptune.mechanisms.registry import mechanism, noise
 from dptune.privacy.accounting.strategy import (
     WINDOW,
@@ -84,7 +84,9 @@ class _Window:
             weights = np.zeros(length)
             for back in range(1, before + 1):
                 weights[(row - back) % length] = strategy[back]
-            normals -= on_device(weights, normals.device) @ self.ring
+            past = on_device(weights, normals.device)
+            for start in range(0, len(normals), PIECE):
+                normals[start : start + PIECE] -= past @ self.ring[:, start : start + PIECE]
         normals /= strategy[0]
         self.ring[row % length] = normals
         self.unit, self.rows = unit, self.rows + 1
@@ -246,7 +248,8 @@ class BandedGaussian(Gaussian):
         unit = tuple(noise_multiplier * scale for scale in scales)
         noise = standard_normal(entropy, sum(sizes), sums[0].device)
         before = self._window.follow(noise, row, strategy, unit)
-        noisy = rounded_sums(sums, noise.split(sizes), list(unit), list(unit))
+        rest = iter(noise.split(PIECE))
+        noisy = noisy_sums(lambda count: next(rest)[:count], sums, list(unit), list(unit))
         return noisy, row_deviation(strategy, before)
 
     def _check_plan(self, bands: int, sample_rate: float, steps: int) -> None:

@@ -31,6 +31,8 @@ LEAST_NOISE, MOST_NOISE = 1e-9, 1e9
 _GRID = 2.0**-20
 #: Number of coordinates whose float64 intermediates still fit in a core's cache.
 _BLOCK = 1 << 15
+#: Number of coordinates that get their noise at a time: whole blocks, and more than usual adapters have.
+PIECE = 1 << 22
 _WORKERS = 2
 
 
@@ -66,10 +68,9 @@ class Gaussian(AdditiveNoise):
         self, sums: list[torch.Tensor], scales: Sequence[float], noise_multiplier: float, entropy: Entropy
     ) -> list[torch.Tensor]:
         """Add the noise in float64, round to a public grid (see ``_GRID``), then cast to float32."""
-        sizes = [total.numel() for total in sums]
-        normals = standard_normal(entropy, sum(sizes), sums[0].device).split(sizes)  # one draw for all: calls cost more
         deviations = [noise_multiplier * scale for scale in scales]
-        return rounded_sums(sums, normals, deviations, deviations)
+        device = sums[0].device
+        return noisy_sums(lambda count: standard_normal(entropy, count, device), sums, deviations, deviations)
 
 
 @noise("none")
@@ -92,6 +93,50 @@ class NoNoise(AdditiveNoise):
     ) -> list[torch.Tensor]:
         """Returns the sums as they are, in float32."""
         return [total.float() for total in sums]
+
+
+def noisy_sums(
+    draw: Callable[[int], torch.Tensor], sums: list[torch.Tensor], scales: list[float], spreads: list[float]
+) -> list[torch.Tensor]:
+    """``rounded_sums`` with noise that is drawn for all blocks as one vector, a piece at a time.
+
+    So no copy of a large model is needed in float64. A piece is whole blocks of ``draw_by_quantile``, so that on a CPU
+    a fixed seed gives the same noise in pieces as at once.
+
+    Args:
+        draw: draws so many independent values in float64.
+    """
+    import torch
+
+    sizes = [total.numel() for total in sums]
+    if sum(sizes) <= PIECE:
+        return rounded_sums(sums, draw(sum(sizes)).split(sizes), scales, spreads)  # one draw: calls cost more
+    found = [torch.empty(size, dtype=torch.float32, device=sums[0].device) for size in sizes]
+    for piece in _pieces(sizes):
+        parts = [sums[block][start:end] for block, start, end in piece]
+        counts, own = [len(part) for part in parts], [block for block, _, _ in piece]
+        noise = draw(sum(counts)).split(counts)
+        noisy = rounded_sums(parts, noise, [scales[block] for block in own], [spreads[block] for block in own])
+        for (block, start, end), values in zip(piece, noisy, strict=True):
+            found[block][start:end] = values
+    return found
+
+
+def _pieces(sizes: Sequence[int]) -> Iterator[list[tuple[int, int, int]]]:
+    """Block, beginning and end of the parts of each piece of ``PIECE`` coordinates, of blocks one after the other."""
+    piece: list[tuple[int, int, int]] = []
+    left = PIECE
+    for block, size in enumerate(sizes):
+        start = 0
+        while start < size:
+            end = min(size, start + left)
+            piece.append((block, start, end))
+            left, start = left - (end - start), end
+            if not left:
+                yield piece
+                piece, left = [], PIECE
+    if piece:
+        yield piece
 
 
 def rounded_sums(

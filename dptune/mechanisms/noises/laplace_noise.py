@@ -16,7 +16,7 @@ import numpy as np
 
 from dptune.core.errors import ConfigError
 from dptune.mechanisms.noises.additive_noise import AdditiveNoise
-from dptune.mechanisms.noises.gaussian import LEAST_NOISE, MOST_NOISE, draw_by_quantile, rounded_sums
+from dptune.mechanisms.noises.gaussian import LEAST_NOISE, MOST_NOISE, draw_by_quantile, noisy_sums
 from dptune.mechanisms.registry import mechanism, noise
 from dptune.privacy.accounting.laplace_mixtures import InverseScale
 from dptune.privacy.entropy import LARGEST_LOG_TAIL, Entropy, uniform
@@ -52,13 +52,14 @@ class _LaplaceMixture(AdditiveNoise):
         self, sums: list[torch.Tensor], scales: Sequence[float], noise_multiplier: float, entropy: Entropy
     ) -> list[torch.Tensor]:
         """Add the noise in float64, round to a public grid (see ``gaussian.py``), then cast to float32."""
-        law = self.law(noise_multiplier)
-        sizes = [total.numel() for total in sums]
-        noise = self._draw(law, entropy, sum(sizes), sums[0].device).split(sizes)
-        return rounded_sums(sums, noise, list(scales), [scale * law.mean_absolute for scale in scales])
+        law, device = self.law(noise_multiplier), sums[0].device
+        spreads = [scale * law.mean_absolute for scale in scales]
+        drawn = self._law_of_a_draw(law, entropy)  # once, also where coordinates get their noise piece by piece
+        return noisy_sums(lambda count: laplace_mixture(drawn, entropy, count, device), sums, list(scales), spreads)
 
-    def _draw(self, law: InverseScale, entropy: Entropy, count: int, device: torch.device) -> torch.Tensor:
-        return laplace_mixture(law, entropy, count, device)
+    def _law_of_a_draw(self, law: InverseScale, entropy: Entropy) -> InverseScale:
+        """The law by which all coordinates of one release are drawn, each independently of the others."""
+        return law
 
 
 @noise("laplace")
@@ -167,10 +168,10 @@ class Plrvo(_LaplaceMixture):
         """The dimension, for the published accountant; nothing if it is not known."""
         return (("dimension", float(self.dimension)),) if self.dimension else ()
 
-    def _draw(self, law: InverseScale, entropy: Entropy, count: int, device: torch.device) -> torch.Tensor:
+    def _law_of_a_draw(self, law: InverseScale, entropy: Entropy) -> InverseScale:
         if self.shared:
-            law = InverseScale(constant=_gamma_quantile(*law.gamma, float(uniform(entropy, 1)[0])))
-        return laplace_mixture(law, entropy, count, device)
+            return InverseScale(constant=_gamma_quantile(*law.gamma, float(uniform(entropy, 1)[0])))
+        return law
 
 
 mechanism(

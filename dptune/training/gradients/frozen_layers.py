@@ -17,7 +17,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from dptune.training.data import Tokens
 from dptune.training.gradients.gradient_check import made_up_records
-from dptune.training.gradients.parameter_groups import Block, PairModules
+from dptune.training.gradients.parameter_groups import Block, LayerModules, PairModules
 from dptune.training.losses import model_losses
 from dptune.training.models.model_source import available_memory
 
@@ -144,7 +144,10 @@ def _split(model: nn.Module, blocks: Sequence[Block]) -> FrozenLayers | None:
     owners = [{id(module) for module in layer.modules()} for layer in lists[0]]
     first = len(owners)
     for block in blocks:
-        if isinstance(block, PairModules):  # a head reads the last layer
+        if isinstance(block, LayerModules):  # one outside of the list reads the last layer, or gradients will differ
+            at = [number for number, own in enumerate(owners) for layer in block.modules if id(layer) in own]
+            first = min([first, *at])
+        elif isinstance(block, PairModules):  # a head reads the last layer
             at = [number for number, own in enumerate(owners) if id(block.up) in own]
             first = min([first, *at]) if at else 0
     return FrozenLayers(model, list(lists[0])[:first], lists[0][first]) if 0 < first < len(owners) else None

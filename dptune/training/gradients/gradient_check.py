@@ -14,12 +14,14 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch.overrides import TorchFunctionMode
 
 from dptune.core.errors import ConfigError, DptuneError, first_line, is_of_device
-from dptune.training.gradients.parameter_groups import Block, PairModules
+from dptune.training.gradients.double_precision import Float64
+from dptune.training.gradients.layer_gradients import layer_gradients
+from dptune.training.gradients.layer_kinds import FIELD, LEAVE_OUT
+from dptune.training.gradients.parameter_groups import Block, LayerModules, PairModules
 from dptune.training.gradients.per_sample import per_sample_gradients
-from dptune.training.losses import CONTEXT, COUNTED, attention_mask, is_classifier, label_logits, model_losses
+from dptune.training.losses import CONTEXT, COUNTED, attention_mask, base_of, is_classifier, label_logits, model_losses
 from dptune.training.models.causal import evaluation_mode, plain_tokens
 from dptune.training.models.quantization import method_of
 
@@ -42,8 +44,8 @@ def rehearse(model: Any, pairs: Sequence[Block], *, checkpointing: bool = False)
     Reads no data. Adapters are moved away from B = 0 for it, where A has no gradient, and put back.
 
     Args:
-        model: the PEFT model.
-        pairs: the result of ``lora_pairs(model)``, or of ``trained_blocks(model)``.
+        model: the PEFT model, or one whose own weights train.
+        pairs: the result of ``lora_pairs(model)``, of ``trained_blocks(model)`` or of ``layer_groups(model)``.
         checkpointing: whether the run checkpoints layers: the batch is then computed so too, the loop never.
 
     Raises: ConfigError naming a layer whose gradients are not each record's own, or the model if transformers' own
@@ -83,9 +85,8 @@ def rehearse(model: Any, pairs: Sequence[Block], *, checkpointing: bool = False)
                 f"layer {pair.name} gives a record another gradient in a batch than alone (relative error "
                 f"{distance:.2g}): its rows are not the records'"
             )
-            raise ConfigError(
-                "lora.target_modules", problem, fix="name the other layers that are to train, without this one"
-            )
+            field, fix = "lora.target_modules", "name the other layers that are to train, without this one"
+            raise ConfigError(*((FIELD, problem) if _by_layer(pairs) else (field, problem)), fix=fix)
 
 
 def _refusal(model: Any, pairs: Sequence[Block], error: Exception) -> ConfigError:
@@ -96,12 +97,17 @@ def _refusal(model: Any, pairs: Sequence[Block], error: Exception) -> ConfigErro
     """
     why = f"({type(error).__name__}: {first_line(error)})"
     names = {id(model.get_submodule(pair.name)): pair.name for pair in pairs if isinstance(pair, PairModules)}
-    callers = [frame.f_locals.get("self") for frame, _ in traceback.walk_tb(error.__traceback__)]
+    names |= {id(layer): group.name for group in _by_layer(pairs) for layer in group.modules}
+    frames = [frame.f_locals for frame, _ in traceback.walk_tb(error.__traceback__)]
+    callers = [one.get(name) for one in frames for name in ("self", "layer")]
     failed: Any = next((one for one in callers if id(one) in names), None)
     if failed is None:
         problem = f"no gradients of a short text can be computed {why}"
         return ConfigError("model", problem, fix="train another model, or adapt other layers")
     name = names[id(failed)]
+    if _by_layer(pairs):
+        problem = f"each record's gradient of layer {name} ({type(failed).__name__}) cannot be computed {why}"
+        return ConfigError(FIELD, problem, fix=LEAVE_OUT)
     others = sorted({one.rpartition(".")[2] for one in names.values()} - {name.rpartition(".")[2]})
     fix = f"name other layers ({', '.join(others) or 'such as its query and value projections'})"
     problem = f"layer {name} ({type(failed.base_layer).__name__}) cannot take an adapter {why}"
@@ -111,42 +117,76 @@ def _refusal(model: Any, pairs: Sequence[Block], error: Exception) -> ConfigErro
 def _distances(
     model: Any, pairs: Sequence[Block], ids: torch.Tensor, mask: torch.Tensor, checkpointing: bool
 ) -> tuple[list[float], list[torch.Tensor]]:
-    """Each pair's largest relative distance between a record's gradient in the batch and alone, and those alone."""
-    matrix = per_sample_gradients(model, pairs, ids, mask, None, len(ids), checkpointing=checkpointing).matrix()
-    alone = [
-        _alone(model, pairs, ids[row : row + 1, :length], mask[row : row + 1, :length])
-        for row, length in enumerate(_LENGTHS)
-    ]
-    return _farthest(pairs, zip(matrix, alone, strict=True)), alone
+    """Each pair's largest relative distance of a record's gradient in the batch from that alone; the latter's norms."""
+    sizes: list[torch.Tensor] = []
+
+    def compared() -> Iterator[_Compared]:
+        records = _by_record(model, pairs, ids, mask, checkpointing)
+        for row, (own, norms) in zip(range(len(ids)), records, strict=True):
+            length = _LENGTHS[row]
+            alone = _alone(model, pairs, ids[row : row + 1, :length], mask[row : row + 1, :length])
+            sizes.append(_norms(alone).norm())
+            yield own, norms, alone
+
+    return _farthest(pairs, compared()), sizes
 
 
 def _swayed(
     model: Any, pairs: Sequence[Block], ids: torch.Tensor, mask: torch.Tensor, checkpointing: bool
 ) -> list[float]:
     """Each pair's largest relative distance of a record's gradient among other records of the same shape."""
-
-    def rows(contents: torch.Tensor) -> torch.Tensor:
-        return per_sample_gradients(model, pairs, contents, mask, None, len(ids), checkpointing=checkpointing).matrix()
-
-    first, two = rows(ids), []
+    first, two = list(_by_record(model, pairs, ids, mask, checkpointing)), []
     for row in range(len(ids)):
         others = ids.flip(1).roll(1, 0)  # other tokens, of other records
         if is_classifier(model):
             others = others.where(mask != COUNTED, ids)  # a label stays one
         others[row] = ids[row]
-        two.append((rows(others)[row], first[row]))
+        two.append((*list(_by_record(model, pairs, others, mask, checkpointing))[row], first[row][0]))
     return _farthest(pairs, two)
 
 
-def _farthest(pairs: Sequence[Block], two: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> list[float]:
-    """Each pair's largest distance between two gradients of a record, relative to the norm of the second."""
-    sizes, found = [pair.size for pair in pairs], torch.zeros(len(pairs), dtype=torch.float64)
-    for own, expected in two:
-        least = _NOTHING * expected.norm()
-        norms = torch.stack([part.norm() for part in expected.split(sizes)]).maximum(least)
-        off = torch.stack([part.norm() for part in (own - expected).split(sizes)])
+def _by_layer(pairs: Sequence[Block]) -> list[LayerModules]:
+    """The layers whose own weights train; none where LoRA pairs and a head do."""
+    return [pair for pair in pairs if isinstance(pair, LayerModules)]
+
+
+#: A record's gradient of each pair, flat, and their norms as a clipper gets them; and what the first are compared with.
+_Compared = tuple[Sequence[torch.Tensor], torch.Tensor, Sequence[torch.Tensor]]
+
+
+def _by_record(
+    model: Any, pairs: Sequence[Block], ids: torch.Tensor, mask: torch.Tensor, checkpointing: bool
+) -> Iterator[tuple[Sequence[torch.Tensor], torch.Tensor]]:
+    """Each record's gradient of each pair in the batch, flat, with their norms as a clipper gets them.
+
+    Of layers, one record after the other: the sum with factor 1 for it and 0 for the others.
+    """
+    if layers := _by_layer(pairs):
+        sums = layer_gradients(model, layers, ids, mask, None, len(ids), checkpointing=checkpointing)
+        for row in range(len(ids)):
+            factors = torch.zeros_like(sums.norms())
+            factors[row] = 1.0
+            yield sums.weighted_sum(factors, keep=row + 1 < len(ids)), sums.norms()[row]
+        return
+    found = per_sample_gradients(model, pairs, ids, mask, None, len(ids), checkpointing=checkpointing)
+    for gradient, norms in zip(found.matrix(), found.norms(), strict=True):
+        yield gradient.split([pair.size for pair in pairs]), norms
+
+
+def _norms(parts: Sequence[torch.Tensor]) -> torch.Tensor:
+    return torch.stack([torch.linalg.vector_norm(part, dtype=torch.float64) for part in parts])
+
+
+def _farthest(pairs: Sequence[Block], compared: Iterable[_Compared]) -> list[float]:
+    """Each pair's largest distance between two gradients of a record, or their norms, relative to the second's norm."""
+    found = torch.zeros(len(pairs), dtype=torch.float64)
+    for own, norms, expected in compared:
+        sizes = _norms(expected)
+        off = _norms([one.double() - other.double() for one, other in zip(own, expected, strict=True)])
+        off = off.maximum((norms - sizes).abs())
         # If a distance is NaN, the maximum is NaN, and the layer is refused.
-        found = found.to(off.device).maximum(torch.where(off > 0, off / norms, off))
+        relative = off / sizes.maximum(_NOTHING * sizes.norm())
+        found = found.to(off.device).maximum(torch.where(off > 0, relative, off))
     return list(found.tolist())
 
 
@@ -166,7 +206,7 @@ def in_float64(model: torch.nn.Module) -> Iterator[None]:
     try:
         for tensor in tensors:
             tensor.data = tensor.data.double()
-        with _Float64():
+        with Float64():
             yield
     finally:
         for tensor, own in zip(tensors, before, strict=True):
@@ -175,21 +215,9 @@ def in_float64(model: torch.nn.Module) -> Iterator[None]:
             module._buffers.update(own_buffers)
 
 
-class _Float64(TorchFunctionMode):
-    """Puts float64 in the place of float32: norms, softmax and rotations of many models are made in float32."""
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Call ``func`` with float64 wherever it was told float32."""
-        if func is torch.Tensor.float:
-            func = torch.Tensor.double
-        args = [torch.float64 if one is torch.float32 else one for one in args]
-        kwargs = {name: torch.float64 if one is torch.float32 else one for name, one in (kwargs or {}).items()}
-        return func(*args, **kwargs)
-
-
-def _check_gradients(alone: Sequence[torch.Tensor]) -> None:
+def _check_gradients(norms: Sequence[torch.Tensor]) -> None:
     """Raise ConfigError for gradients that are no numbers, or all zero: nothing could be learned by them."""
-    sizes = torch.stack([gradient.norm() for gradient in alone])
+    sizes = torch.stack(list(norms))
     if not bool(torch.isfinite(sizes).all()):
         problem = "computes no finite gradient of a short text"
         raise ConfigError("model", problem, fix="check its weights and config.json; or give another dtype")
@@ -209,7 +237,7 @@ def check_width(model: Any, width: int) -> None:
     why = f"({type(error).__name__}: {first_line(error)})"
     takes, fails = max(_LENGTHS), width
     if width <= takes or _evaluation_error(model, takes) is not None:
-        problem = f"({type(model.get_base_model()).__name__}) evaluates no text {why}"
+        problem = f"({type(base_of(model)).__name__}) evaluates no text {why}"
         raise ConfigError("model", problem, fix="give another model; this one's code fails, whatever the settings")
     while fails - takes > 1:
         middle = (takes + fails) // 2
@@ -223,7 +251,7 @@ def check_width(model: Any, width: int) -> None:
 def _evaluation_error(model: Any, width: int) -> Exception | None:
     """What the model raises of a text of ``width`` tokens, as it is evaluated, also if it predicts no finite numbers;
     None if nothing."""
-    base, device = model.get_base_model(), next(model.parameters()).device
+    base, device = base_of(model), next(model.parameters()).device
     tokens = plain_tokens(base)
     ids = tokens[torch.arange(width) % len(tokens)][None].to(device)
     mask = torch.full_like(ids, COUNTED if not is_classifier(model) else CONTEXT)
@@ -251,7 +279,7 @@ def first_evaluation(model: Any) -> Iterator[None]:
     except Exception as error:
         if isinstance(error, DptuneError) or is_of_device(error):
             raise
-        problem = f"({type(model.get_base_model()).__name__}) cannot evaluate some of the held-out or public records "
+        problem = f"({type(base_of(model)).__name__}) cannot evaluate some of the held-out or public records "
         problem += f"({type(error).__name__}: {first_line(error)})"
         raise ConfigError(
             "model", problem, fix="give another model, or evaluate nothing (eval_share 0, no public)"
@@ -268,23 +296,23 @@ def made_up_records(
         width: tokens in all (default: those of the longest record).
     """
     device = next(model.parameters()).device
-    tokens, generator = plain_tokens(model.get_base_model()), torch.Generator().manual_seed(1)
+    tokens, generator = plain_tokens(base_of(model)), torch.Generator().manual_seed(1)
     shape = (len(lengths), max(lengths) if width is None else width)
     ids = tokens[torch.randint(len(tokens), shape, generator=generator)]
     mask = (torch.arange(shape[1]) < torch.tensor(lengths)[:, None]) * COUNTED
     if is_classifier(model):
         rows, ends = torch.arange(shape[0]), torch.tensor(lengths) - 1
         mask *= CONTEXT
-        mask[rows, ends], ids[rows, ends] = COUNTED, rows % model.get_base_model().config.num_labels
+        mask[rows, ends], ids[rows, ends] = COUNTED, rows % base_of(model).config.num_labels
     return ids.to(device), mask.to(device, torch.int64)
 
 
-def _alone(model: Any, pairs: Sequence[Block], ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """The flat float64 gradient of one unpadded record, by plain autograd."""
+def _alone(model: Any, pairs: Sequence[Block], ids: torch.Tensor, mask: torch.Tensor) -> list[torch.Tensor]:
+    """One unpadded record's gradient of each pair, flat, by plain autograd."""
     loss = model_losses(model, ids, mask).sum()
     weights = [parameter for pair in pairs for parameter in pair.parameters]
-    gradients = torch.autograd.grad(loss, weights, allow_unused=True, materialize_grads=True)
-    return torch.cat([gradient.flatten() for gradient in gradients]).double()
+    found = iter(torch.autograd.grad(loss, weights, allow_unused=True, materialize_grads=True))
+    return [torch.cat([next(found).flatten() for _ in pair.parameters]) for pair in pairs]
 
 
 @contextmanager

@@ -1,8 +1,8 @@
-"""Parameter groups: the weights that are clipped and noised together, a LoRA pair or a layer of a head."""
+"""Parameter groups: the weights that are clipped and noised together: a LoRA pair, a head, or one layer of a model."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +10,7 @@ import torch
 from peft.tuners.lora import LoraLayer
 
 from dptune.core.errors import ConfigError
+from dptune.training.gradients.layer_kinds import check_layer, is_known
 from dptune.training.models.head import HeadModules, head_of
 
 #: PEFT's LoRA on a linear layer, in any bits: an update of B A added to its output, and nothing else.
@@ -45,8 +46,28 @@ class PairModules:
         return sum(parameter.numel() for parameter in self.parameters)
 
 
-#: What a clipper calls a pair: a LoRA pair, or a classification head.
-Block = PairModules | HeadModules
+@dataclass(frozen=True)
+class LayerModules:
+    """The trained weights of one layer of a model, or of layers that share a weight, such as a tied output layer.
+
+    Attributes:
+        name: the layer's name in the model; the names of all layers that share a weight, joined by "+".
+        modules: the layers, in model order.
+        parameters: the weights that train, each once, in model order.
+    """
+
+    name: str
+    modules: tuple[torch.nn.Module, ...]
+    parameters: tuple[torch.nn.Parameter, ...]
+
+    @property
+    def size(self) -> int:
+        """Number of trained parameters."""
+        return sum(parameter.numel() for parameter in self.parameters)
+
+
+#: What a clipper calls a pair: a LoRA pair, a classification head, or a layer whose own weights train.
+Block = PairModules | HeadModules | LayerModules
 
 
 def lora_pairs(model: torch.nn.Module) -> list[PairModules]:
@@ -69,6 +90,50 @@ def trained_blocks(model: torch.nn.Module) -> list[Block]:
     blocks: list[Block] = [*pairs, *([head] if head else [])]
     _check_covered(model, blocks)
     return blocks
+
+
+def layer_groups(model: torch.nn.Module) -> list[LayerModules]:
+    """One group for every layer that owns a trainable weight, in model order; layers that share one are one group.
+
+    Every trainable parameter is in exactly one group. A module that only holds another layer's weight, as the heads of
+    some models do, is not part of its group.
+
+    Raises: ConfigError naming a layer whose gradients cannot be computed unit by unit, or if nothing trains.
+
+    >>> from transformers import GPT2Config, GPT2LMHeadModel
+    >>> model = GPT2LMHeadModel(GPT2Config(n_embd=4, n_layer=1, n_head=1, vocab_size=9, n_positions=8))
+    >>> [(group.name, group.size) for group in layer_groups(model)][:3]
+    [('transformer.wte+lm_head', 36), ('transformer.wpe', 32), ('transformer.h.0.ln_1', 8)]
+    """
+    holders: dict[int, list[str]] = {}  # of each parameter, the layers that hold it
+    own: dict[str, list[torch.nn.Parameter]] = {}
+    for name, module in model.named_modules():
+        trained = [one for one in module._parameters.values() if one is not None and one.requires_grad]
+        if trained:
+            own[name] = trained
+        for parameter in trained:
+            holders.setdefault(id(parameter), []).append(name)
+    for name in list(own):
+        shared = all(any(is_known(model.get_submodule(one)) for one in holders[id(each)]) for each in own[name])
+        if shared and not is_known(model.get_submodule(name)):
+            del own[name]
+        else:
+            check_layer(name, model.get_submodule(name))
+    groups: list[list[str]] = []
+    for name, trained in own.items():
+        sharing = {holder for parameter in trained for holder in holders[id(parameter)]}
+        linked = [group for group in groups if sharing.intersection(group)]
+        place = groups.index(linked[0]) if linked else len(groups)
+        groups = [group for group in groups if group not in linked]
+        groups.insert(place, [*(one for group in linked for one in group), name])
+    if not groups:
+        raise ConfigError("train", "no weight of the model is left to train", fix="name layers that it has")
+    return [_group(model, names, own) for names in groups]
+
+
+def _group(model: torch.nn.Module, names: Sequence[str], own: Mapping[str, list[torch.nn.Parameter]]) -> LayerModules:
+    parameters = {id(parameter): parameter for name in names for parameter in own[name]}
+    return LayerModules("+".join(names), tuple(map(model.get_submodule, names)), tuple(parameters.values()))
 
 
 def _pairs(model: torch.nn.Module) -> list[PairModules]:

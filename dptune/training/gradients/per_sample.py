@@ -18,7 +18,7 @@ import torch
 
 from dptune.core.errors import ConfigError
 from dptune.training.gradients.gradient_checkpointing import checkpointed
-from dptune.training.gradients.parameter_groups import _FIELD, Block
+from dptune.training.gradients.parameter_groups import _FIELD, Block, LayerModules
 from dptune.training.losses import counted_tokens, model_losses
 from dptune.training.models.head import HeadModules
 
@@ -228,7 +228,7 @@ class Taps:
             torch.bmm(by_row(gradient, rows, tokens, name).to(into.dtype).mT, kept.to(into.dtype), out=into)
             self._filled.add((pair, weight))
 
-        tapped: torch.Tensor = _Tap.apply(output, kept, fill)
+        tapped: torch.Tensor = Tap.apply(output, kept, fill)
         return tapped
 
     def backward(self, losses: torch.Tensor) -> None:
@@ -257,7 +257,7 @@ class Taps:
         return ConfigError(_FIELD, f"layer {self.names[pair]} {problem}", fix=_LEAVE_OUT)
 
 
-class _Tap(torch.autograd.Function):
+class Tap(torch.autograd.Function):
     """Passes a layer's output on, and on the way back hands its gradient, with the layer's input, to a function.
 
     The input is one of autograd's saved tensors, so that a checkpointed layer does not keep it: it is computed again.
@@ -268,7 +268,7 @@ class _Tap(torch.autograd.Function):
         """The output unchanged."""
         context.save_for_backward(inputs)
         context.fill = fill
-        return output.view_as(output)
+        return output.detach()
 
     @staticmethod
     def backward(context: Any, *of_output: torch.Tensor) -> tuple[torch.Tensor, None, None]:
@@ -351,6 +351,8 @@ def _tap_layers(pairs: Sequence[Block], taps: Taps) -> Iterator[None]:
 
     handles = []
     for number, pair in enumerate(pairs):
+        if isinstance(pair, LayerModules):
+            raise TypeError(f"layer {pair.name} trains its own weights, whose gradients layer_gradients computes")
         weight, tokens = 0, 1 if isinstance(pair, HeadModules) else None
         for layer in pair.layers:
             handles.append(layer.register_forward_hook(hook(number, weight, tokens)))

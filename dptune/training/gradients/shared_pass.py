@@ -22,7 +22,7 @@ from dptune.core.errors import ConfigError
 from dptune.core.interrupts import stop_request
 from dptune.training.gradients.gradient_checkpointing import checkpointed
 from dptune.training.gradients.micro_batches import MicroBatch, micro_batches
-from dptune.training.gradients.parameter_groups import PairModules
+from dptune.training.gradients.parameter_groups import LayerModules, PairModules
 from dptune.training.gradients.per_sample import Layout, PairGradients, Taps, by_row, by_unit
 from dptune.training.losses import counted_tokens, model_losses
 from dptune.training.models.head import HeadModules
@@ -127,6 +127,8 @@ def _check(base: Any, runs: Sequence[Run]) -> None:
 def _check_alike(number: int, run: Run, first: Run) -> None:
     if any(isinstance(pair, HeadModules) for pair in run.pairs):
         raise ConfigError("runs", f"run {number} trains a classification head", fix="train it by itself")
+    if any(isinstance(pair, LayerModules) for pair in run.pairs):
+        raise ConfigError("runs", f"run {number} trains the model's own weights", fix="train it by itself")
     if _shapes(_pairs(run)) != _shapes(_pairs(first)):
         raise ConfigError("lora", f"run {number} has other adapters than run 0", fix="train it by itself")
     if run.entropy.leaks != first.entropy.leaks:

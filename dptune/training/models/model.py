@@ -319,25 +319,28 @@ def _bytes_of(tensor: torch.Tensor) -> Any:
 
 
 def assert_trained(model: torch.nn.Module, initial: dict[str, torch.Tensor], fingerprint: str) -> None:
-    """Every adapter tensor moved, is finite, and no frozen weight changed.
+    """Every weight that trains moved, is finite, and no frozen weight changed.
 
-    Raises: DivergedError for adapter weights that are not finite or that no update moved; RuntimeError for a frozen
-        weight that changed.
+    Args:
+        initial: CPU copies of the weights that must have moved, by name.
+
+    Raises: DivergedError for weights that are not finite or that no update moved; RuntimeError for a frozen weight that
+        changed.
     """
     for name, parameter in model.named_parameters():
         if not parameter.requires_grad:
             continue
         if not torch.isfinite(parameter).all():
-            raise DivergedError(f"adapter weight {name} is not finite after training. Fix: {DIVERGED}.")
-        if torch.equal(parameter.detach().cpu(), initial[name]):
-            problem = f"adapter weight {name} did not move: the update never reached it, or is too small for its dtype"
+            raise DivergedError(f"weight {name} is not finite after training. Fix: {DIVERGED}.")
+        if name in initial and torch.equal(parameter.detach().cpu(), initial[name]):
+            problem = f"weight {name} did not move: the update never reached it, or is too small for its dtype"
             raise DivergedError(f"{problem}. Fix: raise the learning rate.")
     if frozen_fingerprint(model) != fingerprint:
         raise RuntimeError("a frozen weight changed during training")
 
 
 def trainable_state(model: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """CPU copies of the adapter weights by name."""
+    """CPU copies of the weights that train, by name."""
     return {name: p.detach().cpu().clone() for name, p in model.named_parameters() if p.requires_grad}
 
 

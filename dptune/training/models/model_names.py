@@ -13,6 +13,8 @@ from dptune.core.errors import ConfigError
 
 #: The file by which a folder is that of an adapter, and no model.
 ADAPTER = "adapter_config.json"
+#: The files of changed weights, where neither an adapter nor a whole checkpoint is delivered; the first lists them.
+CHANGED, CHANGED_WEIGHTS = "changed_weights.json", "changed_weights.safetensors"
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 #: The ending of a GGUF file.

@@ -1,0 +1,379 @@
+"""Gradients of a model's own weights, layer by layer: each unit's norms, and sums weighted by unit.
+
+A backward pass computes norms, and no gradient of a weight. Then each layer adds up its weights' gradients, each row
+times the factor that the clipper gave its unit: from the inputs and output gradients of the first pass where these may
+be kept, else from a second pass over the same activations. So no unit's gradient is ever held whole. Norms and sums
+are made of the same inputs and gradients, so that a norm belongs to what is added up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+from torch.overrides import TorchFunctionMode
+from transformers.pytorch_utils import Conv1D
+
+from dptune.core.errors import ConfigError
+from dptune.training.gradients.gradient_checkpointing import checkpointed
+from dptune.training.gradients.layer_kinds import FIELD, LEAVE_OUT, gradient_parts, trained_weights
+from dptune.training.gradients.outer_products import Products, Units, square_norms
+from dptune.training.gradients.parameter_groups import LayerModules
+from dptune.training.gradients.per_sample import Tap
+from dptune.training.losses import counted_tokens, model_losses
+
+#: Bytes of output gradients that may be kept for each trained weight. Plain training holds 16 for the weight, its
+#: gradient and AdamW's two moments, and activations beside them; so this adds at most some 15 % to its memory.
+_KEPT = 3
+
+
+@dataclass(frozen=True)
+class LayerRun:
+    """One run of a layer in a forward pass.
+
+    Attributes:
+        group: number of the layer's group.
+        inputs: (rows, ...) what it read.
+        gradient: (rows, ...) gradient of the losses by its output.
+    """
+
+    group: int
+    layer: nn.Module
+    inputs: torch.Tensor
+    gradient: torch.Tensor
+
+
+class LayerGradients:
+    """Gradients of one micro-batch by layer, of which norms and weighted sums exist alone. Private.
+
+    A unit with a norm that is not finite counts as all zeros, so that it cannot spread.
+    """
+
+    def __init__(
+        self, layers: _Layers, of_rows: torch.Tensor, tokens: torch.Tensor, owners: torch.Tensor | None, units: int
+    ) -> None:
+        """Compute the norms, by a backward pass.
+
+        Args:
+            of_rows: (rows,) losses, with their graph.
+            tokens: (rows,) number of tokens that count in each row's loss.
+        """
+        self._layers, self._units, self._count = layers, Units.of(owners, units, len(of_rows)), units
+        self._runs: list[LayerRun] | None = [] if layers.may_keep else None
+        self._graph = of_rows if self._runs is None else None
+        squares = _Norms(layers, self._units)
+
+        def take(run: LayerRun) -> None:
+            squares.take(run)
+            if self._runs is not None:
+                self._runs.append(run)
+
+        layers.backward(of_rows, take, again=self._runs is None)
+        norms = torch.stack(squares.found(), dim=1).sqrt()
+        broken = ~torch.isfinite(norms).all(dim=1)
+        self._broken = broken if bool(broken.any()) else None  # an accelerator waits here, once a micro-batch
+        self._norms = norms[:units].masked_fill(broken[:units, None], 0.0)
+        sizes = self._units.sums(torch.ones_like(tokens))
+        losses = self._units.sums(of_rows.detach().double()) / sizes
+        self._losses, self._tokens = losses[:units].nan_to_num(0.0, 0.0, 0.0), self._units.sums(tokens)[:units].double()
+
+    def norms(self) -> torch.Tensor:
+        """(units, groups) float64 l2 norms, all weights of a group jointly."""
+        return self._norms
+
+    def losses(self) -> torch.Tensor:
+        """(units,) float64 mean loss of each unit's records; 0 where it was not finite."""
+        return self._losses
+
+    def tokens(self) -> torch.Tensor:
+        """(units,) float64 number of tokens that count in each unit's loss."""
+        return self._tokens
+
+    def matrix(self) -> torch.Tensor:
+        """Whole gradients are never held. Raises: ConfigError naming the clippers that need them."""
+        problem = "is not lora, and then no record's whole gradient is held, which adaclip, geoclip and clipper l1 need"
+        raise ConfigError(FIELD, problem, fix="take a mechanism that needs norms alone, such as static, or train: lora")
+
+    def weighted_sum(self, factors: torch.Tensor, *, keep: bool = False) -> list[torch.Tensor]:
+        """The sum over units of factors[unit, group] * gradient, one flat vector for each group in its weights' dtype.
+
+        It is added up in float32 (float64 where the weights are): its rounding is that of plain training, some 1e-7 of
+        what is added up, and no bound on a unit's gradient covers it.
+
+        Args:
+            factors: (units, groups), finite.
+            keep: keep what it is made of, for another sum.
+        """
+        whole = factors.new_zeros(self._units.count, factors.shape[1])
+        whole[: self._count] = factors
+        if self._broken is not None:
+            whole[self._broken] = 0.0
+        sums = _Sums(self._layers, self._units, whole, self._broken)
+        if self._graph is not None:
+            self._layers.backward(self._graph, sums.take, again=keep)
+            self._graph = self._graph if keep else None
+        elif self._runs:
+            left = self._runs if not keep else list(self._runs)
+            while left:
+                sums.take(left.pop(0))
+        else:
+            raise RuntimeError("the sum was made already, and nothing of the pass is kept")
+        return sums.totals
+
+
+def layer_gradients(
+    model: Any,
+    groups: Sequence[LayerModules],
+    input_ids: torch.Tensor,
+    mask: torch.Tensor,
+    owners: torch.Tensor | None,
+    units: int,
+    *,
+    autocast: torch.dtype | None = None,
+    checkpointing: bool = False,
+) -> LayerGradients:
+    """Gradients of each unit's loss by the weights of ``groups``. Private. Arguments as ``per_sample_gradients`` has.
+
+    Activations, or what is kept of them, live until the first ``weighted_sum``.
+
+    Args:
+        groups: the result of ``layer_groups(model)``.
+
+    Raises: ConfigError naming a layer whose rows are not the batch's, or that takes no part.
+    """
+    layers = _Layers(model, groups, len(input_ids), input_ids.shape[1], checkpointing)
+    with layers.tapped(), torch.autocast(input_ids.device.type, dtype=autocast, enabled=autocast is not None):
+        losses = model_losses(model, input_ids, mask)
+    return LayerGradients(layers, losses, counted_tokens(mask), owners, units)
+
+
+@dataclass
+class _Layers:
+    """The layers that train, tapped: each run of one hands its inputs and its output's gradient to a function.
+
+    Attributes:
+        rows, tokens: shape of the batch.
+        checkpointing: whether transformer layers run again on the way back.
+        dtype: of tables and sums.
+        runs: how often the layers of each group ran.
+        bytes: size of all their output gradients.
+        lowest: outputs below which nothing trains; every tapped output lies above one of them.
+    """
+
+    model: Any
+    groups: Sequence[LayerModules]
+    rows: int
+    tokens: int
+    checkpointing: bool
+    dtype: torch.dtype = field(init=False)
+    runs: list[int] = field(init=False)
+    bytes: int = field(default=0, init=False)
+    lowest: list[torch.Tensor] = field(default_factory=list, init=False)
+    _ran: set[int] = field(default_factory=set, init=False)
+    _take: Callable[[LayerRun], None] | None = field(default=None, init=False)
+    _taking: bool = field(default=False, init=False)
+
+    def __post_init__(self) -> None:
+        self.runs = [0] * len(self.groups)
+        self.dtype = torch.promote_types(torch.float32, self.groups[0].parameters[0].dtype)
+
+    @property
+    def may_keep(self) -> bool:
+        """Whether all runs' inputs and gradients may be kept after a backward pass, in place of all activations."""
+        return not self.checkpointing and self.bytes <= _KEPT * sum(group.size for group in self.groups)
+
+    @contextmanager
+    def tapped(self) -> Iterator[None]:
+        """Context in which the layers are tapped, and checkpointed if they are to be."""
+        with ExitStack() as stack:
+            stack.enter_context(checkpointed(self.model, enabled=self.checkpointing))
+            for number, group in enumerate(self.groups):
+                for layer in group.modules:
+                    if isinstance(layer, nn.Embedding):
+                        stack.enter_context(_lookups(layer, partial(self._tap, number, layer)))
+                    else:
+                        handle = layer.register_forward_hook(partial(self._hook, number), with_kwargs=True)
+                        stack.callback(handle.remove)
+            yield
+
+    def backward(self, losses: torch.Tensor, take: Callable[[LayerRun], None], *, again: bool) -> None:
+        """Hand every run to ``take``, from (rows,) losses.
+
+        Args:
+            again: whether there will be another pass over the same activations.
+
+        Raises: ConfigError naming a layer that took no part in the forward pass.
+        """
+        for number, group in enumerate(self.groups):
+            if any(id(layer) not in self._ran for layer in group.modules):
+                raise self.refusal(number, "took no part in the forward pass")
+        self._take = take
+        try:
+            with self.tapped() if self.checkpointing else nullcontext():
+                torch.autograd.grad(losses.sum(), self.lowest, retain_graph=again)
+        finally:
+            self._take = None
+            if not again:
+                self.lowest.clear()
+
+    def refusal(self, number: int, problem: str) -> ConfigError:
+        """The error for a group."""
+        return ConfigError(FIELD, f"layer {self.groups[number].name} {problem}", fix=LEAVE_OUT)
+
+    def _hook(self, number: int, layer: nn.Module, args: tuple[Any, ...], named: dict[str, Any], output: Any) -> Any:
+        if self._taking:
+            return output  # run again for its weights' gradients alone
+        given = (*args, *named.values())
+        if len(given) != 1 or not all(isinstance(one, torch.Tensor) for one in (*given, output)):
+            raise self.refusal(number, "takes or gives something else than one tensor")
+        return self._tap(number, layer, given[0], output)
+
+    def _tap(self, number: int, layer: nn.Module, inputs: torch.Tensor, output: torch.Tensor) -> torch.Tensor:
+        """Watch one run of a layer. Returns: the output to go on with."""
+        if isinstance(layer, nn.Embedding) and inputs.dim() == 2 and len(inputs) == 1:
+            # Positions that all rows share: each row has its own gradient of them.
+            inputs, output = inputs.expand(self.rows, -1), output.expand(self.rows, -1, -1)
+        if self._take is None:  # else a checkpointed layer runs again
+            self.runs[number] += 1
+            self.bytes += output.numel() * output.element_size()
+            self._ran.add(id(layer))
+            if not inputs.requires_grad:
+                self.lowest.append(output)
+        kept = self._by_row(number, inputs.detach())
+        if isinstance(layer, nn.Linear | Conv1D):
+            kept = kept.to(output.dtype)  # as it was multiplied
+
+        def fill(gradient: torch.Tensor, kept: torch.Tensor) -> None:
+            assert self._take is not None
+            self._taking = True
+            try:
+                self._take(LayerRun(number, layer, kept, self._by_row(number, gradient)))
+            finally:
+                self._taking = False
+
+        tapped: torch.Tensor = Tap.apply(output, kept, fill)
+        return tapped
+
+    def _by_row(self, number: int, states: torch.Tensor) -> torch.Tensor:
+        """(rows, ...) states of a layer, which may have come as (rows * tokens, width), row after row.
+
+        Raises: ConfigError naming the layer, for what would be multiplied into other records' gradients.
+        """
+        if states.dim() == 2 and len(states) == self.rows * self.tokens:
+            return states.unflatten(0, (self.rows, self.tokens))
+        if states.dim() >= 2 and len(states) == self.rows:
+            return states
+        shape, batch = tuple(states.shape), f"{self.rows} rows of {self.tokens} tokens"
+        raise self.refusal(number, f"saw a tensor of shape {shape} for {batch}, so no record's part of it is known")
+
+
+@contextmanager
+def _lookups(layer: nn.Embedding, tap: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> Iterator[None]:
+    """Context in which what an embedding looks up is tapped, with the row numbers that its own code computes."""
+    own: Any = layer  # whose forward functions are set for a while
+    forward, before = layer.forward, vars(layer).get("forward")
+
+    def run(*args: Any, **named: Any) -> Any:
+        with _Lookups(layer.weight, tap):
+            return forward(*args, **named)
+
+    own.forward = run
+    try:
+        yield
+    finally:
+        vars(layer).pop("forward", None)
+        if before is not None:
+            own.forward = before
+
+
+class _Lookups(TorchFunctionMode):
+    """Taps ``torch.nn.functional.embedding``: some embeddings shift the numbers, or scale what they looked up."""
+
+    def __init__(self, weight: torch.Tensor, tap: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self._weight, self._tap = weight, tap
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Call ``func``, and tap it if it looks up rows of the weight."""
+        output = func(*args, **(kwargs or {}))
+        if func is nn.functional.embedding and len(args) > 1 and args[1] is self._weight:
+            return self._tap(args[0], output)
+        return output
+
+
+class _Norms:
+    """Takes a first pass: squared norms of each group, made when all of its layers' runs are there."""
+
+    def __init__(self, layers: _Layers, units: Units) -> None:
+        self._layers, self._units = layers, units
+        self._left = list(layers.runs)
+        self._parts: list[dict[int, list[Products | torch.Tensor]]] = [{} for _ in layers.groups]
+        self._squares: list[torch.Tensor | None] = [None] * len(layers.groups)
+
+    def take(self, run: LayerRun) -> None:
+        """Keep what the weights get from one run; compute norms after the last."""
+        number, weights = run.group, trained_weights(run.layer)
+        parts = self._parts[number]
+        for name, part in gradient_parts(run.layer, run.inputs, run.gradient, self._layers.dtype).items():
+            parts.setdefault(id(weights[name]), []).append(part)
+        self._left[number] -= 1
+        if not self._left[number]:
+            of_group = self._layers.groups[number].parameters
+            self._squares[number] = torch.stack([self._of_weight(number, weight) for weight in of_group]).sum(dim=0)
+            parts.clear()
+
+    def _of_weight(self, number: int, weight: nn.Parameter) -> torch.Tensor:
+        uses = self._parts[number].get(id(weight), [])
+        tables = [use for use in uses if isinstance(use, torch.Tensor)]
+        products = [use for use in uses if isinstance(use, Products)]
+        if bool(tables) == bool(products):
+            raise self._layers.refusal(number, "shares a weight with a layer of another kind")
+        if products:
+            return square_norms(products, (weight.shape[0], weight.shape[1]), self._units)
+        table = self._units.sums(torch.stack(tables).sum(dim=0))
+        return torch.linalg.vector_norm(table, dim=1, dtype=torch.float64).square()
+
+    def found(self) -> list[torch.Tensor]:
+        """(units,) squared norms of each group. Raises: ConfigError naming a group without gradient."""
+        for number, squares in enumerate(self._squares):
+            if squares is None:
+                raise self._layers.refusal(number, "got no gradient: nothing of the loss depends on it")
+        return [squares for squares in self._squares if squares is not None]
+
+
+class _Sums:
+    """Takes a second pass: sums over rows of factor times gradient, one flat vector for each group."""
+
+    def __init__(self, layers: _Layers, units: Units, factors: torch.Tensor, broken: torch.Tensor | None) -> None:
+        """Start from zeros.
+
+        Args:
+            factors: (units, groups), those of rows that fill included.
+            broken: (units,) units whose gradients are not finite; None if all are.
+        """
+        of_row = slice(None) if units.owners is None else units.owners
+        self._layers, self._factors = layers, factors[of_row].to(layers.dtype)
+        self._dead = None if broken is None else broken[of_row]
+        self.totals = [
+            torch.zeros(group.size, dtype=layers.dtype, device=group.parameters[0].device) for group in layers.groups
+        ]
+
+    def take(self, run: LayerRun) -> None:
+        """Add one run's part."""
+        weights, factors, places = trained_weights(run.layer), self._factors[:, run.group], self._places(run.group)
+        for name, part in gradient_parts(run.layer, run.inputs, run.gradient, self._layers.dtype).items():
+            into = places[id(weights[name])]
+            if isinstance(part, Products):
+                part.add_weighted_to(into.view(weights[name].shape), factors, self._dead)
+            else:
+                into += factors @ (part if self._dead is None else part.masked_fill(self._dead[:, None], 0.0))
+
+    def _places(self, number: int) -> dict[int, torch.Tensor]:
+        parameters = self._layers.groups[number].parameters
+        views = self.totals[number].split([parameter.numel() for parameter in parameters])
+        return {id(parameter): view for parameter, view in zip(parameters, views, strict=True)}
