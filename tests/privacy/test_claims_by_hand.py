@@ -9,9 +9,11 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
+from pathlib import Path
 
 import numpy as np
 import pytest
+import yaml
 from mixtures import LMO, lmo, plrvo, release
 from scipy.integrate import quad
 from scipy.stats import expon, gamma
@@ -19,6 +21,7 @@ from scipy.stats import expon, gamma
 from dptune.mechanisms.noises.laplace_noise import Plrvo
 from dptune.mechanisms.published_search import USEFUL, PlrvoProblem, _grid
 from dptune.policy.method import Dppg
+from dptune.privacy.accountants import smallest_epsilon
 from dptune.privacy.accounting.laplace_mixtures import InverseScale
 from dptune.privacy.accounting.mixture_bounds import scalar_renyi
 from dptune.privacy.accounting.published_accountants import (
@@ -29,6 +32,7 @@ from dptune.privacy.accounting.published_accountants import (
     plrvo_epsilon,
 )
 
+CLAIMED = Path(__file__).parents[2] / "tasks" / "report" / "claimed.yaml"
 Parts = tuple[float, float, float, float, float, float, float, float]  # a1, a2, a3, theta, k, lambda, a, b
 
 
@@ -220,3 +224,51 @@ def test_the_rule_of_appendix_b_1(noise: float, delta: float) -> None:
     c2 = math.sqrt(math.log(2 / (math.sqrt(16 * delta + 1) - 1)))
     by_hand = c1 / noise if noise > c1 else (1 + 2 * math.sqrt(2) * c2 * noise) / (2 * noise**2)
     assert Dppg(noise_multiplier=noise, critic="none").price(delta).published == pytest.approx(by_hand, rel=1e-12)
+
+
+#: LMO-DP's table 3: the total that it claims, and what the released parameters certify if batches are Poisson samples.
+TABLE_3 = {"T0.3": 0.6553, "T0.7": 2.258, "T2": 25.13, "T3": 90.78, "T5": 807.3}
+
+
+@pytest.mark.parametrize(("preset", "certified"), TABLE_3.items())
+def test_what_table_3_of_lmo_dp_certifies(preset: str, certified: float) -> None:
+    """2,048 of 67,349 rows a step, six epochs of 33 steps; the benchmarks' page has these figures, rounded up."""
+    steps = Counter({release(LMO[preset], 2048 / 67349): 198})
+    assert certified * (1 - 1e-3) < smallest_epsilon(steps, 1e-10) <= certified
+    printed = yaml.safe_load(CLAIMED.read_text(encoding="utf-8"))["glue sst2"]["rows"]
+    assert certified in next(row["certified_if_poisson"] for row in printed if row["mechanism"] == "LMO-DP").values()
+
+
+#: LMO-DP's figure 1: the step's epsilon, the mean reduction in percent as printed, and the parameters that give it.
+FIGURE_1 = [
+    (0.3, 95.13, (0.1, 0.9, 0.1, 7.5, 1, 1, 1, 2), 73.12),
+    (0.7, 92.19, (0.1, 0.9, 0.1, 7.5, 1, 1, 5, 6), 79.06),
+    (2.0, 87.71, (0.1, 0.9, 0.2, 7.5, 1, 1, 8, 9), 78.47),
+    (3.0, 87.31, (0.3, 0.1, 0.3, 3, 2, 5, 8, 9), 77.35),
+]
+
+
+@pytest.mark.parametrize(("epsilon", "printed", "parts", "trained"), FIGURE_1)
+def test_figure_1_is_about_other_noise_than_the_tables(
+    epsilon: float, printed: float, parts: Parts, trained: float
+) -> None:
+    """1 - E|z| over that of a classically calibrated Gaussian at delta 1e-10, to within 0.9: the figure was sampled.
+
+    The parameters that training used have ``trained``.
+    """
+    gaussian = math.sqrt(2 * math.log(1.25e10)) / epsilon * math.sqrt(2 / math.pi)
+    assert 100 * (1 - law_of(parts).mean_absolute / gaussian) == pytest.approx(printed, abs=0.9)
+    assert 100 * (1 - LMO[f"T{epsilon:g}"].mean_absolute / gaussian) == pytest.approx(trained, abs=0.01)
+
+
+def test_entropies_are_those_of_closed_forms_and_of_quadrature() -> None:
+    """Laplace of scale b: 1 + log 2b. PLRV-O: log(2 / (k theta)) + (k + 1) / k."""
+    assert InverseScale(constant=0.7).entropy == pytest.approx(1 + math.log(2 / 0.7), rel=1e-9)
+    assert plrvo(40, 0.01).entropy == pytest.approx(math.log(2 / 0.4) + 41 / 40, rel=1e-9)
+    for law in LMO.values():
+
+        def integrand(log_x: float, law: InverseScale = law) -> float:
+            log_density = float(law.log_density(math.exp(log_x)))
+            return -2 * math.exp(log_x + log_density) * log_density
+
+        assert law.entropy == pytest.approx(quad(integrand, -25, 25, points=[-5, 0, 3], limit=800)[0], rel=1e-6)
