@@ -113,6 +113,8 @@ def _printed(claimed: dict[str, Any]) -> Iterator[str]:
 
 def _certified(row: dict[str, Any], claimed: float) -> str:
     """What the noise of a row would certify: one figure, or one for each epsilon that the row claims."""
+    if float(claimed) == math.inf:
+        return "∞"
     found = row.get("certified_if_poisson")
     found = found.get(claimed) if isinstance(found, dict) else found
     return "not known" if found is None else at_most(found, 4)
