@@ -20,6 +20,7 @@ from tiny_models import CPU, FAMILIES, adapted, gpt2, records, trainable
 
 from dptune.core.errors import ConfigError
 from dptune.core.settings import Lora
+from dptune.prediction import ensemble
 from dptune.prediction.ensemble import (
     load_adapters,
     partition,
@@ -34,7 +35,7 @@ from dptune.prediction.shard_tuning import ShardTuning
 from dptune.training.data import tokenize
 from dptune.training.gradients.stacked_adapters import PUBLIC, StackedAdapters
 from dptune.training.models.model import ModelSource, attach_lora, load_base, load_tokenizer, save_adapter
-from dptune.training.models.plain_training import one_cycle
+from dptune.training.models.plain_training import SCHEDULES, linear, one_cycle
 
 RECORDS = st.lists(st.tuples(st.text(min_size=1, max_size=5), st.integers(0, 9)), min_size=1, max_size=40)
 
@@ -300,3 +301,18 @@ def test_the_schedule_is_torchs_where_torch_has_one() -> None:
             optimizer.step()
             theirs.step() if step < steps - 1 else None
     assert [one_cycle(0, steps) for steps in (1, 5, 10)] == [1.0, 1.0, 1.0]
+
+
+def test_a_linear_schedule_falls_to_0_after_the_last_step() -> None:
+    assert [linear(step, 4) for step in range(5)] == [1.0, 0.75, 0.5, 0.25, 0.0]
+    assert {"one_cycle": one_cycle, "linear": linear} == SCHEDULES
+    assert ShardTuning().schedule == "one_cycle"
+
+
+def test_a_shard_is_tuned_by_its_schedule(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[str] = []
+    monkeypatch.setattr(ensemble, "fit", lambda *_, schedule, **__: seen.append(schedule))
+    nothing: Any = None
+    for schedule in ("one_cycle", "linear"):
+        ensemble._fit(nothing, nothing, ShardTuning(schedule=schedule), 0)
+    assert seen == ["one_cycle", "linear"]
