@@ -117,8 +117,8 @@ class PlrvoProblem:
                 "and scales above 10 next to impossible)"
             )
             raise ConfigError("epsilon", problem, fix="raise epsilon, or lower max_grad_norm")
-        more = {"moments": self.largest_moment} if self.largest_moment > LARGEST_MOMENT else {}
-        return Plrvo(k=k, theta=theta, max_grad_norm=self.max_grad_norm, dimension=self.dimension, **more)
+        moments = max(self.largest_moment, LARGEST_MOMENT)
+        return Plrvo(k=k, theta=theta, max_grad_norm=self.max_grad_norm, dimension=self.dimension, moments=moments)
 
 
 def lmo_dp_search(step_epsilon: float, delta: float, mode: LmoMode) -> LmoDp:

@@ -20,7 +20,6 @@ from tiny_models import CPU, FAMILIES, adapted, gpt2, records, trainable
 
 from dptune.core.errors import ConfigError
 from dptune.core.settings import Lora
-from dptune.prediction import ensemble
 from dptune.prediction.ensemble import (
     load_adapters,
     partition,
@@ -309,10 +308,12 @@ def test_a_linear_schedule_falls_to_0_after_the_last_step() -> None:
     assert ShardTuning().schedule == "one_cycle"
 
 
-def test_a_shard_is_tuned_by_its_schedule(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[str] = []
-    monkeypatch.setattr(ensemble, "fit", lambda *_, schedule, **__: seen.append(schedule))
-    nothing: Any = None
+def test_a_shard_is_tuned_by_its_schedule(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[tuple[int, int]] = []
+    monkeypatch.setitem(SCHEDULES, "linear", lambda step, steps: seen.append((step, steps)) or 0.5)
+    tokens = tokenize(texts(4, 0, ("zebra",)), load_tokenizer(base()), WIDTH)
     for schedule in ("one_cycle", "linear"):
-        ensemble._fit(nothing, nothing, ShardTuning(schedule=schedule), 0)
-    assert seen == ["one_cycle", "linear"]
+        tuning = ShardTuning(epochs=1, batch_size=2, schedule=schedule)
+        tune_shard(base(), LORA, tuning, tokens, 0, "record", tmp_path / schedule, CPU)
+        assert bool(seen) == (schedule == "linear")
+    assert {steps for _, steps in seen} == {2}
