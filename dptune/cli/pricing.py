@@ -260,6 +260,9 @@ def search(
     ] = "variance",
     dimension: Annotated[int, typer.Option(help="Number of trainable parameters; PLRV-O's accountant needs it.")] = 0,
     max_grad_norm: Annotated[float, typer.Option(help="Clip radius.")] = 1.0,
+    moments: Annotated[
+        int, typer.Option(help="Largest moment of PLRV-O's published search; its paper has about 1,000.")
+    ] = 200,
     out: Annotated[Path | None, typer.Option(help="Output folder [data/search/MECHANISM-MODE].")] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -269,7 +272,7 @@ def search(
 
     check_drawable()
     schedule = Schedule(*sampling_of(sample_rate, steps, records, batch, epochs), delta)
-    found = search_noise(Request(mechanism, mode, epsilon, schedule, objective, dimension, max_grad_norm))
+    found = search_noise(Request(mechanism, mode, epsilon, schedule, objective, dimension, max_grad_norm, moments))
     directory = out or Path("data/search") / f"{mechanism}-{mode}"
     write_found(found, directory)
     show(found.entry | found.figures, as_json)

@@ -48,6 +48,7 @@ class Request:
         objective: aim of the certified search, a key of ``dptune.mechanisms.noise_search.OBJECTIVES``.
         dimension: number of trainable parameters, for PLRV-O's accountant.
         max_grad_norm: the clip radius.
+        moments: largest moment of PLRV-O's published search.
     """
 
     mechanism: str
@@ -57,6 +58,7 @@ class Request:
     objective: str = "variance"
     dimension: int = 0
     max_grad_norm: float = 1.0
+    moments: int = 200
 
     def __post_init__(self) -> None:
         schedule = self.schedule
@@ -172,7 +174,7 @@ def _noise(request: Request) -> Plrvo | LmoDp:
     schedule, kind = request.schedule, (request.mechanism, request.mode)
     if kind == ("plrvo", "published"):
         budget = (request.epsilon, schedule.delta, schedule.sample_rate, schedule.steps)
-        return PlrvoProblem(*budget, request.dimension, request.max_grad_norm).solve()
+        return PlrvoProblem(*budget, request.dimension, request.max_grad_norm, request.moments).solve()
     if request.mechanism == "lmo_dp" and request.mode != "certified":
         step = lmo_dp_step_target(request.epsilon, schedule.delta, schedule.sample_rate, schedule.steps)
         return lmo_dp_search(step, schedule.delta, "usefulness" if "usefulness" in request.mode else "largest_epsilon")

@@ -21,7 +21,14 @@ from scipy.stats import gamma as gamma_law
 from dptune.core.errors import ConfigError
 from dptune.mechanisms.noises.laplace_noise import LmoDp, Plrvo
 from dptune.privacy.accounting.laplace_mixtures import InverseScale
-from dptune.privacy.accounting.published_accountants import STEP_ORDERS, formal_mgf, formal_step_epsilons, plrvo_epsilon
+from dptune.privacy.accounting.published_accountants import (
+    LARGEST_MOMENT,
+    MOST_MOMENTS,
+    STEP_ORDERS,
+    formal_mgf,
+    formal_step_epsilons,
+    plrvo_epsilon,
+)
 from dptune.privacy.calibration import calibrate
 from dptune.privacy.release import Composition, Release
 
@@ -53,7 +60,8 @@ class PlrvoProblem:
         dimension: number of coordinates of the gradient.
         max_grad_norm: the smallest clip radius that is allowed, which is the one chosen: the constraints on absolute
             noise (c1: a Laplace scale above 10 is next to impossible; c4: E |z| <= 10) are easiest there.
-        largest_moment: largest order lambda of the accountant, which needs lambda C theta < 1.
+        largest_moment: largest order lambda of the accountant, which needs lambda C theta < 1. The paper has about
+            1,000, under which a smaller epsilon is within reach of the constraints.
         largest_shape: upper bound of the shape k.
     """
 
@@ -69,6 +77,9 @@ class PlrvoProblem:
     def __post_init__(self) -> None:
         if self.dimension < 1:
             raise ConfigError("dimension", f"{self.dimension} is not positive", fix="count the trainable parameters")
+        if not 1 <= self.largest_moment <= MOST_MOMENTS:
+            problem = f"{self.largest_moment} is not in [1, {MOST_MOMENTS}]"
+            raise ConfigError("largest_moment", problem, fix="use 200, or 1000 as the paper")
         if not self.largest_shape > SMALLEST_SHAPE:
             raise ConfigError("largest_shape", f"{self.largest_shape} is not above 3", fix=f"use {LARGEST_SHAPE:g}")
         if not (math.isfinite(self.max_grad_norm) and self.max_grad_norm > 0):
@@ -79,9 +90,9 @@ class PlrvoProblem:
 
         def claim(noise_multiplier: float) -> float:
             law = InverseScale(gamma=(k, 1 / ((k + 1) * noise_multiplier)))
-            claims = (("dimension", float(self.dimension)),)
+            claims = (("dimension", float(self.dimension)), ("moments", float(self.largest_moment)))
             release = Release(self.sample_rate, 1 / law.score_bound, noise="laplace_mixture", law=law, claims=claims)
-            return plrvo_epsilon(Composition({release: self.steps}), self.delta, self.largest_moment)
+            return plrvo_epsilon(Composition({release: self.steps}), self.delta)
 
         largest = (1 - 1e-9) / self.largest_moment
         return min(largest, 1 / ((k + 1) * calibrate(claim, self.epsilon)))
@@ -106,7 +117,8 @@ class PlrvoProblem:
                 "and scales above 10 next to impossible)"
             )
             raise ConfigError("epsilon", problem, fix="raise epsilon, or lower max_grad_norm")
-        return Plrvo(k=k, theta=theta, max_grad_norm=self.max_grad_norm, dimension=self.dimension)
+        moments = max(self.largest_moment, LARGEST_MOMENT)
+        return Plrvo(k=k, theta=theta, max_grad_norm=self.max_grad_norm, dimension=self.dimension, moments=moments)
 
 
 def lmo_dp_search(step_epsilon: float, delta: float, mode: LmoMode) -> LmoDp:

@@ -69,17 +69,15 @@ def l2_radius(update: Update, trust: float, miss: float) -> float:
     return math.sqrt(2 * trust / quantile) / (update.step_size * update.noise)
 
 
-def kl_radius(
-    update: Update, trust: float, miss: float, *, largest: float, trace: float, as_printed: bool = False
-) -> float:
-    """A clip radius with P[step^T F step / 2 <= ``trust``] >= 1 - ``miss`` (proposition 4.7, by Markov's inequality).
+def kl_radius(update: Update, trust: float, miss: float, *, largest: float, trace: float) -> float:
+    """A clip radius with P[step^T F step / 2 <= ``trust``] >= 1 - ``miss`` (equation 7, by Markov's inequality).
+
+    The last line of proposition 4.7 promises this of step^T F step, without the half. For that, halve ``trust``.
 
     Args:
         trust: alpha, bound on the KL divergence (to second order) that defines the trust region.
         miss: beta, probability with which a step may leave the region.
         largest, trace: largest eigenvalue and trace of the Fisher matrix F at the old policy. Must be public.
-        as_printed: use the proposition's last line as it is printed, which forgets the factor 1/2: the radius is
-            smaller by sqrt(2), which is safe.
 
     Raises: ConfigError for figures out of range.
     """
@@ -87,8 +85,7 @@ def kl_radius(
     for name, value in (("largest", largest), ("trace", trace)):
         if not (math.isfinite(value) and value > 0):
             raise ConfigError(name, f"{value} is not positive", fix="add a regulariser to the diagonal of F")
-    factor = 1 if as_printed else 2
-    return math.sqrt(factor * trust * miss / (largest + update.noise**2 * trace)) / update.step_size
+    return math.sqrt(2 * trust * miss / (largest + update.noise**2 * trace)) / update.step_size
 
 
 def _check(trust: float, miss: float) -> None:

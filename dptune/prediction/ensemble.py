@@ -139,6 +139,7 @@ def _fit(peft: Any, tokens: Tokens, tuning: ShardTuning, shard: int) -> None:
         learning_rate=tuning.learning_rate,
         seed=tuning.seed + shard,
         description=f"tuning shard {shard}",
+        schedule=tuning.schedule,
     )
 
 

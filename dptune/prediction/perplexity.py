@@ -109,16 +109,17 @@ def score_records(
     rows = [tokens.rows[number] for number in chosen]
     for number, record in zip(chosen, _records(model, adapters, rows, label), strict=True):
         draws, losses, sampled, private = np.random.default_rng([seed, number]), {}, {}, {}
+        cut = _Record(*truncate_laws(record.public, record.private), record.targets)
         for name, protocol in protocols.items():
             if isinstance(protocol, FixedMixture):
-                parts = parts_of(weights_of(protocol, record.public, record.private), protocol.slots)
-            else:
+                laws, parts = cut, parts_of(weights_of(protocol, cut.public, cut.private), protocol.slots)
+            else:  # Algorithm 1 has the whole vocabulary
                 by_size = _published_weights(protocol, record)
-                parts = _average_parts(protocol, by_size)
+                laws, parts = record, _average_parts(protocol, by_size)
                 sampled[name] = record.loss(_sampled_parts(protocol, by_size, draws))
-            losses[name] = record.loss(parts)
+            losses[name] = laws.loss(parts)
             private[name] = float(parts.sum())
-        average = -float(record.at_targets(record.private).mean(0).log().sum())
+        average = -float(cut.at_targets(cut.private).mean(0).log().sum())
         yield number, RecordScore(len(record.targets), losses, sampled, private, average)
 
 
@@ -154,7 +155,8 @@ def _records(model: Any, adapters: StackedAdapters, rows: Rows, label: str) -> I
             ids = one.expand(len(models), -1)
             logits = model(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False).logits
             laws = torch.log_softmax(logits[:, :-1].double(), -1)[:, counted]
-            yield _Record(*truncate_laws(laws[0], laws[1:]), ids[0, 1:][counted])
+            laws = torch.where(laws.isnan().any(-1, keepdim=True), laws[0], laws)  # a broken model counts as the public
+            yield _Record(laws[0], laws[1:], ids[0, 1:][counted])
 
 
 def _perplexities(losses: Sequence[tuple[float, int]]) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""Rows of the benchmarks that papers report on: E2E NLG, DART, SST-2 and WikiText-2, from files that you have.
+"""Rows of the benchmarks that papers report on, from files that you have: E2E NLG, DART, GLUE, WikiText-2 and others.
 
 None of these data sets comes with dptune. Each function reads a folder or an archive as its authors published it,
 checks the SHA-256 of every file that is known to have one content only, and yields rows; a column names the unit that
@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from dptune.core.errors import ConfigError, DataError
+from dptune.records.billion_words import billion_words
 from dptune.records.published_files import file_of, hub_rows, read_published
 from dptune.records.wikitext import wikitext
 
@@ -229,4 +230,10 @@ def _dart_of_file(path: str, file: str) -> Iterable[Row]:
     return entries
 
 
-BENCHMARKS: Mapping[str, Callable[..., Iterable[Row]]] = {"e2e": e2e, "dart": dart, "glue": glue, "wikitext": wikitext}
+BENCHMARKS: Mapping[str, Callable[..., Iterable[Row]]] = {
+    "e2e": e2e,
+    "dart": dart,
+    "glue": glue,
+    "wikitext": wikitext,
+    "billion_words": billion_words,
+}

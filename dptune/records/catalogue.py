@@ -246,7 +246,7 @@ def _called(name: str, read: Read, options: Mapping[str, Any]) -> Iterator[Any]:
 
 
 #: Options of benchmarks that say which rows are read, and so what one row is.
-_CHOICES = ("task", "part", "half", "block", "tokenizer", "tokenizer_revision")
+_CHOICES = ("task", "part", "half", "files", "block", "tokenizer", "tokenizer_revision")
 #: Options of benchmarks that say what is written in the text of a row.
 _WRITTEN = ("template", "separator")
 

@@ -24,7 +24,7 @@ from tasks.settings.strict import StrictModel
 
 SCORING = "scoring.json"
 #: Version of these results, part of their names. Raise it when a change moves their figures: tests/golden says when.
-VERSION = 1
+VERSION = 2
 _SEED = 0  # of the samples that a published protocol is scored with; public
 
 

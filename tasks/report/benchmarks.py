@@ -100,7 +100,7 @@ def _printed(claimed: dict[str, Any]) -> Iterator[str]:
                 row["model"],
                 row["mechanism"],
                 at_most(epsilon, 4),
-                _certified(row),
+                _certified(row, epsilon),
                 *map(_digits, values),
                 _share_printed(row, values, claimed),
             ]
@@ -111,8 +111,13 @@ def _printed(claimed: dict[str, Any]) -> Iterator[str]:
     yield "".join(f"- {note}\n" for note in claimed["notes"])
 
 
-def _certified(row: dict[str, Any]) -> str:
-    return at_most(row["certified_if_poisson"], 4) if "certified_if_poisson" in row else "not known"
+def _certified(row: dict[str, Any], claimed: float) -> str:
+    """What the noise of a row would certify: one figure, or one for each epsilon that the row claims."""
+    if float(claimed) == math.inf:
+        return "∞"
+    found = row.get("certified_if_poisson")
+    found = found.get(claimed) if isinstance(found, dict) else found
+    return "not known" if found is None else at_most(found, 4)
 
 
 def _share_printed(row: dict[str, Any], values: Sequence[float], claimed: dict[str, Any]) -> str:

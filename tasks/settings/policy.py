@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Annotated, Any, Literal
+from warnings import warn
 
 from annotated_types import Ge, Gt, Le, Lt, MinLen
 from pydantic import AfterValidator, Field, ValidationError, model_validator
@@ -339,8 +340,18 @@ def _method(options: dict[str, Any], delta: float, accounting: str) -> Dppg:
     return method
 
 
+def _without_as_printed(options: dict[str, Any]) -> dict[str, Any]:
+    """The same schedule without an option of earlier versions, which halved the trust region of algorithm kl."""
+    warn("as_printed is gone: write half of trust in place of as_printed: true", FutureWarning, stacklevel=2)
+    if options.pop("as_printed") is True and options.get("algorithm") == "kl":
+        options["trust"] = options.get("trust", PolicyTraining.trust) / 2
+    return options
+
+
 def make_training(options: Mapping[str, Any]) -> PolicyTraining:
     """Make the schedule of a run. Raises: ConfigError naming an option that is unknown or out of range."""
+    if "as_printed" in options:
+        options = _without_as_printed(dict(options))
     for option in options:
         if option not in _TRAINING:
             raise ConfigError(option, "is not an option of a run", fix=f"use one of {', '.join(sorted(_TRAINING))}")

@@ -55,7 +55,7 @@ class Prediction(StrictModel):
 
     models: tuple[Annotated[int, Ge(1), Le(10**5)], ...]
     partition: Unit
-    tuning: Annotated[ShardTuning, LibrarySection("all")]
+    tuning: Annotated[ShardTuning, LibrarySection(("epochs", "batch_size", "learning_rate", "seed"))]
     alpha: Order | Annotated[tuple[Order, ...], Field(min_length=1)]
     epsilons: Annotated[tuple[Epsilon, ...], Field(min_length=1)]
     tokens: Annotated[tuple[Count, ...], Field(min_length=1)]

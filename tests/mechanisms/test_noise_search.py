@@ -100,8 +100,10 @@ def solved() -> Plrvo:
 
 
 def claim_of(k: float, product: float) -> float:
-    mechanism = build("plrvo", {"k": k, "theta": product, "dimension": PROBLEM.dimension})
-    return plrvo_epsilon(planned(mechanism, SAMPLED), PROBLEM.delta, PROBLEM.largest_moment)
+    mechanism = build(
+        "plrvo", {"k": k, "theta": product, "dimension": PROBLEM.dimension, "moments": PROBLEM.largest_moment}
+    )
+    return plrvo_epsilon(planned(mechanism, SAMPLED), PROBLEM.delta)
 
 
 def test_plrvos_search_meets_its_claim_and_its_constraints() -> None:

@@ -6,11 +6,15 @@ import math
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from dptune.core.errors import ConfigError
+from dptune.policy.environments.learner import fisher_extent
+from dptune.policy.environments.rollout import Trajectories
+from dptune.policy.policies import Linear, Policy
 from dptune.policy.trust_region import Update, kl_radius, l2_radius
 
 positive = st.floats(0.01, 20.0)
@@ -111,8 +115,31 @@ def test_how_radii_scale(
     assert kl_radius(Update(factor * eta, z, 9), trust, miss, largest=largest, trace=trace) == pytest.approx(
         radius / factor
     )
-    printed = kl_radius(update, trust, miss, largest=largest, trace=trace, as_printed=True)
-    assert printed == pytest.approx(radius / math.sqrt(2))
+
+
+def test_the_kl_radius_is_equation_7_and_half_the_trust_is_its_last_line() -> None:
+    """eta 2, z .5, alpha .7, beta .2, largest 1.3, trace 4: equation 7, and the radius for step^T F step <= alpha."""
+    update, of_fisher = Update(2.0, 0.5, 9), {"largest": 1.3, "trace": 4.0}
+    assert kl_radius(update, 0.7, 0.2, **of_fisher) == pytest.approx(math.sqrt(2 * 0.7 * 0.2 / (1.3 + 0.25 * 4)) / 2)
+    assert kl_radius(update, 0.35, 0.2, **of_fisher) == pytest.approx(math.sqrt(0.7 * 0.2 / 2.3) / 2)
+
+
+def test_the_fisher_matrix_is_the_mean_of_outer_products_of_scores() -> None:
+    """Plain loops over the steps that count, with the regulariser on the diagonal."""
+    generator = torch.Generator().manual_seed(0)
+    x, theta = torch.randn(2, 7, 3, generator=generator), torch.randn(6, generator=generator)
+    actions, mask = torch.randint(2, (2, 6), generator=generator), torch.rand(2, 6, generator=generator) < 0.8
+    no = torch.zeros(2, 6, dtype=torch.bool)
+    met = Trajectories((0, 1), x, actions, torch.zeros(2, 6), no, no, mask)
+    scores = []
+    for user, step in mask.nonzero().tolist():
+        features = x[user, step].double().numpy()
+        odds = np.exp(features @ theta.double().numpy().reshape(3, 2))
+        score = np.outer(features, np.eye(2)[actions[user, step]] - odds / odds.sum())
+        scores.append(np.outer(score, score))
+    fisher = np.mean(scores, axis=0) + 1e-3 * np.eye(6)
+    found = fisher_extent(Policy(Linear(3, 2), 2, False), theta, met, 1e-3)
+    assert found == pytest.approx((np.linalg.eigvalsh(fisher)[-1], np.trace(fisher)), rel=1e-5)
 
 
 def test_moments_are_those_of_simulation_and_the_printed_ones_are_not() -> None:

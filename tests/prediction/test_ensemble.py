@@ -34,7 +34,7 @@ from dptune.prediction.shard_tuning import ShardTuning
 from dptune.training.data import tokenize
 from dptune.training.gradients.stacked_adapters import PUBLIC, StackedAdapters
 from dptune.training.models.model import ModelSource, attach_lora, load_base, load_tokenizer, save_adapter
-from dptune.training.models.plain_training import one_cycle
+from dptune.training.models.plain_training import SCHEDULES, linear, one_cycle
 
 RECORDS = st.lists(st.tuples(st.text(min_size=1, max_size=5), st.integers(0, 9)), min_size=1, max_size=40)
 
@@ -300,3 +300,20 @@ def test_the_schedule_is_torchs_where_torch_has_one() -> None:
             optimizer.step()
             theirs.step() if step < steps - 1 else None
     assert [one_cycle(0, steps) for steps in (1, 5, 10)] == [1.0, 1.0, 1.0]
+
+
+def test_a_linear_schedule_falls_to_0_after_the_last_step() -> None:
+    assert [linear(step, 4) for step in range(5)] == [1.0, 0.75, 0.5, 0.25, 0.0]
+    assert {"one_cycle": one_cycle, "linear": linear} == SCHEDULES
+    assert ShardTuning().schedule == "one_cycle"
+
+
+def test_a_shard_is_tuned_by_its_schedule(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[tuple[int, int]] = []
+    monkeypatch.setitem(SCHEDULES, "linear", lambda step, steps: seen.append((step, steps)) or 0.5)
+    tokens = tokenize(texts(4, 0, ("zebra",)), load_tokenizer(base()), WIDTH)
+    for schedule in ("one_cycle", "linear"):
+        tuning = ShardTuning(epochs=1, batch_size=2, schedule=schedule)
+        tune_shard(base(), LORA, tuning, tokens, 0, "record", tmp_path / schedule, CPU)
+        assert bool(seen) == (schedule == "linear")
+    assert {steps for _, steps in seen} == {2}

@@ -6,12 +6,16 @@ import itertools
 import math
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from tiny_ensemble import WIDTH, base, build, texts
 from tiny_models import CPU
 
+from dptune.prediction import perplexity
 from dptune.prediction.ensemble import load_adapters, read_manifest
 from dptune.prediction.mixture import law
 from dptune.prediction.mollify import renyi_weights
@@ -79,6 +83,30 @@ def test_a_fixed_mixture_is_scored_by_its_law(scored: tuple) -> None:
     found = score_ensemble(model, adapters, tokens, {"mine": protocol}, seed=0)[0]["mine"]
     assert found["perplexity_pooled"] == pytest.approx(math.exp(np.mean(total)), rel=1e-5)
     assert 0 < found["private_weight"] <= 0.8
+
+
+def test_a_memorised_token_is_scored_on_the_whole_vocabulary(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Algorithm 1 cuts no law. The last token, whose public probability is below 2^-40, holds the weights down.
+
+    Its share of a private law is 1e-4, so that the weights are next to 0, where cut laws would give them .8 and more.
+    The fixed mixture has laws that are cut by its own definition, under which that token has no probability.
+    """
+    public = torch.tensor([[0.5, 0.3, 0.2 - 1e-13, 1e-13]] * 2, dtype=torch.float64).log()
+    private = torch.tensor([0.2, 0.2, 0.6 - 1e-4, 1e-4], dtype=torch.float64).log().expand(80, 2, -1)
+    records = [
+        perplexity._Record(public[:1], private[:, :1], torch.tensor([2])),
+        perplexity._Record(public, private, torch.tensor([2, 3])),
+    ]
+    monkeypatch.setattr(perplexity, "_records", lambda *_: iter(records))
+    given: tuple[Any, Any, Any] = (None, None, SimpleNamespace(rows=[0, 1]))
+    protocols = {"published": Published(), "mine": FixedMixture()}
+    (_, common), (_, both) = score_records(*given, protocols, 0, [0, 1])
+    assert common.losses["published"] == pytest.approx(-math.log(0.2), abs=1e-3)
+    assert common.private["published"] < 1e-3
+    assert common.losses["mine"] < 1.0
+    assert common.private["mine"] == pytest.approx(0.8)
+    assert math.isfinite(both.losses["published"])
+    assert math.isinf(both.losses["mine"])
 
 
 @pytest.mark.parametrize("subsample", [0.3, 1.0])

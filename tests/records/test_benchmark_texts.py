@@ -8,12 +8,14 @@ import zipfile
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from dptune.core.errors import ConfigError, DataError
 from dptune.records import catalogue, published_files
 from dptune.records.benchmarks import dart, e2e, glue, meaning_prompt
+from dptune.records.billion_words import billion_words
 from dptune.records.catalogue import SOURCES, SourceSettings, find_source, label_of
 from dptune.records.parquet_file import form_at, read_records
 from dptune.records.reading.read import read
@@ -104,6 +106,39 @@ def test_articles_are_cleaned_of_marks(tmp_path: Path, monkeypatch: pytest.Monke
     )
     (tmp_path / "wiki.train.tokens").write_text(lines)
     assert cleaned_articles(str(tmp_path)) == ["Cats\nThe cat (red) is 10-years old, and costs £3.5.\nIt's"]
+
+
+def test_sentences_of_one_billion_words(tmp_path: Path) -> None:
+    """Files in the published order and names, a sentence a line; blocks are whole sentences, one at least."""
+    train, held_out = (tmp_path / f"{name}-monolingual.tokenized.shuffled" for name in ("training", "heldout"))
+    train.mkdir()
+    held_out.mkdir()
+    (train / "news.en-00001-of-00100").write_text("A b c .\nD e .\n\nF g h i j k .\n")
+    (train / "news.en-00002-of-00100").write_text("L .\n")
+    (held_out / "news.en.heldout-00000-of-00050").write_text("T .\n")
+    (held_out / "news.en.heldout-00001-of-00050").write_text("V .\n")
+
+    def texts(**options: Any) -> list[str]:
+        return [row["text"] for row in billion_words(str(tmp_path), **options)]
+
+    assert texts() == ["A b c .", "D e .", "F g h i j k ."]
+    assert texts(files=2)[-1] == "L ."
+    assert texts(files=2, block=7) == ["A b c . D e .", "F g h i j k .", "L ."]
+    assert texts(block=2) == texts()
+    assert (texts(part="test"), texts(part="dev")) == (["T ."], ["V ."])
+    assert label_of("billion_words", {"files": 2}) == "benchmark billion_words (part train, files 2)"
+    wrong: tuple[tuple[dict[str, Any], str], ...] = (
+        ({"part": "valid"}, "use train, dev, test"),
+        ({"files": 100}, "at most 99"),
+        ({"part": "test", "files": 2}, "at most 1"),
+        ({"files": 0}, "use 1"),
+        ({"block": True}, "use 0"),
+    )
+    for options, words in wrong:
+        with pytest.raises(ConfigError, match=words):
+            texts(**options)
+    with pytest.raises(DataError, match="00003"):
+        texts(files=3)
 
 
 def test_pairs_of_glue_have_labels_templates_and_units(tmp_path: Path) -> None:

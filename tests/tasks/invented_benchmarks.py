@@ -19,6 +19,14 @@ _ARCHIVES = {
 }
 _ENTRIES = '[{"tripleset": [["Bo", "IS", "red"]], "annotations": [{"source": "a", "text": "Bo is red."}]}]'
 _FILES = {
+    **{
+        f"billion_words/{name}": "Cats are red .\nCats sleep .\n"
+        for name in (
+            "training-monolingual.tokenized.shuffled/news.en-00001-of-00100",
+            "heldout-monolingual.tokenized.shuffled/news.en.heldout-00000-of-00050",
+            "heldout-monolingual.tokenized.shuffled/news.en.heldout-00001-of-00050",
+        )
+    },
     **{f"sst2/glue/{part}.tsv": "sentence\tlabel\na cat\t1\n" for part in ("train", "dev")},
     **{f"dart/dart-v1.1.1-full-{part}.json": _ENTRIES for part in ("train", "dev", "test")},
     **{f"glue/qnli/{part}.tsv": "question\tsentence\tlabel\nA?\tB.\tc\n" for part in ("train", "dev")},

@@ -114,6 +114,8 @@ def test_every_printed_row_has_a_value_for_each_metric_and_nothing_certifies_a_p
     assert len(heads) == len(yaml.safe_load(CLAIMED.read_text(encoding="utf-8")))
     assert all("| certified ε, if it had been sampled by Poisson |" in line for line in heads), "they were shuffled"
     assert "| PLRV-O, tables 3-6 | gpt2 | PLRV-O | 1 | not known | 62.73 |" in text
+    assert "| roberta-large | LMO-DP | 0.3 | 2.258 |" in text
+    assert "| roberta-large | LMO-DP | ∞ | ∞ |" in text
     lmo = next(line for line in text.splitlines() if "| LMO-DP | 0.3 |" in line)
     assert lmo.split("|")[-2].strip() == "0.91", "0.9220 and 0.9620 beside 0.5092"
 

@@ -19,8 +19,18 @@ from tasks.settings.params import Settings, load_settings
 
 SMALL = ("bench-sst2-small", "bench-e2e-small", "bench-wikitext-small")
 RATES = ("bench-sst2-rates", "bench-wikitext-rates", "bench-e2e-rates")
-HUB = ("bench-sst2", "bench-qnli", "bench-mnli", "bench-qqp", "bench-e2e", "bench-dart", "bench-wikitext")
-PROFILES = (*SMALL, *RATES, *HUB, "bench-wikitext-ablations-small", "bench-wikitext-alpha-small")
+HUB = (
+    "bench-sst2",
+    "bench-qnli",
+    "bench-mnli",
+    "bench-qqp",
+    "bench-e2e",
+    "bench-dart",
+    "bench-wikitext",
+    "bench-billion-words",
+)
+ABLATIONS = ("bench-wikitext-ablations", "bench-wikitext-ablations-small", "bench-wikitext-alpha-small")
+PROFILES = (*SMALL, *RATES, *HUB, *ABLATIONS)
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ from tasks.charts.policy import but_for_noise, line_name
 from tasks.policy import audit as policy_audit
 from tasks.policy.gradient import PolicyCell, check_environments, policy_cells, run_cell
 from tasks.report.policy import rows_of, write_page
-from tasks.settings.policy import PolicySettings, Study, expanded, swept
+from tasks.settings.policy import PolicySettings, Study, expanded, make_training, swept
 
 RIVERSWIM = "dptune/Riverswim-v0"
 QUICK = {"users": 2, "steps": 20, "updates": 4, "hidden": 0, "critic_hidden": 0, "evaluate_every": 2}
@@ -77,6 +77,16 @@ def test_a_sweep_is_one_run_for_every_combination() -> None:
 def test_a_bad_entry_names_the_run_the_option_and_the_fix(runs: dict[str, Any], words: tuple[str, ...]) -> None:
     said = problem(runs)
     assert all(word in said for word in ("studies.swim", "Fix: ", *words))
+
+
+@pytest.mark.parametrize(("options", "trust"), [({"algorithm": "kl"}, 1.75), ({"algorithm": "l2"}, 3.5)])
+def test_an_option_of_earlier_versions_still_halves_the_trust_region_of_kl(
+    options: dict[str, Any], trust: float
+) -> None:
+    with pytest.warns(FutureWarning, match="write half of trust"):
+        assert make_training({**options, "users": 1, "as_printed": True}).trust == trust
+    with pytest.warns(FutureWarning, match="as_printed is gone"):
+        assert make_training({**options, "users": 1, "as_printed": False}).trust == 3.5
 
 
 @pytest.mark.parametrize(

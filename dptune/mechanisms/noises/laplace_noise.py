@@ -19,6 +19,7 @@ from dptune.mechanisms.noises.additive_noise import AdditiveNoise
 from dptune.mechanisms.noises.gaussian import LEAST_NOISE, MOST_NOISE, draw_by_quantile, noisy_sums
 from dptune.mechanisms.registry import mechanism, noise
 from dptune.privacy.accounting.laplace_mixtures import InverseScale
+from dptune.privacy.accounting.published_accountants import LARGEST_MOMENT, MOST_MOMENTS
 from dptune.privacy.entropy import LARGEST_LOG_TAIL, Entropy, uniform
 
 if TYPE_CHECKING:
@@ -113,6 +114,8 @@ class Plrvo(_LaplaceMixture):
         max_grad_norm: the clip radius that ``theta`` goes with.
         dimension: number of coordinates that the published accountant sums over, without which its epsilon is infinite;
             a run takes it from its model.
+        moments: number of moments that the published accountant tries; the paper has about 1,000 (section 5.1). More
+            of them lower the claim where it is small, and change no noise of a given theta and nothing certified.
         shared: one scale for all coordinates, as the paper's definition 4.6 says and its code does not. For study: no
             bound is proven.
         infinite_variance: allow k <= 2, whose noise has none.
@@ -127,6 +130,7 @@ class Plrvo(_LaplaceMixture):
     noise_multiplier: float = 0.0
     max_grad_norm: float = 1.0
     dimension: int = 0
+    moments: int = LARGEST_MOMENT
     shared: bool = False
     infinite_variance: bool = False
 
@@ -136,6 +140,8 @@ class Plrvo(_LaplaceMixture):
         if self.k <= 2 and not self.infinite_variance:
             fix = "use 3 or more, or infinite_variance=true"
             raise ConfigError("k", f"{self.k} is not above 2: the noise has no variance", fix=fix)
+        if not 1 <= self.moments <= MOST_MOMENTS:
+            raise ConfigError("moments", f"{self.moments} is not in [1, {MOST_MOMENTS}]", fix="use 255, or 1000")
         if (self.theta != 0) == (self.noise_multiplier != 0):
             problem = "give exactly one of them: each follows from the other"
             raise ConfigError("theta, noise_multiplier", problem, fix="give theta, or let the noise be calibrated")
@@ -165,8 +171,9 @@ class Plrvo(_LaplaceMixture):
 
     @property
     def claims(self) -> tuple[tuple[str, float], ...]:
-        """The dimension, for the published accountant; nothing if it is not known."""
-        return (("dimension", float(self.dimension)),) if self.dimension else ()
+        """The dimension and the number of moments, for the published accountant; nothing that is not known or usual."""
+        known = (("dimension", self.dimension, 0), ("moments", self.moments, LARGEST_MOMENT))
+        return tuple((name, float(value)) for name, value, usual in known if value != usual)
 
     def _law_of_a_draw(self, law: InverseScale, entropy: Entropy) -> InverseScale:
         if self.shared:

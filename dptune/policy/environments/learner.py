@@ -152,10 +152,7 @@ class PolicyLearner:
         assert public is not None
         simulated = public.meet(number, self.policy, state.policy)
         largest, trace = fisher_extent(self.policy, state.policy, simulated, training.fisher_regulariser)
-        radius = kl_radius(
-            update, training.trust, training.miss, largest=largest, trace=trace, as_printed=training.as_printed
-        )
-        return radius, eta
+        return kl_radius(update, training.trust, training.miss, largest=largest, trace=trace), eta
 
 
 def policy_for(interface: Interface, training: PolicyTraining) -> Policy:

@@ -32,7 +32,6 @@ class PolicyTraining:
         step_size, step_every, step_divisor, least_step: eta of l2 and kl: starts at ``step_size``, is divided by
             ``step_divisor`` after every ``step_every`` users, and is at least ``least_step`` (the paper's table 2).
         trust, miss: alpha, bound of the trust region, and beta, probability with which a step may leave it (l2, kl).
-        as_printed: use proposition 4.7 as it is printed, without a factor 1/2: steps are smaller by sqrt(2) (kl).
         fisher_episodes, fisher_regulariser: number of episodes and regulariser of the public Fisher matrix (kl).
         continuing: let episodes span updates, as public code does; a user is then in two updates, and the run ends with
             an error.
@@ -67,7 +66,6 @@ class PolicyTraining:
     least_step: float = 0.06
     trust: float = 3.5
     miss: float = 0.4
-    as_printed: bool = False
     fisher_episodes: int = 25
     fisher_regulariser: float = 1e-3
     continuing: bool = False

@@ -178,6 +178,12 @@ class InverseScale:
             return (k + 1) ** 2 * theta**2 * k / (k + 2)
         return self._integral(lambda x: float(self.score(x) ** 2 * self.tilted(x)[0]))
 
+    @cached_property
+    def entropy(self) -> float:
+        """The differential entropy of the noise on one coordinate, in nats; of a Gaussian it is log(2 pi e s^2) / 2."""
+        # -E log f is what the tail adds up to: -log f(0) plus the integral of P(|z| > x) times the slope of -log f.
+        return self._integral(lambda x: float(self.score(x))) - float(self.log_density(0.0))
+
     def _integral(self, weight: Callable[[float], float]) -> float:
         """The integral of P(|z| > x) weight(x) over x >= 0, computed in log x around the bend of the tail."""
         from scipy.integrate import quad

@@ -53,6 +53,7 @@ def mixture_figures(composition: Composition, delta: float) -> dict[str, float]:
     figures: dict[str, float] = {
         "noise_mean_absolute": law.mean_absolute,
         "noise_variance": law.variance,
+        "noise_entropy": law.entropy,
         "noise_fisher_information": law.fisher_information,
     }
     if not delta:

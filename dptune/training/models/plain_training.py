@@ -25,8 +25,9 @@ def fit(
     description: str,
     losses: Callable[[Any, torch.Tensor, torch.Tensor], torch.Tensor] = model_losses,
     autocast: torch.dtype | None = None,
+    schedule: str = "one_cycle",
 ) -> None:
-    """Train what requires a gradient by AdamW, with warm-up and cosine decay; the model is in its training mode.
+    """Train what requires a gradient by AdamW with a weight decay of 0.01; the model is in its training mode.
 
     Args:
         tokens: the records, at least one.
@@ -34,12 +35,13 @@ def fit(
         description: text of the progress bar.
         losses: the (rows,) losses of a batch, of the model, its ids and its mask.
         autocast: dtype of the forward pass.
+        schedule: a key of ``SCHEDULES``.
     """
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     device, batches_an_epoch = parameters[0].device, math.ceil(len(tokens.rows) / batch_size)
     steps = epochs * batches_an_epoch
     optimizer = torch.optim.AdamW(parameters, lr=learning_rate, weight_decay=0.01)
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: one_cycle(step, steps))
+    rates = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: SCHEDULES[schedule](step, steps))
     order = np.random.default_rng(seed)
     # In percent: the number of steps would tell how many records there are.
     for step in progress(range(steps), description, total=steps, percent=True):
@@ -52,7 +54,7 @@ def fit(
         loss.backward()
         torch.nn.utils.clip_grad_norm_(parameters, 1.0)
         optimizer.step()
-        schedule.step()
+        rates.step()
 
 
 def one_cycle(step: int, steps: int) -> float:
@@ -66,3 +68,11 @@ def one_cycle(step: int, steps: int) -> float:
         return first + (1 - first) * (1 - math.cos(math.pi * step / top)) / 2
     done = (step - top) / max(steps - 1 - top, 1.0)
     return last + (1 - last) * (1 + math.cos(math.pi * min(done, 1.0))) / 2
+
+
+def linear(step: int, steps: int) -> float:
+    """Share of the highest learning rate: from 1 down to 0 after the last step."""
+    return 1 - min(step / max(steps, 1), 1.0)
+
+
+SCHEDULES: dict[str, Callable[[int, int], float]] = {"one_cycle": one_cycle, "linear": linear}

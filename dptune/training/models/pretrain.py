@@ -19,7 +19,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast, R
 from dptune.core.files import naming
 from dptune.training.data import Tokens, tokenize
 from dptune.training.evaluation import perplexity
-from dptune.training.losses import attention_mask
+from dptune.training.losses import attention_mask, model_losses
 from dptune.training.models.causal import evaluation_mode
 from dptune.training.models.model import fuse_activations
 from dptune.training.models.plain_training import fit
@@ -147,7 +147,7 @@ def pretrain(
         seed=plan.seed,
         description="pretraining the public model",
         autocast=torch.bfloat16 if device.type == "cuda" and plan.dtype == "bfloat16" else None,
-        **({"losses": partial(masked_losses, mask_token=mask, draws=masks)} if plan.shape == "roberta" else {}),
+        losses=partial(masked_losses, mask_token=mask, draws=masks) if plan.shape == "roberta" else model_losses,
     )
     with naming(directory):
         model.to(getattr(torch, plan.dtype)).save_pretrained(directory, safe_serialization=True)

@@ -351,10 +351,10 @@ def test_step_sizes_and_radii_of_riverswim_are_the_papers() -> None:
     assert it.radius(it.start(), 0, None) == (pytest.approx(0.0166105, rel=1e-4), 12.0)
 
 
-def test_the_printed_trust_region_is_smaller_by_the_square_root_of_two() -> None:
+def test_half_the_trust_is_smaller_by_the_square_root_of_two() -> None:
     environment, found = Environment(RIVERSWIM), []
-    for printed in (True, False):
-        schedule = PolicyTraining(algorithm="kl", users=1, steps=20, hidden=0, fisher_episodes=3, as_printed=printed)
+    for trust in (1.75, 3.5):
+        schedule = PolicyTraining(algorithm="kl", users=1, steps=20, hidden=0, fisher_episodes=3, trust=trust)
         it = PolicyLearner(Interface.of(environment), Dppg(noise_multiplier=1.0, critic="none"), schedule)
         found.append(it.radius(it.start(), 0, Users(environment, 3, 20, seed=0))[0])
     assert found[1] == pytest.approx(found[0] * math.sqrt(2))
