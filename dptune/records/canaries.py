@@ -26,6 +26,7 @@ import pyarrow as pa
 from dptune.core.errors import ConfigError, DataError
 from dptune.core.files import read_json, replacing, sha256, write_json
 from dptune.core.units import RECORD
+from dptune.records.diabetes.narratives import PLAIN
 from dptune.records.parquet_file import Records, encode_content, form_at, read_records, write_parquet
 from dptune.records.public_texts import public_texts
 from dptune.records.reading.record import Chat, Content, PromptTarget, Text
@@ -209,7 +210,8 @@ def read_secrets(path: Path) -> Secrets:
 
 
 def _carriers(count: int, seed: int, records: Records) -> list[str]:
-    return public_texts(count, seed, "canaries", str(records.about.get("source")))
+    about = records.about
+    return public_texts(count, seed, "canaries", str(about.get("source")), str(about.get("template", PLAIN)))
 
 
 def _draw(carriers: list[str], extraction: int, repeats: int) -> Secrets:

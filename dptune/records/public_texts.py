@@ -12,7 +12,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Literal
 
-from dptune.records.diabetes.narratives import verbalise
+from dptune.records.diabetes.narratives import PLAIN, verbalise
 from dptune.records.diabetes.sources import acquire_synthetic
 from dptune.records.diabetes.table import read_table
 from dptune.records.reading.formats import FORMATS
@@ -22,7 +22,7 @@ Purpose = Literal["canaries", "contexts", "words"]
 _SENTENCES = 3  # length of a carrier beside records of one's own, which may be far shorter than narratives
 
 
-def public_texts(count: int, seed: int, purpose: Purpose, source: str) -> list[str]:
+def public_texts(count: int, seed: int, purpose: Purpose, source: str, template: str = PLAIN) -> list[str]:
     """``count`` public narratives; equal for equal arguments.
 
     Args:
@@ -30,13 +30,14 @@ def public_texts(count: int, seed: int, purpose: Purpose, source: str) -> list[s
         source: name of the source of the train records. Beside narratives of the diabetes table the texts are whole.
             Beside a user's own files they are short, because ``training.max_length`` cuts a text's end, where the
             secret is.
+        template: wording of the narratives, one of ``dptune.records.diabetes.narratives.TEMPLATES``.
     """
     if count == 0:
         return []
     own_seed = int.from_bytes(blake2b(f"{purpose} {seed}".encode(), digest_size=8).digest(), "little")
     with TemporaryDirectory(prefix="dptune-") as folder:
         made = acquire_synthetic(Path(folder), count, own_seed, kind="public")
-        whole = verbalise(read_table(made.table, made.ids_mapping))
+        whole = verbalise(read_table(made.table, made.ids_mapping), template)
     return [_first_sentences(text) for text in whole] if source in FORMATS else whole
 
 

@@ -136,7 +136,9 @@ def canary_attacks(target: Target) -> dict[str, Any]:
 def _samples(target: Target) -> list[str]:
     """Texts that the model generates where a secret would follow, after public texts that carry none."""
     settings = target.settings
-    texts = public_texts(min(_CONTEXTS, settings.generations), settings.seed, "contexts", target.source)
+    texts = public_texts(
+        min(_CONTEXTS, settings.generations), settings.seed, "contexts", target.source, target.template
+    )
     shares = np.array_split(np.arange(settings.generations), len(texts))
     samples: list[str] = []
     for text, share in zip(texts, shares, strict=True):

@@ -15,7 +15,7 @@ from dptune.core.errors import ConfigError, DataError
 from dptune.core.files import sha256
 from dptune.records import canaries
 from dptune.records.canaries import Secrets, content_with, inject, read_secrets, suffix
-from dptune.records.diabetes.narratives import OPENING
+from dptune.records.diabetes.narratives import PLAIN, WORDINGS
 from dptune.records.diabetes.synthetic_cohort import generate_cohort
 from dptune.records.parquet_file import Records, decode_content, read_records, write_records
 from dptune.records.public_texts import public_texts
@@ -72,7 +72,7 @@ def test_carriers_are_public_and_follow_from_the_seed_alone(planted: Planted, tm
     _, _, secrets, _ = planted
     carriers = [one.carrier for one in (*secrets.extraction, *secrets.audit)]
     assert carriers == public_texts(410, 42, "canaries", "test")
-    assert all(text.startswith(OPENING) for text in carriers)
+    assert all(text.startswith(WORDINGS[PLAIN].opening) for text in carriers)
     other = plant(tmp_path, 10, 400, records=500, patients=30, unit="patient")[2]
     assert [one.carrier for one in (*other.extraction, *other.audit)] == carriers
 
