@@ -8,17 +8,22 @@ always included. An audit canary is included if its coin says so; else its row i
 about adding or removing one unit.
 (Planting a secret or not in a record that stays would *replace* that record, which may cost twice the epsilon.)
 
+RLDP's paper appends its secrets to records, which one permutation chooses (``CARRIERS``). A record that leaves moves
+them to other records then, so that no epsilon is about one record: runs on such a file leak and have no guarantee.
+
 Secrets and coins come from the operating system's entropy: a seed would be logged, and a logged seed publishes
 them. Carriers are public, and so is the pool of samples; which of them are candidates is secret like the coins.
 """
 
 from __future__ import annotations
 
+import re
 import string
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from secrets import SystemRandom
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -36,6 +41,10 @@ SECRET_LENGTH = 10
 #: What an audit canary says: a code after a public text; words of public texts, drawn at random, a sentence each; or a
 #: text that a public model sampled at a high temperature.
 KINDS = ("code", "words", "samples")
+#: What carries the secrets of extraction: a public text in a row of its own, or records that a permutation chooses.
+CARRIERS = ("public", "records")
+#: Why no run on records that carry secrets has a guarantee.
+SECRETS_IN_RECORDS = "secrets stand in records that a permutation chose: one that leaves moves them to others"
 #: Number of samples of the public model that the pipeline keeps, of which the canaries of a data set are drawn.
 POOL = 1024
 _WORDS, _TEXTS = 8, 400
@@ -45,11 +54,11 @@ _PADDING_BYTES = 1 << 14
 
 @dataclass(frozen=True)
 class Canary:
-    """A canary, whether it was planted or not. Private, except ``record`` and ``carrier``.
+    """A canary, whether it was planted or not. Private, except ``record`` and a public ``carrier``.
 
     Attributes:
-        record: number of its row; negative.
-        carrier: public text before the secret.
+        record: number of its row: negative, or that of the record that carries it.
+        carrier: text before the secret: public, or the record's own.
         secret: the secret.
         included: 1 if the train file holds it, else 0.
         kind: one of ``KINDS``.
@@ -82,6 +91,11 @@ def suffix(secret: str) -> str:
     return f" secret_id={secret}."
 
 
+def is_suffix(text: str) -> bool:
+    """Whether ``suffix`` made the text, of any secret."""
+    return re.fullmatch(rf" secret_id=[A-Z0-9]{{{SECRET_LENGTH}}}\.", text) is not None
+
+
 def content_with(carrier: str, secret: str, form: str, kind: str = "code") -> Content:
     """A record of the given form that holds a secret where the model learns: at a text's end, or as what is answered.
 
@@ -109,6 +123,7 @@ def inject(
     repeats: int = 1,
     audit_kind: str = "code",
     samples: Sequence[str] = (),
+    carrier: str = "public",
 ) -> None:
     """Add rows with ``extraction`` secrets, ``repeats`` rows each, and ``audit`` more, each by a fair coin.
 
@@ -124,9 +139,11 @@ def inject(
     Args:
         audit_kind: what audit canaries say, one of ``KINDS``.
         samples: distinct texts of a public model, of which ``audit`` are drawn for the kind "samples"; public.
+        carrier: one of ``CARRIERS``. "records" appends the secrets of extraction to records, which one permutation by
+            ``carrier_seed`` chooses, as RLDP's paper does (section 2.1), and adds no row for them.
 
-    Raises: ConfigError for negative counts, an unknown kind, or more canaries than records or samples; DataError for a
-    bad file, or a train file that already holds canaries.
+    Raises: ConfigError for negative counts, an unknown kind or carrier, records that are no texts to append to, or more
+    canaries than records or samples; DataError for a bad file, or a train file that already holds canaries.
     """
     records = read_records(train)
     form = form_at(records.about)
@@ -139,17 +156,23 @@ def inject(
     if audit_kind == "samples" and audit > len(samples):
         problem = f"{audit} canaries are to say samples of a public model, and there are {len(samples)}"
         raise ConfigError("canaries.audit", problem, fix="use fewer, or canaries.audit_kind: words")
+    if carrier not in CARRIERS:
+        raise ConfigError("canaries.carrier", f"{carrier!r} is unknown", fix=f"use {', '.join(CARRIERS)}")
+    if carrier == "records" and form != "text":
+        raise ConfigError("canaries.carrier", "records appends to texts, and these are none", fix="use public")
     rows = extraction * repeats + audit
     if rows > len(records.record):
         problem = f"extraction x repeats + audit asks for {rows} rows beside {len(records.record)} records"
         raise ConfigError("canaries", problem, fix="plant fewer canaries or take more records")
-    planted = _draw(_carriers(rows, carrier_seed, records), extraction, repeats)
+    chosen = _chosen(records, extraction * repeats, carrier_seed, carrier)
+    planted = _draw(_carriers(rows, carrier_seed, records, chosen), extraction, repeats)
+    planted = _in_records(planted, records, chosen)
     if audit_kind == "words":
         planted = replace(planted, audit=_saying(_random_words(audit, carrier_seed), planted.audit, form, "words"))
     elif audit_kind == "samples":
         drawn = SystemRandom().sample(samples, audit)
         planted = replace(planted, audit=_saying(drawn, planted.audit, form, "samples"))
-    counts = {"extraction": extraction, "repeats": repeats, "audit": audit}
+    counts = _counts(extraction, repeats, audit, carrier)
     salted = {**records.about, "canaries": counts, "salt": _salt()}
     grown = _with_canaries(records, planted, form)
     # The three files appear in reverse order: first the secrets, then the train file, last the manifest.
@@ -169,6 +192,7 @@ def are_planted(
     repeats: int = 1,
     audit_kind: str = "code",
     samples: Sequence[str] = (),
+    carrier: str = "public",
 ) -> bool:
     """Whether ``out`` and ``secrets_file`` hold what ``inject`` may have written for these very arguments.
 
@@ -184,15 +208,17 @@ def are_planted(
         found, planted = read_records(out), read_secrets(secrets_file)
     except DataError:
         return False
-    counts = {"extraction": extraction, "repeats": repeats, "audit": audit}
-    about = {**records.about, "canaries": counts, "salt": found.about.get("salt")}
+    about = {**records.about, "salt": found.about.get("salt")}
+    about["canaries"] = _counts(extraction, repeats, audit, carrier)
     if not replace(_with_canaries(records, planted, form), about=about).equals(found):
         return False
-    carriers = _carriers(extraction * repeats + audit, carrier_seed, records)
+    chosen = _chosen(records, extraction * repeats, carrier_seed, carrier)
+    carriers = _carriers(extraction * repeats + audit, carrier_seed, records, chosen)
     if audit_kind != "code" and form == "text":
         carriers[extraction * repeats :] = [""] * audit
     return (
         [one.carrier for one in (*planted.extraction, *planted.audit)] == carriers
+        and _in_records(planted, records, chosen) == planted
         and {one.kind for one in planted.audit} <= {audit_kind}
         and (audit_kind != "samples" or {one.secret for one in planted.audit} <= {*samples})
     )
@@ -209,9 +235,31 @@ def read_secrets(path: Path) -> Secrets:
         raise DataError(problem, fix="inject the canaries again", file=path) from None
 
 
-def _carriers(count: int, seed: int, records: Records) -> list[str]:
+def _counts(extraction: int, repeats: int, audit: int, carrier: str) -> dict[str, Any]:
+    """What everyone may know of the canaries of a file."""
+    counts = {"extraction": extraction, "repeats": repeats, "audit": audit}
+    return counts if carrier == "public" else counts | {"carrier": carrier}
+
+
+def _chosen(records: Records, count: int, seed: int, carrier: str) -> list[int]:
+    """The places of the records that carry secrets; none where public texts do."""
+    return [] if carrier == "public" else np.random.default_rng(seed).permutation(len(records.record))[:count].tolist()
+
+
+def _carriers(count: int, seed: int, records: Records, chosen: Sequence[int]) -> list[str]:
+    """What stands before each secret: the chosen records' own texts, then public texts."""
     about = records.about
-    return public_texts(count, seed, "canaries", str(about.get("source")), str(about.get("template", PLAIN)))
+    given = str(about.get("source")), str(about.get("template", PLAIN))
+    own = [records.text[place].as_py() for place in chosen]
+    return own + public_texts(count - len(own), seed, "canaries", *given)
+
+
+def _in_records(planted: Secrets, records: Records, chosen: Sequence[int]) -> Secrets:
+    """The same secrets, those of extraction in the chosen records; unchanged without any."""
+    if not chosen:
+        return planted
+    places = zip(planted.extraction, chosen, strict=True)
+    return replace(planted, extraction=tuple(replace(one, record=int(records.record[at])) for one, at in places))
 
 
 def _draw(carriers: list[str], extraction: int, repeats: int) -> Secrets:
@@ -259,19 +307,22 @@ def _salt() -> str:
 
 def _with_canaries(records: Records, planted: Secrets, form: str) -> Records:
     every = (*planted.extraction, *planted.audit)
-    texts = [
-        encode_content(content_with(one.carrier, one.secret, form, one.kind)) if one.included else "" for one in every
-    ]
-    numbers = np.array([one.record for one in every], dtype=np.int64)
+    texts = {
+        one.record: encode_content(content_with(one.carrier, one.secret, form, one.kind)) if one.included else ""
+        for one in every
+    }
+    numbers = np.array([one.record for one in every if one.record < 0], dtype=np.int64)
+    record = np.concatenate([records.record, numbers])
+    own = [*records.text.to_pylist(), *[""] * len(numbers)]
     return Records(
-        record=np.concatenate([records.record, numbers]),
+        record=record,
         unit=np.concatenate([records.unit, numbers]),
-        text=pa.array([*records.text.to_pylist(), *texts], pa.string()),
+        text=pa.array(list(map(texts.get, record.tolist(), own)), pa.string()),
         about=records.about,
     )
 
 
-def _public(records: Records, counts: dict[str, int], new: Path, secrets_file: Path) -> dict[str, object]:
+def _public(records: Records, counts: dict[str, Any], new: Path, secrets_file: Path) -> dict[str, object]:
     return {
         "records": len(records.record),
         "extraction": counts["extraction"],

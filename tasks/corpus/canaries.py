@@ -28,6 +28,7 @@ def plant() -> None:
         "repeats": canaries.repeats,
         "carrier_seed": canaries.carrier_seed,
         "audit_kind": canaries.audit_kind,
+        "carrier": canaries.carrier,
         "samples": _samples() if canaries.says_samples else (),
     }
     with suppress(DamagedFileError):  # a manifest that is missing, or was cut off: new secrets bring a new one

@@ -189,7 +189,10 @@ class Canaries(StrictModel):
         audit_kind: what those say: "samples", texts that the pipeline's own public model writes, which attacks find
             best; "words", random words of public texts; or "code", a public text and a code.
         crafted: number of gradients that an auditor adds to every run, by coins; they cost utility.
-        carrier_seed: seed of the public texts that carry secrets; the secrets and coins have none.
+        carrier: what the secrets of extraction stand in: "public", texts in rows of their own; or "records", as RLDP
+            plants them, after which no run certifies anything.
+        carrier_seed: seed of the public texts, or of the choice of records, that carry secrets; the secrets and coins
+            have none.
     """
 
     extraction: FewOrZero
@@ -197,6 +200,7 @@ class Canaries(StrictModel):
     audit: FewOrZero
     audit_kind: Literal["code", "words", "samples"] = "samples"
     crafted: FewOrZero = 0
+    carrier: Literal["public", "records"] = "public"
     carrier_seed: Seed
 
     @property
