@@ -166,7 +166,8 @@ def test_the_published_sweep_is_the_papers_grid_and_every_agent_of_it_learns(emp
     over = yaml.safe_load((ROOT / "profiles" / "rldp-sweep.yaml").read_text())
     settings = load_settings(ROOT / "params.yaml", over)
     chosen = settings.experiment.mechanisms
-    steps = math.ceil(over["training"]["epochs"] * 4559 / settings.training.expected_batch_size)
+    steps = over["training"]["epochs"] * math.ceil(4559 / settings.training.expected_batch_size)
+    assert steps == 1008
     idle = []
     for name in chosen:
         entry = settings.mechanisms[name]
