@@ -189,6 +189,23 @@ def test_the_short_study_has_3600_steps_in_which_the_agent_learns_62_rounds(
     assert controller.planned_updates(3600) == 62
 
 
+def test_the_small_study_has_the_mechanisms_and_steps_of_the_short_one() -> None:
+    small, short = profile_of("paper-small"), profile_of("paper-short")
+    for key in ("data", "canaries", "lora", "mechanisms", "prediction"):
+        assert small[key] == short[key]
+    for key in ("epochs", "expected_batch_size", "evaluate_every", "warmup_steps"):
+        assert small["training"][key] == short["training"][key]
+    cells = grid_of_profile("paper-small")
+    assert len(cells) == 8 * 2
+    assert {cell.accounting for cell in cells} == {"published"}
+
+
+def grid_of_profile(name: str) -> list[Cell]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cells_module, "digests", lambda *_: {})
+        return grid(load_settings(ROOT / "params.yaml", profile_of(name)))
+
+
 @pytest.mark.usefixtures("quick_pictures")
 @pytest.mark.parametrize("name", PROFILES)
 def test_a_tiny_model_trains_by_every_mechanism_of_the_profile(
