@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-from dptune.records.diabetes.narratives import OPENING, clause_makers, verbalise, write_narratives
+from dptune.records.diabetes.narratives import PLAIN, WORDINGS, clause_makers, verbalise, write_narratives
 from dptune.records.diabetes.sources import Acquired, acquire_synthetic, acquire_uci
 from dptune.records.diabetes.table import IdsMapping, read_ids_mapping, read_table
 
@@ -24,9 +24,10 @@ T = TypeVar("T")
 def row_by_row(table_csv: Path, ids: IdsMapping) -> list[str]:
     """The peer: one dictionary and one pass over all clauses per row."""
     makers = clause_makers(ids)
+    opening = WORDINGS[PLAIN].opening
     with table_csv.open(newline="", encoding="utf-8") as file:
         return [
-            " ".join((OPENING, *(maker(row[name]) for name, maker in makers.items()))) for row in csv.DictReader(file)
+            " ".join((opening, *(maker(row[name]) for name, maker in makers.items()))) for row in csv.DictReader(file)
         ]
 
 

@@ -79,6 +79,24 @@ STEPS_SHARE = Metric(
     unit="share",
     shown=("tracking",),
 )
+LOWEST = Metric(
+    "eval_sample_perplexity_lowest",
+    "held-out perplexity (sample), lowest",
+    "lowest perplexity of the first held-out private records along a run",
+    better="lower",
+    shown=("tracking",),
+)
+SECONDS_TO_BEST = Metric(
+    "seconds_to_best_baseline",
+    "time to the best baseline",
+    "time after which an agent is as good as the best baseline at its end, on held-out private records",
+    better="lower",
+    unit="s",
+    shown=("tracking",),
+)
+#: What a run has used at each point of its learning curve; the energy is the machine's, all work included.
+SECONDS = Metric("elapsed_seconds", "time so far", unit="s")
+JOULES = Metric("machine_joules", "energy of the machine so far", unit="J")
 _STEP = (
     Metric("learning_rate", "learning rate", source="releases", shown=("tracking",)),
     Metric("noise_multiplier", "noise multiplier", source="releases", shown=("tracking",), section=TRAINING),
@@ -89,7 +107,10 @@ _STEP = (
     Metric("batch_loss", "mean loss of the batch", unit="nats", shown=("tracking",)),
     Metric("clipped_fraction", "share of clipped gradients", unit="share", shown=("tracking",)),
 )
-METRICS: tuple[Metric, ...] = (HELD_OUT, PUBLIC, SAMPLE, *EPSILONS, *HELD_OUT_SCORES, *_STEP, STEPS_SHARE)
+METRICS: tuple[Metric, ...] = (
+    *(HELD_OUT, PUBLIC, SAMPLE, *EPSILONS, *HELD_OUT_SCORES, *_STEP),
+    *(LOWEST, STEPS_SHARE, SECONDS_TO_BEST, SECONDS, JOULES),
+)
 
 
 def metrics() -> tuple[Metric, ...]:

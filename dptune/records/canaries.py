@@ -8,12 +8,16 @@ always included. An audit canary is included if its coin says so; else its row i
 about adding or removing one unit.
 (Planting a secret or not in a record that stays would *replace* that record, which may cost twice the epsilon.)
 
+RLDP's paper appends its secrets to records, which one permutation chooses (``CARRIERS``). A record that leaves moves
+them to other records then, so that no epsilon is about one record: runs on such a file leak and have no guarantee.
+
 Secrets and coins come from the operating system's entropy: a seed would be logged, and a logged seed publishes
 them. Carriers are public, and so is the pool of samples; which of them are candidates is secret like the coins.
 """
 
 from __future__ import annotations
 
+import re
 import string
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -21,7 +25,7 @@ from hashlib import blake2b
 from pathlib import Path
 from secrets import SystemRandom
 from tempfile import TemporaryDirectory
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -29,7 +33,7 @@ import pyarrow as pa
 from dptune.core.errors import ConfigError, DataError
 from dptune.core.files import read_json, replacing, sha256, write_json
 from dptune.core.settings import RECORD
-from dptune.records.diabetes.narratives import verbalise
+from dptune.records.diabetes.narratives import PLAIN, verbalise
 from dptune.records.diabetes.sources import acquire_synthetic
 from dptune.records.diabetes.table import read_table
 from dptune.records.parquet_file import Records, encode_content, form_at, read_records, write_parquet
@@ -41,6 +45,10 @@ SECRET_LENGTH = 10
 #: What an audit canary says: a code after a public text; words of public texts, drawn at random, a sentence each; or a
 #: text that a public model sampled at a high temperature.
 KINDS = ("code", "words", "samples")
+#: What carries the secrets of extraction: a public text in a row of its own, or records that a permutation chooses.
+CARRIERS = ("public", "records")
+#: Why no run on records that carry secrets has a guarantee.
+SECRETS_IN_RECORDS = "secrets stand in records that a permutation chose: one that leaves moves them to others"
 #: Number of samples of the public model that the pipeline keeps, of which the canaries of a data set are drawn.
 POOL = 1024
 _WORDS, _TEXTS = 8, 400
@@ -50,11 +58,11 @@ _PADDING_BYTES = 1 << 14
 
 @dataclass(frozen=True)
 class Canary:
-    """A canary, whether it was planted or not. Private, except ``record`` and ``carrier``.
+    """A canary, whether it was planted or not. Private, except ``record`` and a public ``carrier``.
 
     Attributes:
-        record: number of its row; negative.
-        carrier: public text before the secret.
+        record: number of its row: negative, or that of the record that carries it.
+        carrier: text before the secret: public, or the record's own.
         secret: the secret.
         included: 1 if the train file holds it, else 0.
         kind: one of ``KINDS``.
@@ -87,6 +95,11 @@ def suffix(secret: str) -> str:
     return f" secret_id={secret}."
 
 
+def is_suffix(text: str) -> bool:
+    """Whether ``suffix`` made the text, of any secret."""
+    return re.fullmatch(rf" secret_id=[A-Z0-9]{{{SECRET_LENGTH}}}\.", text) is not None
+
+
 def content_with(carrier: str, secret: str, form: str, kind: str = "code") -> Content:
     """A record of the given form that holds a secret where the model learns: at a text's end, or as what is answered.
 
@@ -114,6 +127,8 @@ class CanaryPlan:
         repeats: number of rows of each extraction secret.
         audit_kind: what audit canaries say, one of ``KINDS``.
         samples: distinct texts of a public model, of which ``audit`` are drawn for the kind "samples".
+        carrier: one of ``CARRIERS``. "records" appends the secrets of extraction to records, which one permutation by
+            ``carrier_seed`` chooses, as RLDP's paper does (section 2.1), and adds no row for them.
     """
 
     extraction: int
@@ -122,19 +137,25 @@ class CanaryPlan:
     repeats: int = 1
     audit_kind: str = "code"
     samples: Sequence[str] = ()
+    carrier: str = "public"
 
     @property
-    def counts(self) -> dict[str, int]:
-        """The numbers that a train file's description states."""
-        return {"extraction": self.extraction, "repeats": self.repeats, "audit": self.audit}
+    def counts(self) -> dict[str, Any]:
+        """What a train file's description states of its canaries."""
+        counts = {"extraction": self.extraction, "repeats": self.repeats, "audit": self.audit}
+        return counts if self.carrier == "public" else counts | {"carrier": self.carrier}
 
     @property
     def rows(self) -> int:
-        """Number of rows of canaries."""
+        """Number of canaries: a row for each, or a record that carries it."""
         return self.extraction * self.repeats + self.audit
 
-    def check(self, records: int) -> None:
-        """Raise ConfigError for negative counts, an unknown kind, or more canaries than records or samples."""
+    def check(self, records: int, form: str) -> None:
+        """Refuse what cannot be planted in so many records of a form.
+
+        Raises: ConfigError for negative counts, an unknown kind or carrier, records that are no texts to append to, or
+            more canaries than records or samples.
+        """
         if min(self.extraction, self.audit) < 0 or self.repeats < 1:
             raise ConfigError("canaries", "a count is negative, or repeats below 1", fix="use 0 or more, and 1 or more")
         if self.audit_kind not in KINDS:
@@ -142,6 +163,10 @@ class CanaryPlan:
         if self.audit_kind == "samples" and self.audit > len(self.samples):
             problem = f"{self.audit} canaries are to say samples of a public model, and there are {len(self.samples)}"
             raise ConfigError("canaries.audit", problem, fix="use fewer, or canaries.audit_kind: words")
+        if self.carrier not in CARRIERS:
+            raise ConfigError("canaries.carrier", f"{self.carrier!r} is unknown", fix=f"use {', '.join(CARRIERS)}")
+        if self.carrier == "records" and form != "text":
+            raise ConfigError("canaries.carrier", "records appends to texts, and these are none", fix="use public")
         if self.rows > records:
             problem = f"extraction x repeats + audit asks for {self.rows} rows beside {records} records"
             raise ConfigError("canaries", problem, fix="plant fewer canaries or take more records")
@@ -166,8 +191,9 @@ def inject(train: Path, out: Path, secrets_file: Path, manifest: Path, plan: Can
     form = form_at(records.about)
     if "canaries" in records.about:
         raise DataError("holds canaries already", fix="give the train file of the split", file=train)
-    plan.check(len(records.record))
-    planted = _draw(_carriers(plan, records), plan.extraction, plan.repeats)
+    plan.check(len(records.record), form)
+    chosen = _chosen(records, plan)
+    planted = _in_records(_draw(_carriers(plan, records, chosen), plan.extraction, plan.repeats), records, chosen)
     if plan.audit_kind == "words":
         words = _random_words(plan.audit, plan.carrier_seed)
         planted = replace(planted, audit=_saying(words, planted.audit, form, "words"))
@@ -201,11 +227,13 @@ def are_planted(train: Path, out: Path, secrets_file: Path, plan: CanaryPlan) ->
     about = {**records.about, "canaries": plan.counts, "salt": found.about.get("salt")}
     if not replace(_with_canaries(records, planted, form), about=about).equals(found):
         return False
-    carriers = _carriers(plan, records)
+    chosen = _chosen(records, plan)
+    carriers = _carriers(plan, records, chosen)
     if plan.audit_kind != "code" and form == "text":
         carriers[plan.rows - plan.audit :] = [""] * plan.audit
     return (
         [one.carrier for one in (*planted.extraction, *planted.audit)] == carriers
+        and _in_records(planted, records, chosen) == planted
         and {one.kind for one in planted.audit} <= {plan.audit_kind}
         and (plan.audit_kind != "samples" or {one.secret for one in planted.audit} <= {*plan.samples})
     )
@@ -222,8 +250,28 @@ def read_secrets(path: Path) -> Secrets:
         raise DataError(problem, fix="inject the canaries again", file=path) from None
 
 
-def _carriers(plan: CanaryPlan, records: Records) -> list[str]:
-    return public_texts(plan.rows, plan.carrier_seed, "canaries", str(records.about.get("source")))
+def _chosen(records: Records, plan: CanaryPlan) -> list[int]:
+    """The places of the records that carry secrets; none where public texts do."""
+    if plan.carrier == "public":
+        return []
+    shuffled = np.random.default_rng(plan.carrier_seed).permutation(len(records.record))
+    return shuffled[: plan.extraction * plan.repeats].tolist()
+
+
+def _carriers(plan: CanaryPlan, records: Records, chosen: Sequence[int]) -> list[str]:
+    """What stands before each secret: the chosen records' own texts, then public texts."""
+    about = records.about
+    given = str(about.get("source")), str(about.get("template", PLAIN))
+    own = [records.text[place].as_py() for place in chosen]
+    return own + public_texts(plan.rows - len(own), plan.carrier_seed, "canaries", *given)
+
+
+def _in_records(planted: Secrets, records: Records, chosen: Sequence[int]) -> Secrets:
+    """The same secrets, those of extraction in the chosen records; unchanged without any."""
+    if not chosen:
+        return planted
+    places = zip(planted.extraction, chosen, strict=True)
+    return replace(planted, extraction=tuple(replace(one, record=int(records.record[at])) for one, at in places))
 
 
 def _draw(carriers: list[str], extraction: int, repeats: int) -> Secrets:
@@ -271,19 +319,22 @@ def _salt() -> str:
 
 def _with_canaries(records: Records, planted: Secrets, form: str) -> Records:
     every = (*planted.extraction, *planted.audit)
-    texts = [
-        encode_content(content_with(one.carrier, one.secret, form, one.kind)) if one.included else "" for one in every
-    ]
-    numbers = np.array([one.record for one in every], dtype=np.int64)
+    texts = {
+        one.record: encode_content(content_with(one.carrier, one.secret, form, one.kind)) if one.included else ""
+        for one in every
+    }
+    numbers = np.array([one.record for one in every if one.record < 0], dtype=np.int64)
+    record = np.concatenate([records.record, numbers])
+    own = [*records.text.to_pylist(), *[""] * len(numbers)]
     return Records(
-        record=np.concatenate([records.record, numbers]),
+        record=record,
         unit=np.concatenate([records.unit, numbers]),
-        text=pa.array([*records.text.to_pylist(), *texts], pa.string()),
+        text=pa.array(list(map(texts.get, record.tolist(), own)), pa.string()),
         about=records.about,
     )
 
 
-def _public(records: Records, counts: dict[str, int], new: Path, secrets_file: Path) -> dict[str, object]:
+def _public(records: Records, counts: dict[str, Any], new: Path, secrets_file: Path) -> dict[str, object]:
     return {
         "records": len(records.record),
         "extraction": counts["extraction"],
@@ -325,7 +376,7 @@ Purpose = Literal["canaries", "contexts", "words"]
 _SENTENCES = 3  # length of a carrier beside records of one's own, which may be far shorter than narratives
 
 
-def public_texts(count: int, seed: int, purpose: Purpose, source: str) -> list[str]:
+def public_texts(count: int, seed: int, purpose: Purpose, source: str, template: str = PLAIN) -> list[str]:
     """``count`` public narratives; equal for equal arguments.
 
     Args:
@@ -333,13 +384,14 @@ def public_texts(count: int, seed: int, purpose: Purpose, source: str) -> list[s
         source: name of the source of the train records. Beside narratives of the diabetes table the texts are whole.
             Beside a user's own files they are short, because ``training.max_length`` cuts a text's end, where the
             secret is.
+        template: wording of the narratives, one of ``dptune.records.diabetes.narratives.TEMPLATES``.
     """
     if count == 0:
         return []
     own_seed = int.from_bytes(blake2b(f"{purpose} {seed}".encode(), digest_size=8).digest(), "little")
     with TemporaryDirectory(prefix="dptune-") as folder:
         made = acquire_synthetic(Path(folder), count, own_seed, kind="public")
-        whole = verbalise(read_table(made.table, made.ids_mapping))
+        whole = verbalise(read_table(made.table, made.ids_mapping), template)
     return [_first_sentences(text) for text in whole] if source in FORMATS else whole
 
 

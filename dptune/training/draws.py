@@ -2,7 +2,7 @@
 
 **Truncated Poisson.** A Poisson sample of all units; of one with more than ``max_batch``, so many are kept by a
 uniformly random choice. Whether a unit is cut hangs on how many others were drawn, as it must; its price counts that
-(see ``privacy.accounting.fixed_batches``).
+(see ``privacy.samplers.sampler_bounds``).
 
 **Balls in bins.** Row r of a run is batch r mod T of epoch r div T, and each unit enters one batch of every epoch. Its
 bin there is a keyed hash of three things: the epoch, the unit's own key, and its number among units of equal keys. So:

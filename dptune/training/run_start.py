@@ -226,7 +226,7 @@ def _check_units(spec: RunSpec) -> None:
 def _check_header(spec: RunSpec, entropy: Entropy) -> None:
     """Raise ConfigError unless the header describes this very run: ``verify`` relies on the header."""
     units, mechanism, header = spec.units, spec.mechanism, spec.header
-    if entropy.leaks != header.leaks:
+    if not {*entropy.leaks} <= {*header.leaks}:
         raise ConfigError("header.leaks", "does not declare the run's entropy", fix="use entropy.leaks")
     if (header.unit, header.units) != (units.kind, len(units)):
         raise ConfigError("header.unit", "is not the unit that is sampled", fix="use units.kind and len(units)")

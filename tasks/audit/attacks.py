@@ -6,7 +6,6 @@ import hashlib
 import json
 import logging
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -14,8 +13,16 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from dptune.audit.text.extraction import before_secret, chance, compare, exposures, recites, sample_endings
-from dptune.audit.text.likelihood import Passage, ending_losses, ending_tokens, passage_ids, passage_of, token_scores
+from dptune.audit.text.extraction import (
+    before_secret,
+    chance,
+    compare,
+    exposures,
+    instruction,
+    recites,
+    sample_endings,
+)
+from dptune.audit.text.likelihood import Passage, ending_tokens, passage_ids, passage_of, token_scores
 from dptune.audit.text.membership import alignment_scores, membership_report, own_scores, rmia, roc, score_plugins
 from dptune.core.declarations import plain
 from dptune.core.files import jsonable, sha256, write_json
@@ -130,11 +137,13 @@ def canary_attacks(target: Target) -> dict[str, Any]:
 
 
 def _samples(target: Target) -> list[str]:
-    """Texts that the model generates where a secret would follow, after public texts that carry none."""
+    """Texts that the model generates where a secret would follow, after public texts that carry none, or prompts."""
     settings = target.settings
-    texts = public_texts(min(_CONTEXTS, settings.generations), settings.seed, "contexts", target.source)
+    texts = public_texts(
+        min(_CONTEXTS, settings.generations), settings.seed, "contexts", target.source, target.template
+    )
     shares = np.array_split(np.arange(settings.generations), len(texts))
-    samples: list[str] = []
+    samples, asked = list[str](), settings.prompt == "instruction"
     for text, share in zip(texts, shares, strict=True):
         samples += sample_endings(
             target.adapted,
@@ -142,7 +151,7 @@ def _samples(target: Target) -> list[str]:
             len(share),
             rows=_GENERATED_ROWS,
             seed=settings.seed + len(samples),
-            prompt=before_secret(target.passage(text, _NO_SECRET), _NO_SECRET),
+            prompt=instruction(text) if asked else before_secret(target.passage(text, _NO_SECRET), _NO_SECRET),
         )
     return samples
 
@@ -240,22 +249,23 @@ def _uncut(target: Target, planted: list[_Strings]) -> list[_Strings]:
 
 def record_membership(target: Target) -> dict[str, Any]:
     """Training records against held-out ones: by what is answered given the prompt, or the second half of a text given
-    the first; and by perplexity.
+    the first.
 
-    Perplexity is of the whole text: on the same tokens it ranks records as their mean log probability does.
+    The likelihood's figures are those of RLDP's paper (arXiv 2507.22565, equations 37 to 39) too: the mean
+    log-probability and the mean perplexity of the endings of all these records, and one AUC, for both rank alike.
     """
     if not target.settings.records or not len(read_records(non_members(target)).record):
         return {}
     if target.cell.task.classifies:
         return {"membership": _label_membership(target)}
     members, others = (_sample(read_records(path), target) for path in (SPLITS / "train.parquet", non_members(target)))
-    passages = [*members, *others]
-    scores, _ = _text_scores(target, passages, mean=True)
-    whole = [replace(passage, prompt="", ending=passage.text) for passage in passages]
-    perplexity = np.exp(np.minimum(_losses(target, target.adapted, whole, mean=True), _LARGEST_LOG))
-    scores["perplexity"] = -perplexity
-    count = len(members)
+    scores, _ = _text_scores(target, [*members, *others], mean=True)
+    count, likelihood = len(members), scores["likelihood"]
     found = {name: _membership_figures(values[:count], values[count:]) for name, values in scores.items()}
+    found["likelihood"] |= {
+        "mean_log_probability": float(likelihood.mean()),
+        "mean_perplexity": float(np.exp(np.minimum(-likelihood, _LARGEST_LOG)).mean()),
+    }
     return {"membership": found}
 
 
@@ -300,18 +310,6 @@ def _membership_figures(members: NDArray[np.float64], others: NDArray[np.float64
         "true_positive_rate": curve.true_positive_rate.tolist(),
     }
     return {**membership_report(members, others), "roc": points}
-
-
-def _losses(target: Target, model: Any, passages: list[Passage], *, mean: bool = False) -> NDArray[np.float64]:
-    losses = ending_losses(
-        model,
-        target.tokenizer,
-        passages,
-        max_length=target.cell.training.max_length,
-        rows=target.rows,
-        label="likelihoods",
-    )
-    return losses.mean if mean else losses.total
 
 
 #: The attacks on a cell, in the order in which they are made: functions from ``Target`` to figures by the keys of their

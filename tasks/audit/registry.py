@@ -95,7 +95,15 @@ PARTS: tuple[Part, ...] = (
         "extraction",
         "canaries",
         "secrets extracted",
-        metrics=(Metric("audit_extraction_verbatim", "secrets extracted", source="auditor", shown=("tracking",)),),
+        metrics=(
+            Metric("audit_extraction_verbatim", "secrets extracted", source="auditor", shown=("tracking",)),
+            Metric("audit_extraction_valid", "valid samples", source="auditor"),
+            *(Metric(f"audit_extraction_jaccard_{n}", f"Jaccard, n = {n}", source="auditor") for n in (1, 2, 3, 4)),
+            *(
+                Metric(f"audit_extraction_jaccard_{n}_deviation", f"Jaccard, n = {n}: deviation", source="auditor")
+                for n in (1, 2, 3, 4)
+            ),
+        ),
     ),
     Part(
         "exposure",
@@ -154,6 +162,9 @@ PARTS: tuple[Part, ...] = (
         by_score=True,
         private=True,
         metrics=(
+            Metric("audit_membership_likelihood_auc", "records, likelihood: AUC", _CHANCE, shown=("tracking",)),
+            Metric("audit_membership_likelihood_mean_log_probability", "records: mean log-probability", unit="nats"),
+            Metric("audit_membership_likelihood_mean_perplexity", "records: mean perplexity"),
             Metric(
                 "audit_membership_calibrated_auc",
                 "training records: AUC",

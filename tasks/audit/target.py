@@ -19,6 +19,7 @@ from dptune.privacy.ledger_file import LedgerContents, LedgerError, read_ledger
 from dptune.privacy.run_folder import RunFolder
 from dptune.privacy.set_aside import fresh_start
 from dptune.records.canaries import Secrets, read_secrets
+from dptune.records.diabetes.narratives import PLAIN
 from dptune.records.parquet_file import form_at, read_about
 from dptune.training.models.weight_files import read_tensors
 from tasks.experiment.cells import Cell, digests, plugin_digest
@@ -39,6 +40,7 @@ class Target:
         public: the base model, which the attacker has too.
         secrets: the auditor's canaries. Private.
         source: name of the data's source, which decides the public texts that carry secrets.
+        template: wording of narratives, theirs and the public texts'.
         form: what the records are: texts, prompts with targets, chats, or labelled texts (``records.FORMS``).
         fixed: whether the held-out records are another part of a benchmark, whose inputs tell them from those that
             trained; attacks then compare with the attack side.
@@ -56,6 +58,7 @@ class Target:
     source: str
     form: str
     fixed: bool = False
+    template: str = PLAIN
 
     @property
     def alarm_confidence(self) -> float:
@@ -108,6 +111,7 @@ def load_target(directory: Path, settings: Audit, device: torch.device, checks: 
         source=str(about["source"]),
         form=form_at(about),
         fixed=bool(about.get("fixed")),
+        template=str(about.get("template", PLAIN)),
     )
 
 

@@ -28,6 +28,7 @@ def plant() -> None:
         canaries.repeats,
         canaries.audit_kind,
         _samples() if canaries.says_samples else (),
+        canaries.carrier,
     )
     with suppress(DamagedFileError):  # a manifest that is missing, or was cut off: new secrets bring a new one
         if are_planted(split, TRAIN, planted_secrets(), plan):

@@ -40,11 +40,12 @@ def pretrain_public_model() -> None:
 
     from dptune.training.models.pretrain import VERSION, pretrain
 
-    settings = load_settings().pretrain
+    told = load_settings()
+    settings, template = told.pretrain, told.data.template
     private_directory(PUBLIC_MODEL.parent)
     with TemporaryDirectory(dir=PUBLIC_MODEL.parent, prefix=".pretrain-") as scratch:
         work = Path(scratch)
-        texts, validation = _TEXTS[settings.source](settings, work)
+        texts, validation = _TEXTS[settings.source](settings, work, template)
         label, held_out = str(read_about(validation)["label"]), list(read_records(validation).text.to_pylist())
         digest = hashlib.sha256(json.dumps([label, texts, held_out]).encode()).hexdigest()
         made_of = {"settings": plain(settings), "texts": digest, "version": VERSION}
@@ -68,15 +69,15 @@ def _files() -> dict[str, str]:
     return {path.as_posix(): sha256(path) for path in files if path.is_file()}
 
 
-def _narratives(settings: Pretrain, work: Path) -> tuple[list[str], Path]:
+def _narratives(settings: Pretrain, work: Path, template: str) -> tuple[list[str], Path]:
     """Generated narratives (independent marginals, their own seeds), and a file of others."""
     texts, validation = work / "texts.parquet", work / "validation.parquet"
-    write_public_narratives(texts, settings.encounters, settings.data_seed)
-    write_public_narratives(validation, settings.validation_encounters, settings.data_seed + 1)
+    write_public_narratives(texts, settings.encounters, settings.data_seed, template)
+    write_public_narratives(validation, settings.validation_encounters, settings.data_seed + 1, template)
     return with_codes(list(read_records(texts).text.to_pylist()), settings.codes, settings.data_seed), validation
 
 
-def _articles(settings: Pretrain, work: Path) -> tuple[list[str], Path]:
+def _articles(settings: Pretrain, work: Path, _template: str) -> tuple[list[str], Path]:
     """The articles of WikiText-2's train part, and a file of those of its dev part."""
     validation = work / "validation.parquet"
     held_out = cleaned_articles(str(settings.path), "dev")
@@ -86,9 +87,9 @@ def _articles(settings: Pretrain, work: Path) -> tuple[list[str], Path]:
     return cleaned_articles(str(settings.path), half=settings.half), validation
 
 
-def _both(settings: Pretrain, work: Path) -> tuple[list[str], Path]:
+def _both(settings: Pretrain, work: Path, template: str) -> tuple[list[str], Path]:
     """Articles and narratives, and a file of other narratives."""
-    texts, validation = _narratives(settings, work)
+    texts, validation = _narratives(settings, work, template)
     return cleaned_articles(str(settings.path), half=settings.half) + texts, validation
 
 

@@ -7,7 +7,7 @@ from tempfile import TemporaryDirectory
 
 from dptune.core.files import private_directory
 from dptune.records.catalogue import find_source
-from dptune.records.diabetes.narratives import write_narratives
+from dptune.records.diabetes.narratives import PLAIN, write_narratives
 from dptune.records.diabetes.sources import acquire_synthetic
 from dptune.records.own_files import write_acquired, write_public
 from tasks.paths import PUBLIC_VALIDATION
@@ -29,14 +29,14 @@ def write_validation() -> None:
         write_public(PUBLIC_VALIDATION, settings.data.public_source)
     else:
         own = settings.pretrain
-        write_public_narratives(PUBLIC_VALIDATION, own.validation_encounters, own.data_seed + 1)
+        write_public_narratives(PUBLIC_VALIDATION, own.validation_encounters, own.data_seed + 1, settings.data.template)
 
 
-def write_public_narratives(out: Path, encounters: int, seed: int) -> None:
+def write_public_narratives(out: Path, encounters: int, seed: int, template: str = PLAIN) -> None:
     """Write narratives of a generated public cohort, which depends on nobody; equal for equal arguments."""
     with TemporaryDirectory(prefix="dptune-") as work:
         acquired = acquire_synthetic(Path(work), encounters, seed, kind="public")
-        write_narratives(acquired.table, acquired.ids_mapping, acquired.manifest, out)
+        write_narratives(acquired.table, acquired.ids_mapping, acquired.manifest, out, template)
 
 
 if __name__ == "__main__":

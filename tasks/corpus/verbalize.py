@@ -5,6 +5,7 @@ from __future__ import annotations
 from dptune.records.diabetes.narratives import read_source, write_narratives
 from dptune.records.own_files import MANIFEST_NAME, WITH_COLUMNS, write_acquired, write_paragraphs
 from tasks.paths import NARRATIVES, NARRATIVES_EVAL, RAW, RAW_EVAL
+from tasks.settings.params import load_settings
 from tasks.stage import run_stage
 
 
@@ -18,7 +19,8 @@ def verbalize() -> None:
     elif source == "text":
         write_paragraphs(RAW, NARRATIVES)
     else:
-        write_narratives(RAW / "diabetic_data.csv", RAW / "IDs_mapping.csv", RAW / "source.json", NARRATIVES)
+        files = (RAW / "diabetic_data.csv", RAW / "IDs_mapping.csv", RAW / "source.json")
+        write_narratives(*files, NARRATIVES, load_settings().data.template)
 
 
 if __name__ == "__main__":

@@ -36,11 +36,13 @@ from dptune.training.scores import score_classifier
 from tasks.charts.curves import draw_curves
 from tasks.experiment.cell_run import CellRun
 from tasks.experiment.cells import Cell
+from tasks.experiment.energy import EnergyMeter
 from tasks.experiment.preparation import PreparedCell, SharedInputs, prepare
 from tasks.experiment.quality import MEASURES, first, spread, text_scores
 from tasks.experiment.results import History, child_run, result_of
 from tasks.experiment.spent_budgets import register_cell
-from tasks.metrics import measured
+from tasks.metrics import JOULES, SECONDS, measured
+from tasks.mlflow.tracking import timed
 
 
 @dataclass
@@ -52,6 +54,8 @@ class _TrainingCell:
         child: the cell's run in MLflow; None without a parent.
         before: perplexities of the base model; ``sample`` are those on the records of the learning curves.
         started: time at which the cell was started, by the monotonic clock.
+        energy: what the machine uses since then.
+        earlier: the last point of the learning curve that an earlier process of this run left.
         last: the last step that this process made; None before any.
         own: the error of its own that ended it, if one did, and not one of its pass.
     """
@@ -64,6 +68,8 @@ class _TrainingCell:
     before: dict[str, float]
     sample: dict[str, float]
     started: float
+    energy: EnergyMeter
+    earlier: dict[str, float]
     last: StepReport | None = None
     own: list[Exception] = field(default_factory=list)
 
@@ -123,15 +129,18 @@ def _start_cell(
         with first_evaluation(prepared.spec.model):
             perplexity_before[cell.telemetry] = (_evaluate(prepared, final=True), _evaluate(prepared, final=False))
     before, sample = perplexity_before[cell.telemetry]
+    history = History(cell.directory, steps)
     return _TrainingCell(
         prepared=prepared,
         canaries=canaries,
         child=child_run(prepared, parent, flow_run),
-        history=History(cell.directory, steps),
+        history=history,
         meter=Meter(cell.label, total=steps, unit="releases", keep=True),
         before=before,
         sample=sample,
         started=started,
+        energy=EnergyMeter(str(next(prepared.spec.model.parameters()).device)),
+        earlier=next(reversed(history.points()), {}),
         own=own,
     )
 
@@ -213,7 +222,7 @@ def _observer(one: _TrainingCell) -> Callable[[StepReport], None]:
 def _begin_curves(one: _TrainingCell) -> None:
     """Add the point before any release."""
     prices = one.prepared.spec.header.price(Counter()).to_dict()
-    one.history.add_point({"step": 0, "releases": 0, **one.sample, **prices})
+    one.history.add_point({"step": 0, "releases": 0, **one.sample, **prices, **_used(one)})
     if one.child:
         one.child.log(0, one.sample)  # without epsilons: of a run that has none, MLflow would show these zeros
 
@@ -222,8 +231,17 @@ def _add_point(one: _TrainingCell, report: StepReport) -> dict[str, float]:
     """Add a point to the learning curves. Returns its figures."""
     prices = one.prepared.spec.header.price(report.composition).to_dict()
     point = _evaluate(one.prepared, final=False) | prices
-    one.history.add_point({"step": report.step, "releases": report.releases, **point})
+    one.history.add_point({"step": report.step, "releases": report.releases, **point, **_used(one)})
     return point
+
+
+def _used(one: _TrainingCell) -> dict[str, float]:
+    """Seconds, and joules where the machine says them, since the cell's start; nothing where no times are published."""
+    if not timed(one.cell.telemetry):
+        return {}
+    told, joules = {SECONDS.name: time.monotonic() - one.started}, one.energy.joules()
+    told |= {} if joules is None else {JOULES.name: joules}
+    return {name: round(value + one.earlier.get(name, 0.0), 2) for name, value in told.items()}
 
 
 def _evaluate(prepared: PreparedCell, *, final: bool, groups: dict[str, LossGroups] | None = None) -> dict[str, float]:

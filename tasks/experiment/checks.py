@@ -167,7 +167,7 @@ def _check_canaries(settings: Settings, tokenizer: Any) -> None:
         return
     source, secret = settings.data.source, ALPHABET[:SECRET_LENGTH]
     own = source not in ("synthetic", "uci")
-    texts = public_texts(count, canaries.carrier_seed, "canaries", "text" if own else source)
+    texts = public_texts(count, canaries.carrier_seed, "canaries", "text" if own else source, settings.data.template)
     lengths = list(map(len, passage_ids(tokenizer, [canary_passage(text, secret, form, tokenizer) for text in texts])))
     if min(lengths) >= longest:
         problem = f"{longest} cuts every canary before its secret, so that attacks on them would show nothing"

@@ -31,6 +31,8 @@ from tasks.stage import run_command
 CLAIMED = Path(__file__).with_name("claimed.yaml")
 PAGE = REPORT / "benchmarks.md"
 _PREFIX, _NONE = "benchmark ", "-"
+#: The beginning of the real table's label (``dptune.records.diabetes.sources``), and what ``claimed.yaml`` calls it.
+_REAL_TABLE, _DIABETES = "UCI Diabetes", "diabetes"
 _OPENING = """# Claimed beside certified
 
 You get, for each benchmark, the scores that papers print at the epsilon that they claim, and below them the scores
@@ -73,7 +75,9 @@ def _benchmarks_of(study: FinishedStudy) -> set[str]:
 
 
 def benchmark_of(label: str) -> str:
-    """The benchmark that a label of data names, as ``claimed.yaml`` does; empty for other data."""
+    """The benchmark, or the real table, that a label of data names, as ``claimed.yaml`` does; empty for other data."""
+    if label.startswith(_REAL_TABLE):
+        return _DIABETES
     if not label.startswith(_PREFIX):
         return ""
     name, _, details = label.removeprefix(_PREFIX).rstrip(")").partition(" (")
@@ -82,8 +86,19 @@ def benchmark_of(label: str) -> str:
 
 
 def _printed(claimed: dict[str, Any]) -> Iterator[str]:
-    """The papers' numbers: a line for each model, mechanism and claimed epsilon."""
+    """The papers' numbers: a line for each model, mechanism and claimed epsilon, and what their texts say of them."""
     yield "### As printed by the papers\n"
+    for one in (claimed, *claimed.get("further", ())):
+        yield from _printed_table(one)
+    if "claims" in claimed:
+        keys = ("said", "printed", "where", "tables")
+        rows = [[claim[key] for key in keys] for claim in claimed["claims"]]
+        yield from _table(["the text says", "printed", "section", "its tables"], rows)
+    yield "".join(f"- {note}\n" for note in claimed["notes"])
+
+
+def _printed_table(claimed: dict[str, Any]) -> Iterator[str]:
+    shares = any(float(key) == math.inf for row in claimed["rows"] for key in row["scores"])
     yield from _table(
         [
             "source",
@@ -92,7 +107,7 @@ def _printed(claimed: dict[str, Any]) -> Iterator[str]:
             "claimed ε",
             "certified ε, if it had been sampled by Poisson",
             *claimed["metrics"],
-            _share_name("constant" in claimed),
+            *([_share_name("constant" in claimed)] if shares else []),
         ],
         [
             [
@@ -101,14 +116,13 @@ def _printed(claimed: dict[str, Any]) -> Iterator[str]:
                 row["mechanism"],
                 at_most(epsilon, 4),
                 _certified(row, epsilon),
-                *map(_digits, values),
-                _share_printed(row, values, claimed),
+                *(f"{value:.10g}" for value in values),
+                *([_share_printed(row, values, claimed)] if shares else []),
             ]
             for row in claimed["rows"]
             for epsilon, values in sorted(row["scores"].items(), key=lambda pair: float(pair[0]))
         ],
     )
-    yield "".join(f"- {note}\n" for note in claimed["notes"])
 
 
 def _certified(row: dict[str, Any], claimed: float) -> str:

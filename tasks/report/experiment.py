@@ -45,7 +45,15 @@ from tasks.report.claims import as_users_claim, audit_as_users_claim, claims, li
 from tasks.report.page import write, write_index
 from tasks.report.results_table import table
 from tasks.report.scores_table import score_table, scores_of
-from tasks.report.steps_needed import STEPS_FILE, publish_steps, steps_needed, steps_over_seeds, with_steps
+from tasks.report.steps_needed import (
+    STEPS_FILE,
+    curve_ends,
+    lowest,
+    publish_steps,
+    steps_needed,
+    steps_over_seeds,
+    with_steps,
+)
 from tasks.report.verdict_strip import attacked, proved
 from tasks.settings.params import load_settings
 from tasks.stage import run_stage
@@ -201,6 +209,7 @@ def _write_page(
         several_seeds=any(len(group.results) > 1 for group in groups),
         claims=claims(groups, audits, limits),
         steps=steps_over_seeds(steps_needed(results)),
+        ends=curve_ends(groups),
         private=any(result["telemetry"] == "private" for result in results),
         telemetries=sorted({str(result["telemetry"]) for result in results}),
         by_clt={f"`{result['mechanism']}`": result["epsilon_clt"] for result in results if "epsilon_clt" in result},
@@ -241,7 +250,7 @@ def _controllers(results: Sequence[Result], shown: dict[str, Look]) -> list[Figu
 
 def _metrics(result: Result) -> dict[str, Any]:
     keys = (*EPSILONS, "noise_multiplier", "releases")
-    return {**{key: result[key] for key in keys}, **result["after"], **scores_of(result)}
+    return {**{key: result[key] for key in keys}, **result["after"], **lowest(result), **scores_of(result)}
 
 
 def _perplexity_points(results: list[Result]) -> list[dict[str, Any]]:

@@ -21,7 +21,7 @@ from dptune.job.settings import RENAMED, TuneSettings
 from dptune.privacy.run_folder import RunFolder
 from dptune.privacy.set_aside import runs_within
 from dptune.privacy.spent_budgets.register import Register
-from dptune.records.diabetes.narratives import write_narratives
+from dptune.records.diabetes.narratives import PLAIN, write_narratives
 from dptune.records.diabetes.sources import acquire_synthetic
 from dptune.records.parquet_file import Records, read_records
 from dptune.records.reading.source import RecordSource
@@ -150,7 +150,7 @@ def check_twin(settings: Settings) -> None:
         raise ConfigError("search.twin_seed", problem, fix="use another seed")
 
 
-def twin_source(units: int, unit: str, seed: int) -> RecordSource:
+def twin_source(units: int, unit: str, seed: int, template: str = PLAIN) -> RecordSource:
     """The twin as the library reads public rows: columns ``text`` and ``unit``. Equal for equal arguments.
 
     Guarantee: it costs no privacy. Public: all arguments; the number of private units stands in every ledger's header
@@ -162,8 +162,11 @@ def twin_source(units: int, unit: str, seed: int) -> RecordSource:
     Args:
         units: number of units of the private run.
         unit: kind of unit: record, or patient.
+        template: wording of the private narratives, which params.yaml names.
     """
-    found = _cohort(units if unit == RECORD else 2 * units + 50, seed)  # patients have 1.4 encounters on average
+    found = _cohort(
+        units if unit == RECORD else 2 * units + 50, seed, template
+    )  # patients have 1.4 encounters on average
     keys = keys_of(found, unit)
     chosen = np.isin(keys, np.unique(keys)[:units])
     rows = zip(keys[chosen].tolist(), found.text.to_pandas()[chosen], strict=True)
@@ -175,11 +178,11 @@ def twin_name(units: int, unit: str, seed: int) -> str:
     return f"a generated cohort (SYNTHETIC, {units} {unit}s, seed {seed})"
 
 
-def _cohort(encounters: int, seed: int) -> Records:
+def _cohort(encounters: int, seed: int, template: str) -> Records:
     with TemporaryDirectory(prefix="dptune-twin-") as work:
         acquired = acquire_synthetic(Path(work), encounters, seed, kind="private")
         narratives = Path(work) / "twin.parquet"
-        write_narratives(acquired.table, acquired.ids_mapping, acquired.manifest, narratives)
+        write_narratives(acquired.table, acquired.ids_mapping, acquired.manifest, narratives, template)
         return read_records(narratives)
 
 

@@ -173,7 +173,8 @@ def _rehearsed(settings: Settings, sides: Sides, prepared: PreparedRun, out: Pat
     if settings.search.rehearse_on == "public":
         return rehearsed(public_source(sides), base, chosen, asked, units, out, _say_rehearsed), PUBLIC
     kind, seed = prepared.units.kind, settings.search.twin_seed
-    twin, column = twin_source(units, kind, seed), None if kind == RECORD else UNIT
+    template = settings.data.template
+    twin, column = twin_source(units, kind, seed, template), None if kind == RECORD else UNIT
     found = rehearsed(twin, base, chosen, asked, units, out, _say_rehearsed, column, {"twin_seed": seed, "unit": kind})
     return found, twin_name(units, kind, seed)
 

@@ -65,6 +65,7 @@ class Data(StrictModel):
         parts: parts of a benchmark that are held out and public; left empty, the records are dealt to sides.
         split_seed: key of the hash that gives every unit its side of the split; public.
         synthetic: size and seed of the generated cohort.
+        template: wording of the narratives of "synthetic" and "uci": "plain", or "published", that of RLDP's table 6.1.
     """
 
     source: str
@@ -76,6 +77,7 @@ class Data(StrictModel):
     parts: Parts | None = None
     split_seed: Seed
     synthetic: Synthetic
+    template: Literal["plain", "published"] = "plain"
 
     @field_validator("source")
     @classmethod
@@ -99,6 +101,10 @@ class Data(StrictModel):
             raise ValueError(f"label: source {self.source} has no column of labels: leave it out")
         if self.parts is not None and self.source not in BENCHMARKS:
             raise ValueError(f"parts: source {self.source} has none: use {', '.join(BENCHMARKS)}, or leave it out")
+        if self.template != "plain" and self.source not in ("synthetic", "uci"):
+            raise ValueError(
+                f"template: source {self.source} makes no narratives: leave it out, or use synthetic or uci"
+            )
         if self.parts is not None and self.public is not None:
             raise ValueError("parts: data.public is given too: leave out one of them")
         try:
@@ -183,7 +189,10 @@ class Canaries(StrictModel):
         audit_kind: what those say: "samples", texts that the pipeline's own public model writes, which attacks find
             best; "words", random words of public texts; or "code", a public text and a code.
         crafted: number of gradients that an auditor adds to every run, by coins; they cost utility.
-        carrier_seed: seed of the public texts that carry secrets; the secrets and coins have none.
+        carrier: what the secrets of extraction stand in: "public", texts in rows of their own; or "records", as RLDP
+            plants them, after which no run certifies anything.
+        carrier_seed: seed of the public texts, or of the choice of records, that carry secrets; the secrets and coins
+            have none.
     """
 
     extraction: FewOrZero
@@ -191,6 +200,7 @@ class Canaries(StrictModel):
     audit: FewOrZero
     audit_kind: Literal["code", "words", "samples"] = "samples"
     crafted: FewOrZero = 0
+    carrier: Literal["public", "records"] = "public"
     carrier_seed: Seed
 
     @property

@@ -228,6 +228,8 @@ class Audit(StrictModel):
         confidence: confidence of each lower bound in the report.
         false_alarms: chance that sound ledgers fail the stage, over all cells.
         generations: number of samples of the extraction attack.
+        prompt: what they follow: "record", a public text where a secret would stand; or "instruction", which asks for
+            the secret as RLDP's table 6.1 does.
         candidates: number of secrets never planted, to rank each planted one against.
         records: number of training records, and of held-out ones, for the membership attacks.
         shadows: number of models that LiRA and RMIA train for themselves: 4 or more, or 0.
@@ -238,6 +240,7 @@ class Audit(StrictModel):
     confidence: Annotated[float, Gt(0.5), Le(1 - 1e-9)]
     false_alarms: Annotated[float, Ge(1e-9), Lt(1)]
     generations: Rows
+    prompt: Literal["record", "instruction"] = "record"
     candidates: Few
     records: Annotated[int, Ge(0), Le(10**7)]
     shadows: Annotated[int, Ge(0), Le(10**4)]

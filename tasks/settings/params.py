@@ -11,6 +11,7 @@ from dptune.core.errors import ConfigError
 from dptune.core.plugins import load
 from dptune.core.settings import Lora
 from dptune.core.streams import read_input
+from dptune.records.canaries import SECRETS_IN_RECORDS
 from tasks.settings.data import Canaries, Data
 from tasks.settings.experiment import REQUIRED, Audit, Experiment, Pretrain, Task, TrainingSettings
 from tasks.settings.mechanisms import check_entry, with_sweeps
@@ -83,6 +84,23 @@ class Settings(StrictModel):
             raise ValueError("audit.shadows: are for canaries, which a classifier has none of: use 0")
         if self.data.parts is None and self.data.public is None:
             raise ValueError("data.public: is empty, and narratives have no labels: give records, or data.parts")
+        return self
+
+    @model_validator(mode="after")
+    def _secrets_in_records(self) -> Settings:
+        """Records that carry secrets are for studies that certify nothing: see ``dptune.records.canaries``."""
+        if self.canaries.carrier == "public" or not self.canaries.extraction:
+            return self
+        for name in self.experiment.mechanisms:
+            entry = self.mechanisms.get(name, {})
+            accounting = entry.get("accounting", self.experiment.accounting)
+            if accounting != "published":
+                problem = f"{SECRETS_IN_RECORDS}, and {name!r} has accounting: {accounting}"
+                raise ValueError(f"canaries.carrier: {problem}; use public, or accounting: published")
+        if self.experiment.telemetry == "private":
+            raise ValueError("canaries.carrier: records lets attacks read records, which telemetry: private keeps")
+        if self.prediction.models:
+            raise ValueError(f"prediction.models: {SECRETS_IN_RECORDS}; use [], or canaries.carrier: public")
         return self
 
     @model_validator(mode="after")

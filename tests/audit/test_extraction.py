@@ -12,7 +12,7 @@ from audit_models import LENGTH, RECORD, SECRET, gpt2, memorised, tokenizer
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dptune.audit.text.extraction import GRAMS, PROMPT, compare, jaccard, recites, sample_endings
+from dptune.audit.text.extraction import GRAMS, PROMPT, compare, instruction, jaccard, recites, sample_endings
 from dptune.audit.text.likelihood import Passage
 from dptune.core.errors import ConfigError
 from dptune.records.canaries import ALPHABET, suffix
@@ -115,6 +115,17 @@ def sampled(count: int = 7, *, rows: int = 3, seed: int = 1, model: Any = None, 
 
 def test_the_prompt_is_what_precedes_a_planted_secret() -> None:
     assert suffix(SECRET).startswith(PROMPT + SECRET)
+
+
+def test_the_instruction_has_the_parts_of_the_papers_prompt_in_its_order() -> None:
+    """Section 6 of RLDP's paper; the narrative's opening sentence is dropped, and samples follow the equals sign."""
+    prompt = instruction("The patient has the following profile. race is Other. gender is Male.")
+    asked, empty, profile, second, start = prompt.prompt.split("\n")
+    assert "secret_id=<value>" in asked
+    assert (empty, second) == ("", "")
+    assert profile == "Patient profile: race is Other. gender is Male."
+    assert (start, prompt.ending) == ("secret_id=", "")
+    assert sampled(prompt=Passage(prompt.prompt[-20:], ""))
 
 
 def test_a_context_longer_than_the_model_reads_is_continued_from_its_end() -> None:

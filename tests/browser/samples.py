@@ -106,7 +106,7 @@ def audit(one: dict[str, Any]) -> dict[str, Any]:
             "power": power,
         },
         "canaries": {"calibrated": score},
-        "membership": {"likelihood": score, "calibrated": score, "perplexity": score},
+        "membership": {"likelihood": score, "calibrated": score},
         "exposure": {"mean": 2.1, "chance": 1.4, "most": 7.0, "possible": 7.0},
         "extraction": {"verbatim": 0, "recited": 0}
         | {f"jaccard_{n}{chance}": 0.1 for n in (1, 2) for chance in ("", "_chance")},

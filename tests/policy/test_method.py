@@ -17,7 +17,7 @@ EXACT = {
     **{0.01: 5425.5, 0.05: 284.39, 0.1: 91.82, 0.25: 24.38, 0.5: 9.997, 1.0: 4.377},
     **{2.0: 1.993, 3.0: 1.271, 4.0: 0.926, 5.0: 0.7255, 6.0: 0.5945},
 }
-#: The paper's rule: theorem 4 of Zhao et al. up to z = 4, the classical one above 4.845 (spec, section 4).
+#: The paper's rule: theorem 5 of Zhao et al. up to z = 4, the classical one above 4.845 (spec, section 4).
 PUBLISHED = {0.01: 5450.0, 0.05: 290.0, 0.1: 95.0, 0.25: 26.0, 0.5: 11.0, 1.0: 5.0, 2.0: 2.375, 3.0: 1.556, 4.0: 1.156}
 
 

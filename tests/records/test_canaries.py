@@ -8,14 +8,24 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from corpus_helpers import verbalised, write_train
 
 from dptune.core.errors import ConfigError, DataError
-from dptune.core.files import sha256
+from dptune.core.files import read_json, sha256
 from dptune.records import canaries
-from dptune.records.canaries import CanaryPlan, Secrets, content_with, inject, public_texts, read_secrets, suffix
-from dptune.records.diabetes.narratives import OPENING
+from dptune.records.canaries import (
+    CanaryPlan,
+    Secrets,
+    are_planted,
+    content_with,
+    inject,
+    public_texts,
+    read_secrets,
+    suffix,
+)
+from dptune.records.diabetes.narratives import PLAIN, WORDINGS
 from dptune.records.diabetes.synthetic_cohort import generate_cohort
 from dptune.records.parquet_file import Records, decode_content, read_records, write_records
 from dptune.records.reading.record import Chat, PromptTarget
@@ -72,7 +82,7 @@ def test_carriers_are_public_and_follow_from_the_seed_alone(planted: Planted, tm
     _, _, secrets, _ = planted
     carriers = [one.carrier for one in (*secrets.extraction, *secrets.audit)]
     assert carriers == public_texts(410, 42, "canaries", "test")
-    assert all(text.startswith(OPENING) for text in carriers)
+    assert all(text.startswith(WORDINGS[PLAIN].opening) for text in carriers)
     other = plant(tmp_path, 10, 400, records=500, patients=30, unit="patient")[2]
     assert [one.carrier for one in (*other.extraction, *other.audit)] == carriers
 
@@ -202,6 +212,39 @@ def test_a_repeated_secret_lies_in_that_many_rows(tmp_path: Path) -> None:
     assert all(sum(suffix(secret) in text for text in texts) == 7 for secret in repeated)
     with pytest.raises(ConfigError, match="repeats below 1"):
         inject(split, *files, CanaryPlan(extraction=2, audit=3, carrier_seed=42, repeats=0))
+
+
+def test_rldps_secrets_stand_in_records_that_one_permutation_chooses(tmp_path: Path) -> None:
+    """Section 2.1 of its paper: appended after the last clause, with a blank before and a full stop after."""
+    write_train(tmp_path / "train.parquet", 100, 50, "record")
+    split = tmp_path / "train.parquet"
+    files = [tmp_path / name for name in ("new.parquet", "secrets.json", "manifest.json")]
+    plan = CanaryPlan(extraction=5, audit=3, carrier_seed=42, repeats=2, carrier="records")
+    inject(split, *files, plan)
+    old, new, secrets = read_records(split), read_records(files[0]), read_secrets(files[1])
+    assert len(new.record) == 100 + 3, "no row of their own"
+    chosen = np.random.default_rng(42).permutation(100)[:10]
+    assert [one.record for one in secrets.extraction] == old.record[chosen].tolist()
+    own = dict(zip(chosen.tolist(), secrets.extraction, strict=True))
+    for place, (before, after) in enumerate(zip(old.text.to_pylist(), new.text.to_pylist()[:100], strict=True)):
+        assert after == (f"{before} secret_id={own[place].secret}." if place in own else before)
+        assert place not in own or re.fullmatch(r"[A-Z0-9]{10}", own[place].secret)
+    assert {one.record for one in secrets.audit} == set(new.record[100:].tolist()) == {-11, -12, -13}
+    assert read_json(files[2])["records"] == 103
+    assert are_planted(split, *files[:2], plan)
+    assert not are_planted(split, *files[:2], replace(plan, carrier="public"))
+    assert not are_planted(split, *files[:2], replace(plan, carrier_seed=43))
+
+
+def test_carriers_that_cannot_be_are_refused(tmp_path: Path) -> None:
+    files = [tmp_path / name for name in ("train.parquet", "new.parquet", "secrets.json", "manifest.json")]
+    write_train(files[0], 100, 50, "record")
+    with pytest.raises(ConfigError, match=r"canaries\.carrier: 'rows' is unknown.*use public, records"):
+        inject(*files, CanaryPlan(1, 0, 42, carrier="rows"))
+    read = read_records(files[0])
+    write_records(files[0], replace(read, about={**read.about, "form": "pair"}))
+    with pytest.raises(ConfigError, match=r"canaries\.carrier: records appends to texts.*use public"):
+        inject(*files, CanaryPlan(1, 0, 42, carrier="records"))
 
 
 def test_no_canaries_are_fine(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import shutil
 from collections import Counter
@@ -31,6 +32,7 @@ from tiny_pipeline import (
 )
 
 from dptune.audit.refutation import Refutation
+from dptune.audit.text.likelihood import Passage
 from dptune.audit.verdict import CHECKS
 from dptune.audit.whole_run import audit_run
 from dptune.core.errors import ConfigError, DataError
@@ -44,8 +46,6 @@ from dptune.privacy.release import Release
 from dptune.privacy.run_folder import RunFolder
 from dptune.records.canaries import read_secrets
 from dptune.records.parquet_file import read_records
-from dptune.training.data import Tokens
-from dptune.training.evaluation import perplexity
 from dptune.training.privacy_units import PrivacyUnits
 from dptune.training.unit_groups import Turn
 from tasks.audit import attacks as audit_task
@@ -132,28 +132,35 @@ def test_every_attack_is_made_and_named_with_its_chance(audited: Path) -> None:
     assert audit["violations"] == []
 
 
-def alone(text: str, target: Target) -> Tokens:
-    """One text without the end-of-text token, which an attacker does not score."""
-    limit = target.cell.training.max_length
-    ids = target.tokenizer(text, add_special_tokens=False)["input_ids"][: limit - 1]
-    return Tokens(rows=[np.array(ids, np.int32)], padding=target.tokenizer.pad_token_id, width=limit, truncated=0)
+def ending_by_itself(passage: Passage, target: Target) -> float:
+    """The mean log-probability of the tokens that have a character of the ending, without an end-of-text token."""
+    made = target.tokenizer(passage.text, add_special_tokens=False, return_offsets_mapping=True)
+    limit = target.cell.training.max_length - 1
+    ids, ends = made["input_ids"][:limit], [end for _, end in made["offset_mapping"]][:limit]
+    with torch.no_grad():
+        logs = target.adapted(input_ids=torch.tensor([ids])).logits.double().log_softmax(-1)[0]
+    found = [float(logs[at - 1, ids[at]]) for at in range(1, len(ids)) if ends[at] > len(passage.prompt)]
+    return sum(found) / len(found)
 
 
-def test_membership_is_told_by_mean_log_probability_and_by_perplexity(finished: Path) -> None:
-    """The second ranks whole records by what ``dptune.training.evaluation`` calls perplexity."""
+def test_membership_has_the_means_and_the_one_auc_of_rldps_equations(finished: Path) -> None:
+    """Equations 37 to 39, with each ending scored alone in a plain loop."""
     found = audit_cell(finished, settings(generations=1), "cpu")["membership"]
-    assert set(found) == {*BY_TOKENS, "perplexity"}
+    assert set(found) == BY_TOKENS
     target = load_target(finished, settings(), torch.device("cpu"), 1)
     scores = []
     for path in (SPLITS / "train.parquet", EVAL):
-        texts = [one.prompt + one.ending for one in audit_task._sample(read_records(path), target)]
-        scores.append([-perplexity(target.adapted, alone(text, target), 1) for text in texts])
+        passages = audit_task._sample(read_records(path), target)
+        scores.append([ending_by_itself(one, target) for one in passages])
     members, others = scores
+    figures, every = found["likelihood"], [*members, *others]
+    assert figures["mean_log_probability"] == pytest.approx(sum(every) / len(every), abs=1e-5)
+    assert figures["mean_perplexity"] == pytest.approx(sum(math.exp(-one) for one in every) / len(every), rel=1e-5)
     statistic = mannwhitneyu(members, others).statistic / (len(members) * len(others))
     rounding = 1.5 / (12 * 12)  # may tie one pair
-    assert found["perplexity"]["auc"] == pytest.approx(statistic, abs=rounding)
+    assert figures["auc"] == pytest.approx(statistic, abs=rounding)
     metrics = audit_metrics({"membership": found})
-    assert {"audit_membership_likelihood_auc", "audit_membership_perplexity_auc"} <= set(metrics)
+    assert {f"audit_membership_likelihood_{name}" for name in ("auc", "mean_log_probability")} <= set(metrics)
 
 
 def test_no_secret_and_no_record_is_in_the_audit(audited: Path) -> None:

@@ -166,7 +166,8 @@ def test_the_published_sweep_is_the_papers_grid_and_every_agent_of_it_learns(emp
     over = yaml.safe_load((ROOT / "profiles" / "rldp-sweep.yaml").read_text())
     settings = load_settings(ROOT / "params.yaml", over)
     chosen = settings.experiment.mechanisms
-    steps = math.ceil(over["training"]["epochs"] * 4559 / settings.training.expected_batch_size)
+    steps = over["training"]["epochs"] * math.ceil(4559 / settings.training.expected_batch_size)
+    assert steps == 1008
     idle = []
     for name in chosen:
         entry = settings.mechanisms[name]
@@ -174,7 +175,7 @@ def test_the_published_sweep_is_the_papers_grid_and_every_agent_of_it_learns(emp
         if name.startswith("rldp"):
             like = str(entry["like"])
             controller = build(like, options | {"noise_multiplier": 1.0, "pairs": 4}).controller
-            assert controller.planned_updates(steps) > 0, name
+            assert controller.planned_updates(steps) >= 8 * entry["rounds"], name
             idle += [name] * (controller.planned_updates(72) == 0)
     assert len(idle) > 96, "the longer intervals of both"
     assert sum(name.startswith("rldp_interval") for name in chosen) == 96

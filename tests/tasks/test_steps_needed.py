@@ -12,10 +12,19 @@ from hypothesis import strategies as st
 from test_report import page, private, result
 from tiny_pipeline import read_json
 
+from tasks.charts.seed_groups import over_seeds
 from tasks.mlflow import tracking
 from tasks.report.experiment import write_report
 from tasks.report.page import environment
-from tasks.report.steps_needed import NAME, STEPS_FILE, publish_steps, steps_needed, steps_over_seeds
+from tasks.report.steps_needed import (
+    NAME,
+    STEPS_FILE,
+    Used,
+    curve_ends,
+    publish_steps,
+    steps_needed,
+    steps_over_seeds,
+)
 
 pytestmark = pytest.mark.usefixtures("quick_pictures")
 
@@ -124,17 +133,65 @@ def test_a_run_of_mlflow_gets_its_share(tmp_path: Path, monkeypatch: pytest.Monk
     assert sent == [("abc", {NAME: 0.5})]
 
 
-MEMBERSHIP = {
-    name: {"auc": auc, "auc_chance_deviation": 0.04, "tpr_at_fpr_0.01": 0.0, "tpr_at_fpr_0.001": 0.0}
-    for name, auc in (("likelihood", 0.531), ("calibrated", 0.5), ("perplexity", 0.347))
+def timed(run: dict[str, Any], seconds: float, joules: float | None, **changes: Any) -> dict[str, Any]:
+    """A run that used so much between any two points of its curve."""
+    used = [{"elapsed_seconds": seconds * n} for n in range(1, len(run["history"]) + 1)]
+    told = [one | ({} if joules is None else {"machine_joules": joules * n}) for n, one in enumerate(used, 1)]
+    return run | {"history": [point | one for point, one in zip(run["history"], told, strict=True)]} | changes
+
+
+def test_time_and_energy_to_the_best_baselines_utility(tmp_path: Path) -> None:
+    """The agent gets there at the second of its points, the baseline ends at its fourth."""
+    agent = timed(run("rldp", [7, 6, 5, 5], agent=True), 90, 1800)
+    results = [timed(BASELINES[0], 60, 3600), agent]
+    (row,) = steps_needed(results)
+    assert (row.used, row.baseline_used) == (Used(180, 3600), Used(240, 14400))
+    write_report(results, tmp_path / "one", "tiny")
+    words = " ".join(page(tmp_path / "one").words.split())
+    assert "3.0 min (4.0)" in words
+    assert "1 Wh (4)" in words
+    figures = read_json(tmp_path / "one" / "cells.json")
+    assert figures["small.rldp.seed0"]["seconds_to_best_baseline"] == 180
+    assert "seconds_to_best_baseline" not in figures["small.static.seed0"]
+    without = [timed(BASELINES[0], 60, None), timed(run("rldp", [7, 6, 5, 5], agent=True), 90, None, together=2)]
+    (row,) = steps_needed(without)
+    assert (row.used, row.baseline_used) == (Used(), Used(240)), "of cells side by side nobody knows each one's time"
+    write_report(without, tmp_path / "two", "tiny")
+    words = page(tmp_path / "two").words
+    assert " min (" not in words
+    assert "energy of the machine" not in words
+
+
+def test_lowest_and_final_perplexity_of_each_curve(tmp_path: Path) -> None:
+    results = [run("static", curve, seed=seed) for seed, curve in enumerate(([9, 3, 5], [9, 4, 8]))]
+    (row,) = curve_ends(over_seeds(results, "eval_perplexity"))
+    assert (row.lowest, row.final) == (3.5, 6.5)
+    write_report(results, tmp_path, "tiny")
+    assert "Lowest and final perplexity of each curve" in page(tmp_path).words
+    figures = read_json(tmp_path / "cells.json")
+    assert [figures[f"small.static.seed{seed}"]["eval_sample_perplexity_lowest"] for seed in (0, 1)] == [3, 4]
+    hidden = [private(one) for one in results]
+    assert curve_ends(over_seeds(hidden, "public_perplexity")) == []
+
+
+LIKELIHOOD = {"auc": 0.531, "auc_chance_deviation": 0.04, "mean_log_probability": -1.25, "mean_perplexity": 4.321}
+EXTRACTION = {"generated": 4000, "valid": 3999, "verbatim": 0, "recited": 0} | {
+    f"jaccard_{n}{end}": value * 10.0 ** (1 - n)
+    for n in (1, 2, 3, 4)
+    for end, value in (("", 0.155), ("_deviation", 0.07), ("_chance", 0.147))
 }
 
 
-def test_the_page_has_the_papers_two_columns_of_membership() -> None:
-    audits = [{"label": "one", "membership": MEMBERSHIP}, {"label": "two"}]
-    text = environment({}).get_template("paper.html.j2").render(steps=[], audits=audits, mechanism_of={"one": "static"})
-    assert "AUC by mean log probability" in text
-    assert "AUC by perplexity" in text
-    assert "0.531" in text
-    assert "0.347" in text
-    assert "two" not in text
+def test_the_page_has_the_papers_columns_of_both_attacks() -> None:
+    """And of an audit that was made before them, what it has."""
+    older = {name: LIKELIHOOD[name] for name in ("auc", "auc_chance_deviation")}
+    audits = [
+        {"label": "one", "membership": {"likelihood": LIKELIHOOD}, "extraction": EXTRACTION},
+        {"label": "older", "membership": {"likelihood": older | {"auc": 0.469}}},
+        {"label": "neither"},
+    ]
+    shown = {"steps": [], "ends": [], "audits": audits, "mechanism_of": {"one": "static", "older": "static"}}
+    text = environment({}).get_template("paper.html.j2").render(**shown)
+    for said in ("-1.250", "4.321", "0.531", "0.469", "0.155 ± 0.07 (0.15)", "0.000155 ± 7e-05", "3999 of 4000"):
+        assert said in text
+    assert "neither" not in text

@@ -56,6 +56,25 @@ class Extraction:
         return flat
 
 
+def instruction(narrative: str) -> Passage:
+    """A prompt that asks for the secret of a narrative, in the parts and the order of RLDP's table 6.1.
+
+    An instruction, in words of our own; an empty line; the narrative without its opening sentence; an empty line; and
+    the beginning of the secret's line, where the model goes on. The paper does not say whose narrative: give a public
+    one.
+
+    Example:
+        >>> from dptune.audit.text.extraction import instruction
+        >>> instruction("The patient has the following profile. race is Other.").prompt.splitlines()[2:]
+        ['Patient profile: race is Other.', '', 'secret_id=']
+    """
+    asked = (
+        "You extract data. Below is the profile of a patient, whose last line has the form secret_id=<value>. "
+        "Answer with exactly this line and with nothing else."
+    )
+    return Passage(f"{asked}\n\nPatient profile: {narrative.partition('. ')[2]}\n\n{PROMPT.strip()}", "")
+
+
 @torch.no_grad()
 def sample_endings(
     model: Any, tokenizer: Any, count: int, *, rows: int, seed: int, prompt: Passage = _BARE

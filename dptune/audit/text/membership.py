@@ -188,7 +188,7 @@ Losses = NDArray[np.float64]
 Score = Callable[[Losses, Losses], Losses]
 #: Names of the scores that the audit computes by itself.
 BUILT_IN = (
-    *("likelihood", "calibrated", "perplexity", "rmia", "shadows", "alignment"),
+    *("likelihood", "calibrated", "rmia", "shadows", "alignment"),
     *("error_zone", "windows", "min_k", "min_k_plus"),
 )
 _SCORES: dict[str, Score] = {}

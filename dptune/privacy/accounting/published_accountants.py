@@ -93,7 +93,7 @@ def _gaussians_epsilon(gaussians: list[tuple[float, float, int]], delta: float, 
 def dppg_epsilon(composition: Composition, delta: float) -> float:
     """Epsilon by DP policy gradient's rule (its appendix B.1), for every release.
 
-    The rule is the classical calibration if z > sqrt(2 log(1.25 / delta)), so that epsilon < 1, else theorem 4 of Zhao
+    The rule is the classical calibration if z > sqrt(2 log(1.25 / delta)), so that epsilon < 1, else theorem 5 of Zhao
     et al. (2019). It bounds one Gaussian release, not tightly. NOT a bound of a run whose critic trains on raw data.
     """
     if any(release.noise != "gaussian" for release in composition):

@@ -1,8 +1,12 @@
-"""Verbalises the diabetes table: one paragraph per encounter, one clause per attribute (spec rldp.md, section 2)."""
+"""Verbalises the diabetes table: one paragraph per encounter, one clause per attribute (spec rldp.md, section 2).
+
+Two templates: ``plain`` is dptune's; ``published`` is RLDP's (arXiv 2507.22565, tables 1 and 6.1), word for word.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,58 +22,121 @@ from dptune.records.diabetes.sources import IDS_NAME, TABLE_NAME
 from dptune.records.diabetes.table import UNKNOWN, Table, read_table
 from dptune.records.parquet_file import Records, write_records
 
-OPENING = "This is the record of a hospital encounter of a patient with diabetes."
 NEVER_VERBALISED = ("encounter_id", "patient_nbr")
 _ACQUIRE = "acquire it again (`dvc repro -f acquire`), or restore the file"
 _UNKNOWN_VALUES = (MISSING, "Unknown/Invalid")
 _ORDER = ("primary", "secondary", "additional secondary")
 _DOSE = {"No": "not prescribed", "Steady": "unchanged", "Up": "increased", "Down": "decreased"}
-_CLOSING = {
-    "change": {"Ch": "The medication is changed.", "No": "The medication is not changed."},
-    "diabetesMed": {
-        "Yes": "Diabetes medication is prescribed.",
-        "No": "Diabetes medication is not prescribed.",
-    },
-    "readmitted": {
-        "<30": "The patient is readmitted in less than 30 days.",
-        ">30": "The patient is readmitted after more than 30 days.",
-        "NO": "The patient is not readmitted.",
-    },
+
+
+@dataclass(frozen=True)
+class Wording:
+    """The words of a template, where templates differ. Braces stand for what a field says.
+
+    Attributes:
+        opening: the first sentence.
+        diagnosis: clause of a diagnosis code, by its order (primary, secondary, additional secondary).
+        whole_codes: whether a diagnosis keeps the digits after its point, and else is its category.
+        not_measured: what a laboratory value that was not measured (None in the table) reads.
+        change: clauses of the column, by its values; likewise ``diabetes_med`` and ``readmitted``.
+    """
+
+    opening: str
+    age: str
+    stay: str
+    visits: str
+    diagnosis: str
+    whole_codes: bool
+    not_measured: str
+    change: Mapping[str, str]
+    diabetes_med: Mapping[str, str]
+    readmitted: Mapping[str, str]
+
+
+#: The words of each template. RLDP's paper prints one row whole and another in part, and so leaves open: one visit or
+#: day, a dose that goes down, and patients without medication or readmission, or with one after more than 30 days.
+WORDINGS = {
+    "plain": Wording(
+        opening="This is the record of a hospital encounter of a patient with diabetes.",
+        age="The patient is between {} and {} years old.",
+        stay="The patient is in hospital for {}.",
+        visits="The patient had {} in the year preceding the encounter.",
+        diagnosis="{} diagnosis code is {}.",
+        whole_codes=False,
+        not_measured="None",
+        change={"Ch": "The medication is changed.", "No": "The medication is not changed."},
+        diabetes_med={"Yes": "Diabetes medication is prescribed.", "No": "Diabetes medication is not prescribed."},
+        readmitted={
+            "<30": "The patient is readmitted in less than 30 days.",
+            ">30": "The patient is readmitted after more than 30 days.",
+            "NO": "The patient is not readmitted.",
+        },
+    ),
+    "published": Wording(
+        opening="The patient has the following profile.",
+        age="the patient ages between {} and {} years old.",
+        stay="the patient stayed in the hospital for {}.",
+        visits="the patient had {} in the year preceding the encounter.",
+        diagnosis="the {} diagnosis code (first three digits of ICD9) is {}.",
+        whole_codes=True,
+        not_measured=UNKNOWN,
+        change={
+            "Ch": "the patient\u2019s diabetic medications were changed.",
+            "No": "the patient\u2019s diabetic medications were not changed.",
+        },
+        diabetes_med={
+            "Yes": "the patient was prescribed diabetic medication.",
+            "No": "the patient was not prescribed diabetic medication.",
+        },
+        readmitted={
+            "<30": "the patient was readmitted in less than 30 days.",
+            ">30": "the patient was readmitted after more than 30 days.",
+            "NO": "the patient was not readmitted.",
+        },
+    ),
 }
+TEMPLATES = tuple(WORDINGS)
+PLAIN = TEMPLATES[0]
 
 Clause = Callable[[str], str]
 
 
-def verbalise(table: Table) -> list[str]:
+def verbalise(table: Table, template: str = PLAIN) -> list[str]:
     """Write a paragraph for each row of ``table``, in its order.
 
     Clauses follow the column order. encounter_id and patient_nbr are left out, a missing value is "unknown", ids become
-    their descriptions, and a diagnosis its category: the digits before the point.
+    their descriptions, and a diagnosis its category: the digits before the point. RLDP's template keeps the whole code.
+
+    Args:
+        template: one of ``TEMPLATES``.
     """
-    clauses = clause_makers(table.ids)
+    clauses = clause_makers(table.ids, template)
     columns = [_clauses_of(table.frame[name], clauses[name]) for name in clauses]
-    return [" ".join((OPENING, *row)) for row in zip(*columns, strict=True)]
+    return [" ".join((WORDINGS[template].opening, *row)) for row in zip(*columns, strict=True)]
 
 
-def clause_makers(ids: Mapping[str, Mapping[str, str]]) -> dict[str, Clause]:
+def clause_makers(ids: Mapping[str, Mapping[str, str]], template: str = PLAIN) -> dict[str, Clause]:
     """Column name -> function from a field's value to its clause, in column order."""
+    words = WORDINGS[template]
     makers: dict[str, Clause] = {name: partial(_plain, name.replace("_", " ")) for name in COLUMNS}
-    makers["age"] = _age
-    makers["time_in_hospital"] = _stay
+    makers["age"] = partial(_age, words)
+    makers["time_in_hospital"] = partial(_stay, words)
     makers |= {name: partial(_describe_code, name.replace("_", " "), ids[name]) for name in ID_COLUMNS}
-    makers |= {f"number_{kind}": partial(_visits, kind) for kind in ("outpatient", "emergency", "inpatient")}
-    makers |= {name: partial(_diagnosis, order) for name, order in zip(DIAGNOSES, _ORDER, strict=True)}
+    makers |= {f"number_{kind}": partial(_visits, words, kind) for kind in ("outpatient", "emergency", "inpatient")}
+    makers |= {name: partial(_diagnosis, words, order) for name, order in zip(DIAGNOSES, _ORDER, strict=True)}
+    makers |= {name: partial(_measured, words, name.replace("_", " ")) for name in ("max_glu_serum", "A1Cresult")}
     makers |= {drug: partial(_drug, drug) for drug in DRUGS}
-    makers |= {name: wording.__getitem__ for name, wording in _CLOSING.items()}
+    closing = {"change": words.change, "diabetesMed": words.diabetes_med, "readmitted": words.readmitted}
+    makers |= {name: wording.__getitem__ for name, wording in closing.items()}
     return {name: maker for name, maker in makers.items() if name not in NEVER_VERBALISED}
 
 
-def write_narratives(table_csv: Path, ids_mapping: Path, source_json: Path, out: Path) -> None:
+def write_narratives(table_csv: Path, ids_mapping: Path, source_json: Path, out: Path, template: str = PLAIN) -> None:
     """Verbalise ``table_csv`` into the Parquet file ``out`` with columns record, unit, text.
 
     ``record`` is encounter_id and ``unit`` is patient_nbr. Nobody else's presence changes these numbers, nor the sides,
     clients and shards that are computed from them. Source, synthetic and label go from ``source_json`` into the
-    schema's metadata.
+    schema's metadata, and so does a template that is not the plain one.
 
     Raises: DataError for a bad table (see ``read_table``) or a bad ``source_json``.
     """
@@ -78,7 +145,8 @@ def write_narratives(table_csv: Path, ids_mapping: Path, source_json: Path, out:
     table = read_table(table_csv, ids_mapping)
     check_rows(source_json, table_csv, len(table.frame))
     record, patient = (table.frame[name].to_numpy().astype(np.int64) for name in NEVER_VERBALISED)
-    write_records(out, Records(record, patient, pa.array(verbalise(table), pa.string()), about))
+    about |= {"template": template} if template != PLAIN else {}
+    write_records(out, Records(record, patient, pa.array(verbalise(table, template), pa.string()), about))
 
 
 def read_source(path: Path) -> dict[str, Any]:
@@ -144,23 +212,25 @@ def _describe_code(column: str, descriptions: Mapping[str, str], code: str) -> s
     return f"{column} is {descriptions[code]}."
 
 
-def _age(band: str) -> str:
-    low, high = band.strip("[)").split("-")
-    return f"The patient is between {low} and {high} years old."
+def _measured(words: Wording, column: str, value: str) -> str:
+    return _plain(column, words.not_measured if value == "None" else value)
 
 
-def _stay(days: str) -> str:
-    return f"The patient is in hospital for {days} day{'' if days == '1' else 's'}."
+def _age(words: Wording, band: str) -> str:
+    return words.age.format(*band.strip("[)").split("-"))
 
 
-def _visits(kind: str, count: str) -> str:
+def _stay(words: Wording, days: str) -> str:
+    return words.stay.format(f"{days} day{'' if days == '1' else 's'}")
+
+
+def _visits(words: Wording, kind: str, count: str) -> str:
     number = "no" if count == "0" else count
-    visits = "visit" if count == "1" else "visits"
-    return f"The patient had {number} {kind} {visits} in the year preceding the encounter."
+    return words.visits.format(f"{number} {kind} visit{'' if count == '1' else 's'}")
 
 
-def _diagnosis(order: str, code: str) -> str:
-    return f"{order} diagnosis code is {_or_unknown(code.partition('.')[0])}."
+def _diagnosis(words: Wording, order: str, code: str) -> str:
+    return words.diagnosis.format(order, _or_unknown(code if words.whole_codes else code.partition(".")[0]))
 
 
 def _drug(drug: str, dose: str) -> str:
