@@ -43,7 +43,7 @@ from tasks.paths import AUDITS, EVAL, PUBLIC_VALIDATION, SPLITS, TRAIN, planted_
 from tasks.settings.audit import Audit
 
 #: Version of these results, part of their names. Raise it when a change moves their figures: tests/golden says when.
-VERSION = 3
+VERSION = 4
 _log = logging.getLogger(__name__)
 _Strings = TypeVar("_Strings", tuple[str, str], tuple[str, str, str])
 _NO_SECRET = "0" * SECRET_LENGTH
@@ -53,17 +53,19 @@ _MOST_NUMBERS = 1 << 28  # entries of the gradients that the alignment score kee
 _LARGEST_LOG = 700.0  # the logarithm of the largest perplexity that a float can hold, roughly
 
 
-def audit_cell(directory: Path, settings: Audit, device: str, cells: int = 1) -> dict[str, Any]:
+def audit_cell(directory: Path, settings: Audit, device: str, cells: int = 1, seeds: int = 1) -> dict[str, Any]:
     """Run every attack on the cell in ``directory``, write the audit and return it.
 
     Args:
         cells: number of cells that are audited together; they share the chance ``settings.false_alarms``.
+        seeds: number of them that differ by their seed alone; their bounds on one figure hold together at
+            ``settings.confidence``.
 
     Raises: DataError if the run is not finished, its ledger missing or damaged, or data, secrets or model are not
     those that it was trained with.
     """
     checks = cells * comparisons()
-    target = load_target(directory, settings, torch.device(device), checks)
+    target = load_target(directory, settings, torch.device(device), checks, seeds)
     audit: dict[str, Any] = {
         "label": target.cell.label,
         "code": code_digest("audit.attacks"),
