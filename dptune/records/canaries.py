@@ -32,9 +32,11 @@ from dptune.records.reading.record import Chat, Content, PromptTarget, Text
 
 ALPHABET = string.ascii_uppercase + string.digits
 SECRET_LENGTH = 10
-#: What an audit canary says: a code after a public text; words of public texts, drawn at random, a sentence each; or a
-#: text that a public model sampled at a high temperature.
-KINDS = ("code", "words", "samples")
+#: What an audit canary says: a code after a public text; words of public texts, drawn at random, a sentence each; a
+#: text that a public model sampled at a high temperature; or such a text that was chosen by its gradient.
+KINDS = ("code", "words", "samples", "maximisers")
+#: Kinds that say a text of a public model.
+WRITTEN = ("samples", "maximisers")
 #: Number of samples of the public model that the pipeline keeps, of which the canaries of a data set are drawn.
 POOL = 1024
 _WORDS, _TEXTS = 8, 400
@@ -122,7 +124,7 @@ def inject(
 
     Args:
         audit_kind: what audit canaries say, one of ``KINDS``.
-        samples: distinct texts of a public model, of which ``audit`` are drawn for the kind "samples"; public.
+        samples: distinct texts of a public model, of which ``audit`` are drawn for the kinds ``WRITTEN``; public.
 
     Raises: ConfigError for negative counts, an unknown kind, or more canaries than records or samples; DataError for a
     bad file, or a train file that already holds canaries.
@@ -135,7 +137,7 @@ def inject(
         raise ConfigError("canaries", "a count is negative, or repeats below 1", fix="use 0 or more, and 1 or more")
     if audit_kind not in KINDS:
         raise ConfigError("canaries.audit_kind", f"{audit_kind!r} is unknown", fix=f"use {', '.join(KINDS)}")
-    if audit_kind == "samples" and audit > len(samples):
+    if audit_kind in WRITTEN and audit > len(samples):
         problem = f"{audit} canaries are to say samples of a public model, and there are {len(samples)}"
         raise ConfigError("canaries.audit", problem, fix="use fewer, or canaries.audit_kind: words")
     rows = extraction * repeats + audit
@@ -145,9 +147,9 @@ def inject(
     planted = _draw(_carriers(rows, carrier_seed, records), extraction, repeats)
     if audit_kind == "words":
         planted = replace(planted, audit=_saying(_random_words(audit, carrier_seed), planted.audit, form, "words"))
-    elif audit_kind == "samples":
+    elif audit_kind in WRITTEN:
         drawn = SystemRandom().sample(samples, audit)
-        planted = replace(planted, audit=_saying(drawn, planted.audit, form, "samples"))
+        planted = replace(planted, audit=_saying(drawn, planted.audit, form, audit_kind))
     counts = {"extraction": extraction, "repeats": repeats, "audit": audit}
     salted = {**records.about, "canaries": counts, "salt": _salt()}
     grown = _with_canaries(records, planted, form)
@@ -172,8 +174,8 @@ def are_planted(
     """Whether ``out`` and ``secrets_file`` hold what ``inject`` may have written for these very arguments.
 
     Secrets and coins may be any. All else must be as ``inject`` makes it: the records, the numbers of canaries, what
-    they say, and the carriers. ``samples`` count only for the kind "samples". Other secrets would rename every finished
-    run on ``out``, which would then train, and pay, again.
+    they say, and the carriers. ``samples`` count only for the kinds ``WRITTEN``. Other secrets would rename every
+    finished run on ``out``, which would then train, and pay, again.
 
     Raises: DataError for a bad ``train``.
     """
@@ -193,7 +195,7 @@ def are_planted(
     return (
         [one.carrier for one in (*planted.extraction, *planted.audit)] == carriers
         and {one.kind for one in planted.audit} <= {audit_kind}
-        and (audit_kind != "samples" or {one.secret for one in planted.audit} <= {*samples})
+        and (audit_kind not in WRITTEN or {one.secret for one in planted.audit} <= {*samples})
     )
 
 
