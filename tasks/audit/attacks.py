@@ -169,7 +169,7 @@ def _coin_attacks(target: Target) -> dict[str, Any]:
     if settings.shadows:
         scores |= shadow_scores(target, canaries, passages, scores["calibrated"], public)
     # The bound holds for a score that was chosen without the coins: settings and sizes choose it here.
-    best = "shadows" if "shadows" in scores else "alignment" if aligned else "calibrated"
+    best = "alignment" if aligned else "rmia" if settings.shadows else "calibrated"
     # A client has many records: one of them in or out is no statement about a client.
     bound = (
         {} if target.contents.header.unit == "client" else {"one_run": one_run_figures(target, scores[best], included)}
