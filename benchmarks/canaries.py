@@ -13,9 +13,10 @@ import numpy as np
 import torch
 
 from dptune.audit.text.maximisers import CHOICE, Gradients, adapter_gradients, separations
-from dptune.audit.text.samples import sampled_texts
+from dptune.audit.text.samples import TOKENS, sampled_texts
 from dptune.records.canaries import _random_words, content_with
 from dptune.records.public_texts import public_texts
+from dptune.training.data import Tokens, tokenize
 from dptune.training.models.model import ModelSource, load_base, load_tokenizer
 
 RECORDS = 300
@@ -32,7 +33,7 @@ def main() -> None:
     model, tokenizer = load_base(source, torch.device("cpu")), load_tokenizer(source)
 
     def gradients(texts: list[str]) -> Gradients:
-        return adapter_gradients(model, tokenizer, texts)
+        return adapter_gradients(model, tokenize(texts, tokenizer, TOKENS + 2))
 
     records = gradients(public_texts(RECORDS, 7, "contexts", "synthetic"))
     chance = np.random.default_rng(0)
@@ -47,6 +48,13 @@ def main() -> None:
     codes = ["".join(chance.choice([*"ABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"], 10)) for _ in carriers]
     show("code", gradients([content_with(*one, "text").text for one in zip(carriers, codes, strict=True)]))  # type: ignore[union-attr]
     show("words", gradients(_random_words(given.canaries, 42)))
+    every = np.arange(len(tokenizer))
+    known = np.unique(np.concatenate(tokenize(public_texts(400, 11, "words", "synthetic"), tokenizer, 160).rows))
+    for name, among in (("that 400 public texts have", known), ("that they have not", np.setdiff1d(every, known))):
+        for length in (4, 64):
+            rows = [chance.choice(among, length).astype(np.int32) for _ in carriers]
+            found = adapter_gradients(model, Tokens(rows, tokenizer.pad_token_id, length + 2))
+            show(f"{length} random tokens {name}", found)
     for temperature in (1.0, 1.5, 2.0, 3.0):
         began = time.process_time()
         texts = sampled_texts(model, tokenizer, given.samples * given.canaries, temperature=temperature, seed=101)
@@ -56,7 +64,7 @@ def main() -> None:
         best = np.argsort(-np.linalg.norm(found, axis=1))[: given.canaries]
         show(f"of {given.samples} times as many, those with the largest norm ({took:.0f} s)", found[best])
         alone = np.argsort(-separations(found, records))[: given.canaries]
-        show("of as many, those with the largest separation beside all", found[alone])
+        show("of as many, those with the largest separation (maximisers)", found[alone])
 
 
 if __name__ == "__main__":

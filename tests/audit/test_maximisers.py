@@ -9,6 +9,7 @@ from audit_models import gpt2, tokenizer
 
 from dptune.audit.text.maximisers import adapter_gradients, maximisers, separations
 from dptune.audit.text.samples import sampled_texts
+from dptune.training.data import tokenize
 
 PUBLIC = ["The patient has diabetes.", "The patient is well.", "Takes insulin twice a day."]
 KEPT, CHOICE, TOKENS = 10, 4, 12
@@ -31,7 +32,8 @@ def test_a_separation_is_the_distance_of_two_worlds_in_noise_of_all_others() -> 
 
 def test_texts_are_those_samples_that_are_told_apart_best() -> None:
     model, texts = gpt2(), sampled_texts(gpt2(), tokenizer(), CHOICE * KEPT, tokens=TOKENS)
-    gradients = [adapter_gradients(model, tokenizer(), several, tokens=TOKENS) for several in (texts, PUBLIC)]
+    rows = [tokenize(several, tokenizer(), TOKENS + 2) for several in (texts, PUBLIC)]
+    gradients = [adapter_gradients(model, several) for several in rows]
     best = np.argsort(-separations(*gradients))[:KEPT]
     assert chosen() == [texts[place] for place in sorted(best)]
 

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from dptune.audit.text.samples import TOKENS, sampled_texts
 from dptune.core.progress import progress
 from dptune.core.settings import Lora
-from dptune.training.data import tokenize
+from dptune.training.data import Tokens, tokenize
 from dptune.training.gradients.parameter_groups import trained_blocks
 from dptune.training.gradients.per_sample import per_sample_gradients
 from dptune.training.models.model import attach_lora
@@ -55,12 +55,15 @@ def maximisers(
         seed: public; of the samples and of the adapters whose gradients are compared.
     """
     texts, kept = sampled_texts(model, tokenizer, choice * count, tokens=tokens, seed=seed), list[str]()
-    how: dict[str, int] = {"tokens": tokens, "seed": seed}
-    beside = adapter_gradients(model, tokenizer, public, **how)
+
+    def gradients(several: Sequence[str]) -> Gradients:
+        return adapter_gradients(model, tokenize(list(several), tokenizer, tokens + 2), seed=seed)
+
+    beside = gradients(public)
     size = choice * _TOGETHER
     for first in progress(range(0, len(texts), size), "maximisers", total=-(-len(texts) // size)):
         several = texts[first : first + size]
-        found = separations(adapter_gradients(model, tokenizer, several, **how), beside)
+        found = separations(gradients(several), beside)
         best = np.argsort(-found, kind="stable")[: len(several) // choice]
         kept += [several[place] for place in np.sort(best)]
     return kept
@@ -87,22 +90,18 @@ def separations(canaries: Gradients, others: Gradients) -> NDArray[np.float64]:
     return (signal / (1 - signal / 4)).sqrt().numpy()
 
 
-def adapter_gradients(
-    model: Any, tokenizer: Any, texts: Sequence[str], *, tokens: int = TOKENS, seed: int = 0
-) -> Gradients:
+def adapter_gradients(model: Any, texts: Tokens, *, seed: int = 0) -> Gradients:
     """(texts, parameters) gradients of each text's mean loss by fresh LoRA adapters of default settings.
 
     Args:
-        model: as ``maximisers``.
-        tokens: longer texts are cut.
+        model: causal language model on its device. It is left as it was.
         seed: public; of the adapters.
     """
     adapted = attach_lora(model, Lora(dropout=0.0), seed).eval()
     try:
-        blocks, rows = trained_blocks(adapted), tokenize(list(texts), tokenizer, tokens + 2)
-        device, found = next(adapted.parameters()).device, []
-        for first in range(0, len(texts), _ROWS):
-            ids, mask = rows.compact(np.arange(first, min(first + _ROWS, len(texts))), device)
+        blocks, device, found = trained_blocks(adapted), next(adapted.parameters()).device, []
+        for first in range(0, len(texts.rows), _ROWS):
+            ids, mask = texts.compact(np.arange(first, min(first + _ROWS, len(texts.rows))), device)
             found.append(per_sample_gradients(adapted, blocks, ids, mask, None, len(ids)).matrix().float().cpu())
     finally:
         adapted.unload()
