@@ -1,5 +1,8 @@
 """Coverage and power of audits' bounds: ``python -m benchmarks.audits [--games N] [--power N] [--only NAME]``.
 
+Shared: the largest of several bounds, with the error that each would have alone and with shares of it, and what the
+shares cost.
+
 Coverage: how often a bound from one run exceeds the truth, in simulated games whose truth is known. Power: the median
 bound on equal scores, beside jax_privacy's auditor where that is installed, and beside what dptune had before: four
 shares of guesses, each with a quarter of the failure probability, by theorem 5.2 of Steinke, Nasr and Jagielski (arXiv
@@ -176,6 +179,31 @@ def power(count: int) -> None:
         print(f"| {name} | {canaries} | {medians} | {best} |", flush=True)
 
 
+def shared(count: int) -> None:
+    """Print how often the largest of several bounds is too high, and the median bound of one game, at confidence 0.95.
+
+    Each is one game's bound on randomised response of 60 coins; the power is that of Gaussian scores.
+    """
+    print(f"\n| bounds, {count} audits | too high, 0.95 each: epsilon 0, 1 | too high, error shared | ", end="")
+    print("shown of 256 canaries | of 1,000 canaries |\n| ---: |" + " ---: |" * 4)
+    medians: list[tuple[int, Attack]] = [(256, gaussian(1.666)), (1000, gaussian(1.666))]
+    for bounds in (1, 2, 5, 10):
+        cells = []
+        for sure in (0.95, 1 - 0.05 / bounds):
+            wrong = []
+            for epsilon in (0.0, 1.0):
+                found = [
+                    one_run(scores, coins, DELTA, sure).epsilon_audited > epsilon
+                    for scores, coins in games(response(epsilon), 60, count * bounds)
+                ]
+                wrong.append(f"{np.reshape(found, (count, bounds)).any(axis=1).mean():.3f}")
+            cells.append(", ".join(wrong))
+        for canaries, attack in medians:
+            each = [one_run(*game, DELTA, sure).epsilon_audited for game in games(attack, canaries, 100)]
+            cells.append(f"{np.median(each):.2f}")
+        print(f"| {bounds} | {' | '.join(cells)} |", flush=True)
+
+
 @dataclass(frozen=True)
 class Bet:
     """A bet that pays (in says in) - slope * (out says in) - offset for each pair of trials.
@@ -259,13 +287,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--games", type=int, default=2000, help="games of each row of coverage")
     parser.add_argument("--power", type=int, default=200, help="games of each row of power")
-    parser.add_argument("--only", choices=("coverage", "power", "bets"))
+    parser.add_argument("--only", choices=("coverage", "power", "shared", "bets"))
     arguments = parser.parse_args()
-    wanted = (arguments.only,) if arguments.only else ("coverage", "power", "bets")
+    wanted = (arguments.only,) if arguments.only else ("coverage", "power", "shared", "bets")
     if "coverage" in wanted:
         coverage(100, arguments.games)
     if "power" in wanted:
         power(arguments.power)
+    if "shared" in wanted:
+        shared(arguments.power)
     if "bets" in wanted:
         bets(arguments.games)
 

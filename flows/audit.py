@@ -5,6 +5,7 @@ python -m flows.audit        # what the DVC stage runs
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -32,13 +33,14 @@ _FIX = f"trust no epsilon of this run: look at {AUDITS}, report it, and audit ag
 def _cache_key(_: TaskRunContext, parameters: dict[str, Any]) -> str:
     """Key of the cached result, which lies in the audit's folder: without the folder, the attack runs again."""
     directory: Path = parameters["directory"]
-    return f"{directory.name}/prefect_{audit_key(directory, parameters['settings'])}_{parameters['cells']}"
+    among = f"{parameters['cells']}_{parameters['seeds']}"
+    return f"{directory.name}/prefect_{audit_key(directory, parameters['settings'])}_{among}"
 
 
 @task(name="audit", task_run_name="{directory.name}", cache_key_fn=_cache_key, persist_result=True)
-def attack(directory: Path, settings: Audit, device: str, cells: int) -> list[str]:
+def attack(directory: Path, settings: Audit, device: str, cells: int, seeds: int) -> list[str]:
     """Attack one cell. Returns a sentence for each bound that contradicts the cell's ledger."""
-    found: list[str] = audit_cell(directory, settings, device, cells)["violations"]
+    found: list[str] = audit_cell(directory, settings, device, cells, seeds)["violations"]
     return found
 
 
@@ -59,9 +61,11 @@ def audit(params: str = "params.yaml", overrides: dict[str, Any] | None = None, 
     violations: list[str] = []
     errors: dict[str, BaseException] = {}
     cells = [RUNS / name for name in listed_cells(folder / EXPERIMENT.name)]
+    alike = Counter(map(_without_seed, cells))
     for number, directory in enumerate(cells, start=1):
         again = configured.with_options(refresh_cache=not audit_file(directory).exists())
-        state = again(directory, settings.audit, device, len(cells), return_state=True)
+        seeds = alike[_without_seed(directory)]
+        state = again(directory, settings.audit, device, len(cells), seeds, return_state=True)
         found = state.result(raise_on_failure=False)
         if audit_file(directory).exists():
             publish_audit(directory, audit_file(directory))  # an earlier audit may not have reached MLflow
@@ -79,6 +83,11 @@ def audit(params: str = "params.yaml", overrides: dict[str, Any] | None = None, 
     files = {directory.name: audit_file(directory) for directory in cells}
     write_json(folder / AUDITED.name, {name: sha256(file) for name, file in files.items()})
     return [str(file) for file in files.values()]
+
+
+def _without_seed(directory: Path) -> str:
+    """The label of the cell in ``directory`` up to its seed; cells whose folders have other names count as one."""
+    return directory.name.rpartition(".seed")[0]
 
 
 def _write_page(name: str, folder: Path) -> None:

@@ -25,6 +25,8 @@ EVAL = SPLITS / "eval.parquet"
 #: Not DVC's: every file of planted secrets stays, under a name that ``planted_secrets`` finds.
 SECRETS = DATA / "secrets"
 MANIFEST = CANARIES / "manifest.json"
+#: Texts of the public model that were chosen by their gradients, which audit canaries of that kind say. Public.
+MAXIMISERS = CANARIES / "maximisers.json"
 PUBLIC_MODEL = DATA / "models" / "public"
 #: Public narratives that the public model was not trained on; what policies are trained and judged on.
 PUBLIC_NARRATIVES = DATA / "models" / "public_validation.parquet"

@@ -42,9 +42,11 @@ from dptune.records.reading.record import Chat, Content, PromptTarget, Text
 
 ALPHABET = string.ascii_uppercase + string.digits
 SECRET_LENGTH = 10
-#: What an audit canary says: a code after a public text; words of public texts, drawn at random, a sentence each; or a
-#: text that a public model sampled at a high temperature.
-KINDS = ("code", "words", "samples")
+#: What an audit canary says: a code after a public text; words of public texts, drawn at random, a sentence each; a
+#: text that a public model sampled at a high temperature; or such a text that was chosen by its gradient.
+KINDS = ("code", "words", "samples", "maximisers")
+#: Kinds that say a text of a public model.
+WRITTEN = ("samples", "maximisers")
 #: What carries the secrets of extraction: a public text in a row of its own, or records that a permutation chooses.
 CARRIERS = ("public", "records")
 #: Why no run on records that carry secrets has a guarantee.
@@ -126,7 +128,7 @@ class CanaryPlan:
         carrier_seed: seed of the public texts that secrets stand in.
         repeats: number of rows of each extraction secret.
         audit_kind: what audit canaries say, one of ``KINDS``.
-        samples: distinct texts of a public model, of which ``audit`` are drawn for the kind "samples".
+        samples: distinct texts of a public model, of which ``audit`` are drawn for the kinds ``WRITTEN``.
         carrier: one of ``CARRIERS``. "records" appends the secrets of extraction to records, which one permutation by
             ``carrier_seed`` chooses, as RLDP's paper does (section 2.1), and adds no row for them.
     """
@@ -160,7 +162,7 @@ class CanaryPlan:
             raise ConfigError("canaries", "a count is negative, or repeats below 1", fix="use 0 or more, and 1 or more")
         if self.audit_kind not in KINDS:
             raise ConfigError("canaries.audit_kind", f"{self.audit_kind!r} is unknown", fix=f"use {', '.join(KINDS)}")
-        if self.audit_kind == "samples" and self.audit > len(self.samples):
+        if self.audit_kind in WRITTEN and self.audit > len(self.samples):
             problem = f"{self.audit} canaries are to say samples of a public model, and there are {len(self.samples)}"
             raise ConfigError("canaries.audit", problem, fix="use fewer, or canaries.audit_kind: words")
         if self.carrier not in CARRIERS:
@@ -197,9 +199,9 @@ def inject(train: Path, out: Path, secrets_file: Path, manifest: Path, plan: Can
     if plan.audit_kind == "words":
         words = _random_words(plan.audit, plan.carrier_seed)
         planted = replace(planted, audit=_saying(words, planted.audit, form, "words"))
-    elif plan.audit_kind == "samples":
+    elif plan.audit_kind in WRITTEN:
         drawn = SystemRandom().sample(plan.samples, plan.audit)
-        planted = replace(planted, audit=_saying(drawn, planted.audit, form, "samples"))
+        planted = replace(planted, audit=_saying(drawn, planted.audit, form, plan.audit_kind))
     salted = {**records.about, "canaries": plan.counts, "salt": _salt()}
     grown = _with_canaries(records, planted, form)
     # The three files appear in reverse order: first the secrets, then the train file, last the manifest.
@@ -213,8 +215,8 @@ def are_planted(train: Path, out: Path, secrets_file: Path, plan: CanaryPlan) ->
     """Whether ``out`` and ``secrets_file`` hold what ``inject`` may have written for this very plan.
 
     Secrets and coins may be any. All else must be as ``inject`` makes it: the records, the numbers of canaries, what
-    they say, and the carriers. ``samples`` count only for the kind "samples". Other secrets would rename every finished
-    run on ``out``, which would then train, and pay, again.
+    they say, and the carriers. ``samples`` count only for the kinds ``WRITTEN``. Other secrets would rename every
+    finished run on ``out``, which would then train, and pay, again.
 
     Raises: DataError for a bad ``train``.
     """
@@ -235,7 +237,7 @@ def are_planted(train: Path, out: Path, secrets_file: Path, plan: CanaryPlan) ->
         [one.carrier for one in (*planted.extraction, *planted.audit)] == carriers
         and _in_records(planted, records, chosen) == planted
         and {one.kind for one in planted.audit} <= {plan.audit_kind}
-        and (plan.audit_kind != "samples" or {one.secret for one in planted.audit} <= {*plan.samples})
+        and (plan.audit_kind not in WRITTEN or {one.secret for one in planted.audit} <= {*plan.samples})
     )
 
 

@@ -46,7 +46,7 @@ from tasks.paths import AUDITS, EVAL, PUBLIC_VALIDATION, SPLITS, TRAIN, planted_
 from tasks.settings.experiment import Audit
 
 #: Version of these results, part of their names. Raise it when a change moves their figures: tests/golden says when.
-VERSION = 3
+VERSION = 4
 _log = logging.getLogger(__name__)
 _Strings = TypeVar("_Strings", tuple[str, str], tuple[str, str, str])
 _NO_SECRET = "0" * SECRET_LENGTH
@@ -56,17 +56,19 @@ _MOST_NUMBERS = 1 << 28  # entries of the gradients that the alignment score kee
 _LARGEST_LOG = 700.0  # the logarithm of the largest perplexity that a float can hold, roughly
 
 
-def audit_cell(directory: Path, settings: Audit, device: str, cells: int = 1) -> dict[str, Any]:
+def audit_cell(directory: Path, settings: Audit, device: str, cells: int = 1, seeds: int = 1) -> dict[str, Any]:
     """Run every attack on the cell in ``directory``, write the audit and return it.
 
     Args:
         cells: number of cells that are audited together; they share the chance ``settings.false_alarms``.
+        seeds: number of them that differ by their seed alone; their bounds on one figure hold together at
+            ``settings.confidence``.
 
     Raises: DataError if the run is not finished, its ledger missing or damaged, or data, secrets or model are not
     those that it was trained with.
     """
     checks = cells * comparisons()
-    target = load_target(directory, settings, torch.device(device), checks)
+    target = load_target(directory, settings, torch.device(device), checks, seeds)
     audit: dict[str, Any] = {
         "label": target.cell.label,
         "code": code_digest("audit.attacks"),
@@ -172,7 +174,7 @@ def _coin_attacks(target: Target) -> dict[str, Any]:
     if settings.shadows:
         scores |= shadow_scores(target, canaries, passages, scores["calibrated"], public)
     # The bound holds for a score that was chosen without the coins: settings and sizes choose it here.
-    best = "shadows" if "shadows" in scores else "alignment" if aligned else "calibrated"
+    best = "alignment" if aligned else "rmia" if settings.shadows else "calibrated"
     # A client has many records: one of them in or out is no statement about a client.
     bound = (
         {} if target.contents.header.unit == "client" else {"one_run": one_run_figures(target, scores[best], included)}

@@ -41,7 +41,8 @@ _GAMES = 2
 
 def one_run_figures(target: Target, scores: NDArray[np.float64], included: NDArray[np.bool_]) -> dict[str, Any]:
     """The bound for the report, and what the coins say, and could have said, against the run's certificate."""
-    reported = one_run(scores, included, target.cell.delta, target.settings.confidence)
+    kinds = bool(target.secrets.audit) + RunFolder(target.directory).crafted.exists()
+    reported = one_run(scores, included, target.cell.delta, target.confidence(kinds))
     known = run_certificate(target.contents.header, target.contents.composition)
     against = refutation(scores, included, known, target.cell.delta, target.alarm_confidence)
     return {**reported.to_dict(), **against.to_dict()}
@@ -62,7 +63,7 @@ def crafted_attack(target: Target) -> dict[str, Any]:
         canaries.included,
         canaries.moves,
         max(rates),
-        target.settings.confidence,
+        target.confidence(),
         target.alarm_confidence,
         OsEntropy(),
         max(release.sampler.batches for release in target.contents.composition),
@@ -131,7 +132,7 @@ def _one_step(target: Target) -> dict[str, Any]:
     found = audit_step(
         mechanism,
         trials=settings.step_trials,
-        confidence=settings.confidence,
+        confidence=target.confidence(),
         delta=target.cell.delta,
         entropy=OsEntropy(),
     )
@@ -171,7 +172,7 @@ def _whole_run(target: Target) -> dict[str, Any]:
         mechanism,
         schedule,
         games=_GAMES * target.settings.step_trials,
-        confidence=target.settings.confidence,
+        confidence=target.confidence(),
         false_alarms=1 - target.alarm_confidence,
         expected_batch_size=schedule.sample_rate * header.units,
         claimed_of=composition,

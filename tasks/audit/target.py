@@ -35,6 +35,7 @@ class Target:
     Attributes:
         directory: the cell's folder.
         checks: number of comparisons of all cells, which share the chance of a false alarm.
+        seeds: number of cells that differ from this one by their seed alone, with itself.
         contents: content of the ledger.
         adapted: the model with the cell's adapter.
         public: the base model, which the attacker has too.
@@ -59,6 +60,15 @@ class Target:
     form: str
     fixed: bool = False
     template: str = PLAIN
+    seeds: int = 1
+
+    def confidence(self, bounds: int = 1) -> float:
+        """Confidence of one of ``bounds`` lower bounds of a cell on the same figure.
+
+        The report shows the largest over these and over seeds. By the union bound it exceeds the truth with chance
+        ``1 - settings.confidence`` at most, however bounds and seeds depend on one another.
+        """
+        return 1 - (1 - self.settings.confidence) / (bounds * self.seeds)
 
     @property
     def alarm_confidence(self) -> float:
@@ -75,7 +85,7 @@ class Target:
         return canary_passage(carrier, secret, self.form, self.tokenizer, kind)
 
 
-def load_target(directory: Path, settings: Audit, device: torch.device, checks: int) -> Target:
+def load_target(directory: Path, settings: Audit, device: torch.device, checks: int, seeds: int = 1) -> Target:
     """Load the cell in ``directory``.
 
     Raises: DataError if anything is missing, unfinished, damaged, or does not belong together.
@@ -112,6 +122,7 @@ def load_target(directory: Path, settings: Audit, device: torch.device, checks: 
         form=form_at(about),
         fixed=bool(about.get("fixed")),
         template=str(about.get("template", PLAIN)),
+        seeds=seeds,
     )
 
 

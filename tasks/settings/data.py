@@ -15,6 +15,7 @@ from dptune.core.declarations import Few, FewOrZero, Rows, Seed
 from dptune.core.errors import ConfigError, DataError, DptuneError
 from dptune.core.settings import RECORD
 from dptune.records.benchmarks import BENCHMARKS
+from dptune.records.canaries import WRITTEN
 from dptune.records.catalogue import SourceSettings, find_source
 from dptune.records.own_files import form_at, source_of
 from dptune.records.reading.formats import FORMATS
@@ -186,8 +187,9 @@ class Canaries(StrictModel):
         extraction: number of secrets that are always planted, to be extracted.
         repeats: number of rows that carry each of them.
         audit: number of secrets that a fair coin plants or leaves out; it limits the epsilon that can be shown.
-        audit_kind: what those say: "samples", texts that the pipeline's own public model writes, which attacks find
-            best; "words", random words of public texts; or "code", a public text and a code.
+        audit_kind: what those say: "samples", texts that the pipeline's own public model writes; "maximisers", the
+            eighth of such texts whose gradients can be told apart best, which takes minutes to choose; "words", random
+            words of public texts; or "code", a public text and a code.
         crafted: number of gradients that an auditor adds to every run, by coins; they cost utility.
         carrier: what the secrets of extraction stand in: "public", texts in rows of their own; or "records", as RLDP
             plants them, after which no run certifies anything.
@@ -198,7 +200,7 @@ class Canaries(StrictModel):
     extraction: FewOrZero
     repeats: Few = 1
     audit: FewOrZero
-    audit_kind: Literal["code", "words", "samples"] = "samples"
+    audit_kind: Literal["code", "words", "samples", "maximisers"] = "samples"
     crafted: FewOrZero = 0
     carrier: Literal["public", "records"] = "public"
     carrier_seed: Seed
@@ -206,7 +208,7 @@ class Canaries(StrictModel):
     @property
     def says_samples(self) -> bool:
         """Whether audit canaries say what the pipeline's own public model writes."""
-        return self.audit > 0 and self.audit_kind == "samples"
+        return self.audit > 0 and self.audit_kind in WRITTEN
 
     @field_validator("crafted")
     @classmethod

@@ -232,7 +232,8 @@ class Audit(StrictModel):
             the secret as RLDP's table 6.1 does.
         candidates: number of secrets never planted, to rank each planted one against.
         records: number of training records, and of held-out ones, for the membership attacks.
-        shadows: number of models that LiRA and RMIA train for themselves: 4 or more, or 0.
+        shadows: number of models that the scores LiRA and RMIA train for themselves: 4 or more, or 0. The bound on
+            epsilon uses them only where canaries' gradients are too many for the score by alignment, which finds more.
         step_trials: number of trials of the white-box audit of the private step, in each world: 500 or more, or 0.
         seed: seed of samples and of the choice of records; public.
     """

@@ -62,6 +62,22 @@ def test_each_cell_is_attacked_once_and_mlflow_has_it(finished: Path, monkeypatc
     assert audit_file(finished).exists()
 
 
+def test_cells_that_differ_by_their_seed_share_the_confidence(finished: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seeds: dict[str, int] = {}
+
+    def noted(directory: Path, *others: Any) -> dict[str, Any]:
+        seeds[directory.name] = others[-1]
+        write_json(audit_file(directory), {})
+        return {"violations": []}
+
+    monkeypatch.setattr(module, "audit_cell", noted)
+    monkeypatch.setattr(module, "publish_audit", lambda *_: None)
+    names = {"a.static.eps2.seed0-1": 2, "a.static.eps2.seed10-2": 2, "a.static.eps8.seed0-3": 1, "a.other.seed0-4": 1}
+    write_json(EXPERIMENT, {"name": "tiny", "cells": list(names)})
+    audit()
+    assert seeds == names
+
+
 def test_a_violation_fails_the_flow_with_its_sentence(finished: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sentence = "small.static: an attack shows epsilon >= 9 at confidence 0.95, but its ledger certifies 2"
     monkeypatch.setattr(module, "audit_cell", lambda *_: {"violations": [sentence]})

@@ -191,6 +191,7 @@ def test_crafted_canaries_are_audited_and_their_coins_stay_here(pipeline: Path) 
     directory = run(static(WHOLE, {"canaries": {"crafted": 16}}))
     audit = audit_cell(directory, settings(), "cpu")
     assert audit["crafted"]["canaries"] == 16
+    assert audit["crafted"]["confidence"] == audit["one_run"]["confidence"] == 0.975, "two kinds share the error"
     assert (audit["crafted"]["watched"], audit["crafted"]["releases"]) == (STEPS, STEPS)
     assert mode(RunFolder(directory).crafted) == 0o600
     assert RunFolder(directory).crafted.is_relative_to(SECRETS.absolute())  # never in a cache
@@ -311,10 +312,12 @@ def test_a_step_beyond_its_certificate_is_a_violation() -> None:
 
 def test_alarms_are_rarer_than_reports_and_shared_by_all_cells(audited: Path) -> None:
     few = read_json(audit_file(audited))
-    many = audit_cell(audited, settings(step_trials=500), "cpu", cells=100)
+    many = audit_cell(audited, settings(step_trials=500), "cpu", cells=100, seeds=5)
     assert many == read_json(audit_file(audited)), "what is returned is what is written"
     assert 1 - many["alarm_confidence"] == pytest.approx(0.001 / 700, rel=1e-6)  # seven comparisons in a cell
     assert many["step"]["alarm_confidence"] == many["alarm_confidence"]
+    assert [many[part]["confidence"] for part in ("one_run", "whole_run")] == [pytest.approx(0.99)] * 2
+    assert few["one_run"]["confidence"] == 0.95, "one bound keeps the whole error"
     assert many["one_run"]["epsilon_refutable"] <= few["one_run"]["epsilon_refutable"]
     assert few["step"]["mu_alarm"] <= few["step"]["mu_audited"]
 

@@ -9,12 +9,27 @@ import pyarrow.parquet as pq
 import pytest
 from tiny_pipeline import cells, run_stages, write_params
 
+from dptune.audit.text import maximisers
 from dptune.core.files import read_json, sha256, write_json
+from dptune.records.canaries import read_secrets
+from dptune.records.parquet_file import read_records
 from dptune.training.models import pretrain as public_model
+from tasks.corpus import canaries
 from tasks.corpus.canaries import plant
 from tasks.corpus.pretrain import pretrain_public_model
 from tasks.corpus.split import split
-from tasks.paths import EVAL, MANIFEST, PUBLIC_MODEL, PUBLIC_SAMPLES, PUBLIC_VALIDATION, SECRETS, TRAIN, planted_secrets
+from tasks.paths import (
+    EVAL,
+    MANIFEST,
+    MAXIMISERS,
+    PUBLIC_MODEL,
+    PUBLIC_NARRATIVES,
+    PUBLIC_SAMPLES,
+    PUBLIC_VALIDATION,
+    SECRETS,
+    TRAIN,
+    planted_secrets,
+)
 
 SAMPLES = {"canaries": {"audit_kind": "samples"}}
 
@@ -70,6 +85,45 @@ def test_secrets_stay_where_their_settings_and_the_split_do(pipeline: Path, kind
     write_json(PUBLIC_SAMPLES, {"texts": [f"{text} again" for text in texts]})
     assert drawn_again() == (kind == "samples"), "other samples matter only to canaries that say them"
     assert (names(changes) == before) == (kind != "samples")
+
+
+def test_maximisers_are_chosen_once_for_a_public_model_and_from_nothing_private(
+    pipeline: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stage that is killed leaves no half of them; the next one chooses the same ones."""
+    monkeypatch.setattr(canaries, "POOL", 24)
+    calls: list[tuple[Any, ...]] = []
+    real, measured = maximisers.maximisers, maximisers.separations
+
+    def killed(*_: Any) -> Any:
+        raise KeyboardInterrupt
+
+    def noted(model: Any, tokenizer: Any, count: int, public: list[str], **options: Any) -> list[str]:
+        calls.append((count, public, options))
+        return real(model, tokenizer, count, public, **options)
+
+    monkeypatch.setattr(maximisers, "maximisers", noted)
+    write_params({"canaries": {"audit_kind": "maximisers"}})
+    with monkeypatch.context() as patch:
+        patch.setattr(maximisers, "separations", killed)
+        with pytest.raises(KeyboardInterrupt):
+            plant()
+    assert not MAXIMISERS.exists()
+    monkeypatch.setattr(maximisers, "separations", measured)
+    assert drawn_again()
+    texts = read_json(MAXIMISERS)["texts"]
+    assert len(texts) == len(set(texts)) == 24
+    assert {one.secret for one in read_secrets(planted_secrets()).audit} <= set(texts)
+    MAXIMISERS.unlink()
+    assert not drawn_again(), "the same model, public texts and seed have the same maximisers"
+    assert read_json(MAXIMISERS)["texts"] == texts
+    assert not drawn_again()
+    public = read_records(PUBLIC_NARRATIVES).text.to_pylist()
+    assert calls == [(24, public[:300], {"seed": 42})] * 3, "the last rerun reads what was chosen"
+    with (PUBLIC_MODEL / "tokenizer.json").open("a") as file:
+        file.write("\n")
+    plant()
+    assert len(calls) == 4, "of another model they are chosen again"
 
 
 def test_secrets_that_never_said_samples_need_none(pipeline: Path) -> None:
