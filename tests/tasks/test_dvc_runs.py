@@ -55,6 +55,8 @@ def work():
         else:
             path.mkdir()
             (path / "part.json").write_text(text)
+    if name == "pretrain":
+        Path("data/models/samples.json").write_text("[]")
     if name == "canaries":
         drawn = secrets.token_hex(4)
         Path("data/canaries/part.json").write_text(drawn)
