@@ -1,6 +1,6 @@
-"""Gallery: rendered reports of SYNTHETIC examples. They are kept without the charts' program, which the build puts back.
+"""Gallery: rendered reports of SYNTHETIC examples, kept without the charts' program; the build puts it back.
 
-    python -m docs.generate.gallery data/report/report.html default-study      # keeps a page; `make docs` shows it
+python -m docs.generate.gallery data/report/report.html default-study      # keeps a page; `make docs` shows it
 """
 
 from __future__ import annotations

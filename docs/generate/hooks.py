@@ -1,4 +1,4 @@
-"""MkDocs' hooks: pages and pictures that are made from the code, the benchmarks' own page, and the gallery's reports."""
+"""MkDocs' hooks: pages and pictures made from the code, the benchmarks' own page, and the gallery's reports."""
 
 from __future__ import annotations
 

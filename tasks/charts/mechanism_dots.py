@@ -18,7 +18,7 @@ from tasks.metrics import title_of
 
 _FAR = 2.0  # times the width that everything else takes
 _LINE, _AROUND = 34, 70  # pixels
-_EDGE, _WORDS = 0.05, 0.25  # shares of the axis left free beside its marks, and for words
+_EDGE, _WORDS = 0.05, 0.35  # shares of the axis left free beside its marks, and for words
 
 
 def dots(

@@ -10,6 +10,7 @@ hence the secret size of each batch.
 from __future__ import annotations
 
 import logging
+import math
 import os
 import re
 import subprocess
@@ -356,6 +357,7 @@ def add_to_run(
 
 
 def _add_to_run(mlflow: MlflowClient, run_id: str, metrics: Mapping[str, float], tags: Mapping[str, str]) -> None:
+    metrics = {key: value for key, value in metrics.items() if math.isfinite(value)}  # no chart shows any other
     known = mlflow.get_metric_history(run_id, _named(tool_name(next(iter(metrics))))) if metrics else []
     step = 1 + max((metric.step for metric in known), default=-1)
     values = [_metric(key, value, NO_TIME, step) for key, value in metrics.items()]
