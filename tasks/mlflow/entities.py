@@ -102,7 +102,8 @@ def log_model(mlflow: MlflowClient, run_id: str, folder: Path, name: str, note: 
     write_text(file, yaml.safe_dump(yaml.safe_load(file.read_text("utf-8")) | {"model_id": model.model_id}))
     mlflow.log_model_artifacts(model.model_id, str(folder))
     mlflow.log_outputs(run_id, [LoggedModelOutput(model.model_id, step=0)])
-    data = {tag.value: one.dataset for one in run.inputs.dataset_inputs for tag in one.tags if tag.key == _CONTEXT}
+    read = run.inputs.dataset_inputs if run.inputs else []
+    data = {tag.value: one.dataset for one in read for tag in one.tags if tag.key == _CONTEXT}
     for key in (key for key in run.data.metrics if key.startswith(_REACHED)):
         last, on = mlflow.get_metric_history(run_id, key)[-1], data.get(_MEASURED_ON.get(key, ""))
         about = {"dataset_name": on.name, "dataset_digest": on.digest} if on else {}

@@ -108,7 +108,7 @@ def test_a_cron_from_the_page_runs_the_study_and_leaves_a_new_report(served: Run
     page.close()
 
 
-def test_a_run_waits_for_resume_shows_the_price_and_ends_by_cancel(served: RunningUi, browser: Any) -> None:
+def test_a_run_waits_for_resume_and_shows_the_price_first(served: RunningUi, browser: Any) -> None:
     deployment = served.deployment("experiment")
     page = browser.new_page(viewport={"width": 1300, "height": 900})
     sign_in(page, served)
@@ -121,10 +121,7 @@ def test_a_run_waits_for_resume_shows_the_price_and_ends_by_cancel(served: Runni
     card.get_by_text(f"spends at most epsilon {BUDGET:g}").wait_for()
     assert not list(Path("data/runs").glob("*/ledger.jsonl")), "before anybody approved it"
     card.get_by_role("button", name="Submit").click()
-    served.wait_for(lambda: served.ask(f"/flow_runs/{run}")["state_type"] == "RUNNING")
-    page.get_by_role("button", name="Cancel", exact=True).click()
-    page.get_by_role("dialog").get_by_role("button").last.click()
-    assert served.ended(run)["state_type"] == "CANCELLED", served.log.read_text()
+    assert served.ended(run)["state_type"] == "COMPLETED", served.log.read_text()
     page.close()
 
 
