@@ -15,7 +15,7 @@ import typer
 from dptune.core.files import write_text
 from tasks.charts.canvas import program
 
-KEPT = Path(__file__).with_name("gallery")
+KEPT = Path(__file__).with_name("kept_reports")
 #: Stands for the program, in the script that holds it; and the link to a page's index, which the site does not have.
 _PLACE, _HOME = "PROGRAM_OF_THE_CHARTS", '<a href="index.html">gallery</a>'
 
