@@ -29,6 +29,6 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     for file in (_BENCHMARKS / "README.md", *sorted(_BENCHMARKS.glob("*.png"))):
         name = "benchmarks.md" if file.suffix == ".md" else file.name
         files.append(File.generated(config, f"findings/{name}", abs_src_path=str(file)))
-    for name, page in gallery.pages():
-        files.append(File.generated(config, f"gallery/{name}", content=page))
+    for name, text in gallery.pages():
+        files.append(File.generated(config, f"gallery/{name}", content=text))
     return files
