@@ -77,7 +77,7 @@ policy: $(SETUP)
 
 # Columns for the figures of each experiment's best cell, and for what is compared most; `dvc params diff` shows the rest.
 experiments: $(SETUP)
-	@$(ACTIVATE) dvc exp show --only-changed --drop '^(?!Experiment$$|mechanism$$|perplexity$$|epsilon_|experiment\.(mechanisms|epsilons|seeds|accounting)$$|training\.learning_rate$$)'
+	@$(ACTIVATE) dvc exp show --only-changed --drop '^(?!Experiment$$|mechanism$$|perplexity(/|$$)|epsilon[_/]|experiment\.(mechanisms|epsilons|seeds|accounting)$$|training\.learning_rate$$)'
 
 test: $(SETUP)
 	@$(ACTIVATE) $(TEST) -m "not system and not long and not slow and not gpu and not scale"

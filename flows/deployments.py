@@ -23,7 +23,7 @@ from prefect.runner import Runner
 from prefect.states import Failed
 from prefect.types.entrypoint import EntrypointType
 
-from dptune.core.declarations import Count, CountOrZero, Epochs, Epsilon, FewOrZero, Rows, Seed
+from dptune.core.declarations import Count, CountOrZero, Delta, Epochs, Epsilon, FewOrZero, Rows, Seed
 from dptune.core.errors import DptuneError
 from dptune.job.settings import Telemetry
 from flows import price_gate
@@ -64,6 +64,7 @@ def study_form(
     name: str,
     mechanisms: Labels,
     epsilons: list[Epsilon],
+    delta: Delta,
     seeds: Seeds,
     epochs: Epochs,
     accounting: Accounting,
@@ -82,6 +83,7 @@ def study_form(
         mechanisms: labels of entries under `mechanisms` in params.yaml.
         epsilons: privacy budgets; each makes one cell for every model, mechanism and seed. An entry of params.yaml
             with `epsilons` of its own keeps those, and the run's log says so.
+        delta: delta of every epsilon; far below one in the number of people.
         seeds: seeds of the adapters' initialisation.
         epochs: passes over the records.
         accounting: epsilon that the noise is calibrated to; only a certified one is a guarantee.
@@ -100,6 +102,7 @@ def experiment_form(
     name: str,
     mechanisms: Labels,
     epsilons: list[Epsilon],
+    delta: Delta,
     seeds: Seeds,
     epochs: Epochs,
     runner: str,
@@ -117,6 +120,7 @@ def experiment_form(
         mechanisms: labels of entries under `mechanisms` in params.yaml.
         epsilons: privacy budgets; each makes one cell for every model, mechanism and seed. An entry of params.yaml
             with `epsilons` of its own keeps those, and the run's log says so.
+        delta: delta of every epsilon; far below one in the number of people.
         seeds: seeds of the adapters' initialisation.
         epochs: passes over the records.
         runner: threads, dask, ray, or the address of a running cluster.

@@ -24,6 +24,7 @@ from dptune.core.errors import DptuneError
 from dptune.core.files import write_text
 from flows.child import child
 from flows.server import HOST, USER, listens, new_password, prefect_settings
+from tasks.mlflow.experiments import repair_paths
 from tasks.mlflow.page_links import remembered
 from tasks.paths import DATA
 from tasks.stage import run_command
@@ -95,6 +96,7 @@ def run_ui() -> None:
 
 
 def _start_mlflow(environment: dict[str, str], processes: list[subprocess.Popen[bytes]]) -> subprocess.Popen[bytes]:
+    repair_paths()
     # Job runners are off: they judge traces of language models, of which dptune writes none.
     plain = {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", **environment}
     processes.append(_start(_uvicorn("mlflow_app", MLFLOW_PORT), plain))

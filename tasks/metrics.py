@@ -1,7 +1,8 @@
 """Metrics of a cell: every figure that runs are compared by, declared once.
 
 A new metric takes two files: its entry here, and its function in ``tasks.experiment.quality``. The learning curves,
-result.json, the report's tables and charts, MLflow with its saved view, and DVC's table of experiments read this list.
+result.json, the report's tables and charts, MLflow with its saved views, and DVC's table of experiments read this list.
+MLflow and DVC show a metric under ``tool_name``, which MLflow sorts into sections.
 Under private telemetry, what is computed from private records is neither measured nor sent, and a figure that is not
 declared counts as that (``allowed``). To have one sent, give it an entry with its ``source``.
 """
@@ -9,6 +10,7 @@ declared counts as that (``allowed``). To have one sent, give it an entry with i
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
@@ -111,6 +113,10 @@ METRICS: tuple[Metric, ...] = (
     *(HELD_OUT, PUBLIC, SAMPLE, *EPSILONS, *HELD_OUT_SCORES, *_STEP),
     *(LOWEST, STEPS_SHARE, SECONDS_TO_BEST, SECONDS, JOULES),
 )
+_SECTIONS = {one.name: "training" for one in (*_STEP, STEPS_SHARE, SECONDS_TO_BEST, SECONDS, JOULES)} | {
+    one.name: "score" for one in HELD_OUT_SCORES
+}
+_EPSILON_OR_AUDIT, _PERPLEXITIES = re.compile(r"(epsilon|audit)_(.+)"), re.compile(r"(?:(.+)_)?perplexity([_.].+)?")
 
 
 def metrics() -> tuple[Metric, ...]:
@@ -146,6 +152,21 @@ def measured(telemetry: str, at: Literal["end", "points"]) -> list[Metric]:
     return [
         one for one in METRICS if one.measure and at in one.measured_at and (telemetry == "research" or not one.private)
     ]
+
+
+def tool_name(name: str) -> str:
+    """The name of a figure in MLflow and in DVC's metrics: section and figure. Files have ``name``.
+
+    >>> [tool_name(name) for name in ("epsilon_certified", "eval_perplexity", "audit_exposure_mean", "learning_rate")]
+    ['epsilon/certified', 'perplexity/eval', 'audit/exposure_mean', 'training/learning_rate']
+    """
+    if name in _SECTIONS:
+        return f"{_SECTIONS[name]}/{name}"
+    if found := _EPSILON_OR_AUDIT.fullmatch(name):
+        return f"{found[1]}/{found[2]}"
+    found = _PERPLEXITIES.fullmatch(name)
+    rest = f"{found[1] or ''}{found[2] or ''}".strip("_.") if found else ""
+    return f"perplexity/{rest}" if rest else name
 
 
 def title_of(name: str) -> str:

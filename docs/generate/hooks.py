@@ -1,4 +1,4 @@
-"""MkDocs' hooks: pages and pictures that are made from the code, and the benchmarks' own page with its pictures."""
+"""MkDocs' hooks: pages and pictures made from the code, the benchmarks' own page, and the gallery's reports."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tempfile import TemporaryDirectory
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 
-from docs.generate import cli_page, mechanisms_page, params_page, pictures
+from docs.generate import cli_page, gallery, mechanisms_page, params_page, pictures
 
 PAGES = {
     "reference/cli.md": cli_page.page,
@@ -29,4 +29,6 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     for file in (_BENCHMARKS / "README.md", *sorted(_BENCHMARKS.glob("*.png"))):
         name = "benchmarks.md" if file.suffix == ".md" else file.name
         files.append(File.generated(config, f"findings/{name}", abs_src_path=str(file)))
+    for name, text in gallery.pages():
+        files.append(File.generated(config, f"gallery/{name}", content=text))
     return files

@@ -18,6 +18,7 @@ from tasks.metrics import title_of
 
 _FAR = 2.0  # times the width that everything else takes
 _LINE, _AROUND = 34, 70  # pixels
+_EDGE, _WORDS = 0.05, 0.35  # shares of the axis left free beside its marks, and for words
 
 
 def dots(
@@ -39,8 +40,14 @@ def dots(
     ordered = sorted(shown, key=lambda row: (not row["finite"], row["perplexity"]))
     names = list(dict.fromkeys(row["mechanism"] for row in ordered))
     y = alt.Y("mechanism:N", sort=names, title=None, axis=alt.Axis(labelLimit=150, grid=False))
-    x = alt.X("perplexity:Q", scale=alt.Scale(zero=False, padding=14), title=title_of(metric))
     ends = [value for row in ordered for value in (row["low"], row["high"])] + [group.mean for group in reference]
+    far_off = before is not None and before - max(ends) > _FAR * (max(ends) - min(ends)) > 0
+    low, high = min(ends), max([*ends, *([before] if before is not None and not far_off else [])])
+    # Right of the last line there is room for words that no line crosses.
+    room = _WORDS if any(not row["finite"] for row in ordered) else _EDGE
+    span = high - low or abs(high) or 1.0
+    domain = [low - _EDGE * span, high + room * span]
+    x = alt.X("perplexity:Q", scale=alt.Scale(zero=False, nice=False, domain=domain), title=title_of(metric))
     layers: list[Any] = []
     if open_ones := [row for row in ordered if not row["finite"]]:
         band = alt.Chart(values([{"mechanism": row["mechanism"], "text": "no guarantee"} for row in open_ones]))
@@ -48,7 +55,7 @@ def dots(
         said = band.mark_text(color=GREY[0], fontSize=11, align="right", dx=-6)
         layers.append(said.encode(y=y, x=alt.value("width"), text="text:N"))
     lines = [(group.mean, f"without privacy: {group.mean:.4g}", [7, 4], -20) for group in reference]
-    if before is not None and before - max(ends) > _FAR * (max(ends) - min(ends)) > 0:
+    if before is not None and far_off:
         far = alt.Chart(values([{"text": f"public model, untuned: {before:.4g}, far above this"}]))
         layers.append(
             far.mark_text(align="right", color=INK[0], fontSize=11).encode(
@@ -57,7 +64,7 @@ def dots(
         )
     elif before is not None:
         lines.append((before, f"public model, untuned: {before:.4g}", [2, 3], -6))
-    middle = (min(ends) + max([*ends, *(place for place, *_ in lines)])) / 2
+    middle = (low + high) / 2
     for place, name, dash, height in lines:
         line = alt.Chart(values([{"perplexity": place, "text": name}]))
         layers.append(line.mark_rule(color=GREY[0], strokeDash=dash, strokeWidth=1.5).encode(x=x))

@@ -27,7 +27,6 @@ from dptune.privacy.run_folder import RunFolder
 from dptune.training.models.model_names import name_of, path_of
 from dptune.training.models.weight_files import digest_of_weights
 from tasks.experiment.cells import Cell, model_digest
-from tasks.mlflow.entities import MODEL
 
 _CODE = Path(__file__).with_name("adapter_code.py")
 _PACKAGES = ("mlflow", "pandas", "peft", "safetensors", "torch", "transformers")
@@ -42,7 +41,7 @@ def write_model(directory: Path, target: Path) -> str:
     """
     cell = read_json(RunFolder(directory).cell, lambda found: Cell.model_validate_json(json.dumps(found)))
     with TemporaryDirectory(dir=directory) as made:
-        adapter = Path(made) / MODEL
+        adapter = Path(made) / "adapter"
         card = write_deliverable(cell, directory, adapter)
         _save(target, adapter, cell)
     return card
@@ -114,7 +113,7 @@ def _save(target: Path, adapter: Path, cell: Cell) -> None:
         mlflow.pyfunc.save_model(
             target,
             python_model=str(_CODE),
-            artifacts={MODEL: str(adapter)},
+            artifacts={adapter.name: str(adapter)},
             signature=ModelSignature(inputs=Schema([ColSpec("string")]), outputs=outputs),
             pip_requirements=[f"{name}=={version(name).partition('+')[0]}" for name in packages],
             model_config={

@@ -20,6 +20,7 @@ from dptune.privacy.set_aside import Spending, earlier_runs, spending_of
 from dptune.records.parquet_file import read_about
 from dptune.training.models.model_names import name_of
 from dptune.training.models.own_weights import own_weights
+from tasks.charts.seed_groups import PUBLISHED as CLAIMED
 from tasks.experiment.adapter_model import write_model
 from tasks.experiment.cell_run import CellRun, main_metrics, steps_table
 from tasks.experiment.cells import PUBLISHED, Cell
@@ -27,11 +28,12 @@ from tasks.experiment.guarantee import guarantee
 from tasks.experiment.preparation import PreparedCell
 from tasks.identity import code_digest
 from tasks.metrics import allowed
-from tasks.mlflow.entities import InputData
+from tasks.mlflow.entities import InputData, model_name
 from tasks.mlflow.tracking import LATER, NOTE, ChildRun, flow_tag, git_commit, optional, timed, training_hash
 from tasks.paths import EVAL, PUBLIC_VALIDATION, TRAIN
+from tasks.report.claims import as_users_claim
 
-_LOAD = """The adapter with its card and its ledger: `mlflow.pyfunc.load_model("runs:/{run}/adapter")`. Its `predict`
+_LOAD = """The adapter with its card and its ledger: `mlflow.pyfunc.load_model("runs:/{run}/{model}")`. Its `predict`
 takes texts, and gives the log-likelihood of each. `dptune verify` checks card, ledger and weights in the model's
 `artifacts/adapter`."""
 _MODEL = ".mlflow_model"  # a folder in the run's, as long as it is sent
@@ -212,10 +214,12 @@ def _send_results(directory: Path, parent: str, result: RunResult) -> str | None
     when = {"timed": timed(result.telemetry), "kept": False}  # all of this can be made again
     name = run_name(result.model, result.mechanism, result.budget_epsilon, result.seed)
     child = ChildRun(parent, name, folder.mlflow_run, {}, {}, **when)
-    epsilons = contents.epsilons.to_dict()
+    claimed = as_users_claim(result.to_dict(), folder.ledger)[CLAIMED]  # the report's number, not the ledger's
+    epsilons = {**contents.epsilons.to_dict(), CLAIMED: float(claimed)}
     child.log(contents.releases, main_metrics(allowed(result.after, result.telemetry) | epsilons))
     shown = {key.replace("_", " ", 1): at_most(value) for key, value in epsilons.items()}
-    described = {"guarantee": result.guarantee, NOTE: f"{result.guarantee}\n\n{_LOAD.format(run=child.run_id)}"}
+    load = _LOAD.format(run=child.run_id, model=model_name(result.label))
+    described = {"guarantee": result.guarantee, NOTE: f"{result.guarantee}\n\n{load}"}
     child.tag({"ledger_run_id": contents.header.run_id, **described, **shown})
     files = [folder.ledger, folder.result, directory / "curves.png", steps_table(directory)]
     # A hyper-policy that leaks holds statistics of raw gradient norms; it stays in the run's private folder.
@@ -227,7 +231,9 @@ def _send_results(directory: Path, parent: str, result: RunResult) -> str | None
     model = directory / _MODEL
     shutil.rmtree(model, ignore_errors=True)
     try:
-        child.model(model, write_model(directory, model))
+        card = write_model(directory, model)
+        child.flush()
+        child.model(model, model_name(result.label), card)
         return child.run_id if child.end() else None
     finally:
         shutil.rmtree(model, ignore_errors=True)

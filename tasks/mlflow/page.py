@@ -1,4 +1,4 @@
-"""The experiment's page in MLflow: its description, the cells of the last run, and a saved view that compares them.
+"""The experiment's page in MLflow: its description, the cells of the last run, and saved views that compare them.
 
 MLflow keeps a saved view as a tag of the experiment; a link that names the tag opens it, with its columns, order and
 charts. Its user interface (3.17) reads the tag's JSON; another version that does not know it shows its plain page.
@@ -7,41 +7,52 @@ charts. Its user interface (3.17) reads the tag's JSON; another version that doe
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Iterator
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+from mlflow.entities import Metric
 from mlflow.exceptions import MlflowException
 
+from dptune.core import metric
 from dptune.privacy.run_folder import RunFolder
 from tasks.audit.registry import ATTACK_CHARTS
 from tasks.charts.looks import run_colours
-from tasks.metrics import EPSILON_CHARTS, EPSILONS, HELD_OUT, PUBLIC, RANKED, TRAINING, UTILITY, shown_in
-from tasks.mlflow.page_links import VIEW, PageLinks, links, paths, remember
-from tasks.mlflow.tracking import LATER, NO_TIME, NOTE, client, optional, timed
+from tasks.metrics import EPSILON_CHARTS, HELD_OUT, PUBLIC, RANKED, TRAINING, UTILITY, shown_in, tool_name
+from tasks.mlflow.page_links import CERTIFIED, CLAIMS, VIEWS, PageLinks, links, paths, remember
+from tasks.mlflow.tracking import BATCH, LATER, NO_TIME, NOTE, client, optional, timed
 
 #: Tag of the runs of the last run's cells.
 LAST_RUN = "dptune.last_run"
+#: Tag of the place of such a run: cells with a certified epsilon first, by it, and of one epsilon the best first.
+PLACE = "dptune.place"
 #: Last line of a description that dptune may replace; one that a user wrote stays.
 _OURS = "*Written by dptune; it stays as you change it if you remove this line.*"
 #: Tag of a run that MLflow's charts take its colour from.
 _COLOUR = "mlflow.runColor"
 _MECHANISM = "mechanism"  # a parameter of each cell's run
-_WIDTHS = (122, 132, 120, 115)  # of the epsilons, in pixels
+_PROVED = tool_name("epsilon_certified")
+#: In pixels. The certified one comes first: on a first visit MLflow's open assistant hides a quarter of the window.
+_WIDTHS = {"epsilon_certified": 120, "epsilon_published": 122, "epsilon_noise_only": 132, "epsilon_audited": 115}
 _WIDTH = 110
+_LARGEST = 1_000_000_000  # MLflow keeps an infinite metric as the largest number, and its filters read no exponent
 _OPEN = "The last run's cells are not reported yet: `python -m tasks.report.experiment`."
 _HOW = """## How to read this page
 
-- [The cells of the last run]({table}) as a table, and [in charts]({charts}); also under **Views**, at the top right.
+- [The cells of the last run]({table}) as a table, and [in charts]({charts}); [only those with a certified
+  epsilon]({certified}); and [what papers claim, against what is proved]({claims}). All are under **Views**, too.
 - Each run under `{name}` is a cell: one mechanism at one budget with one seed. {perplexity}
-- Four epsilons stand beside each result. **published**: what the mechanism's paper would claim; of
-  plain DP-SGD the claim of RLDP's paper, where the report shows that of Rényi DP. **noise only**: right sensitivity
-  and right accountant, leaks of the controller ignored. **certified**: what is proved, ∞ where raw statistics of
-  private records steer the run. **audited**: a lower bound that an attack showed. Compare runs of one
-  certified epsilon. Each is about one cell only: several cells together cost the sum, which the report states.
-- `radius` is the mean over layers. All other figures of a cell are in its files: `steps.csv` (every step),
+- Four epsilons stand beside each result. **published**: what the mechanism's paper would claim; of plain DP-SGD, what
+  Rényi DP proves, as its users claim (along a run, and in `result.json`, the central limit's figure of RLDP's paper).
+  **noise only**: right sensitivity and right accountant, leaks of the controller ignored. **certified**: what is
+  proved, ∞ where raw statistics of private records steer the run. **audited**: a lower bound that an attack showed.
+  Compare runs of one certified epsilon. Each is about one cell only: several cells together cost the sum, which the
+  report states.
+- `training/radius` is the mean over layers. All other figures of a cell are in its files: `steps.csv` (every step),
   `result.json`, `audit.json`. The report is a file of the run `{name}`.
-- The model of a cell, with its card and its ledger: `mlflow.pyfunc.load_model("runs:/RUN ID/adapter")`.
+- The model of a cell has the cell's name, and its card and its ledger with it; the page of a run says how to load it.
 - {guarantee}
 
 {ours}"""
@@ -60,7 +71,7 @@ _GUARANTEE = {
 
 
 def show(parent: str, run_ids: Iterable[str], telemetry: str, answer: str = "") -> PageLinks | None:
-    """Describe the experiment, and save the view of the cells of its last run. Returns None if MLflow took nothing.
+    """Describe the experiment, and save the views of the cells of its last run. Returns None if MLflow took nothing.
 
     Args:
         parent: run id of the experiment's, or ``LATER``.
@@ -74,11 +85,10 @@ def show(parent: str, run_ids: Iterable[str], telemetry: str, answer: str = "") 
         experiment = mlflow.get_experiment(mlflow.get_run(parent).info.experiment_id)
         number, tags = str(experiment.experiment_id), experiment.tags
         others = mark(mlflow, number, set(run_ids))
-        _colour(mlflow, number)
-        wanted = {
-            "mlflow.experimentKind": "custom_model_development",
-            f"mlflow.sharedViewState.{VIEW}": _saved_view(telemetry),
-        }
+        rename_metrics(mlflow, number)
+        _order_and_colour(mlflow, number, _ranked(telemetry)[0])
+        wanted = {f"mlflow.sharedViewState.{view}": _saved_view(telemetry, view) for view in VIEWS}
+        wanted["mlflow.experimentKind"] = "custom_model_development"
         if not tags.get(NOTE) or _OURS in tags[NOTE]:
             before = "" if others else tags.get(NOTE, "").partition("\n\n## ")[0]  # an answer is of the cells it names
             wanted[NOTE] = f"{answer or before or _OPEN}\n\n{_description(number, experiment.name, telemetry)}"
@@ -120,64 +130,86 @@ def _marked(mlflow: Any, experiment: str) -> Iterator[Any]:
             return
 
 
-def _colour(mlflow: Any, experiment: str) -> None:
-    """Give the marked runs the colours of their mechanisms; MLflow's own, of a run's id, are often alike."""
+def rename_metrics(mlflow: Any, experiment: str) -> None:
+    """Give the marked runs of earlier versions of dptune, whose metrics had the names of files, today's names too."""
+    for run in _marked(mlflow, experiment):
+        for old in run.data.metrics:
+            if (name := tool_name(old)) not in run.data.metrics:
+                history = mlflow.get_metric_history(run.info.run_id, old)
+                points = [Metric(name, one.value, one.timestamp, one.step) for one in history]
+                for start in range(0, len(points), BATCH):
+                    mlflow.log_batch(run.info.run_id, metrics=points[start : start + BATCH])
+
+
+def _order_and_colour(mlflow: Any, experiment: str, ranked: metric.Metric) -> None:
+    """Give the marked runs their places, and the colours of their mechanisms: MLflow's own are often alike."""
     cells = [run for run in _marked(mlflow, experiment) if _MECHANISM in run.data.params]
     colours = run_colours(run.data.params[_MECHANISM] for run in cells)
-    for run in cells:
-        colour = colours[run.data.params[_MECHANISM]]
-        if run.data.tags.get(_COLOUR) != colour:
-            mlflow.set_tag(run.info.run_id, _COLOUR, colour)
+    for place, run in enumerate(sorted(cells, key=lambda run: _order(run, ranked)), 1):
+        for tag, value in ((PLACE, f"{place:04}"), (_COLOUR, colours[run.data.params[_MECHANISM]])):
+            if run.data.tags.get(tag) != value:
+                mlflow.set_tag(run.info.run_id, tag, value)
+
+
+def _order(run: Any, ranked: metric.Metric) -> tuple[bool, float, float]:
+    """What the places of runs follow: no certified epsilon, else its first two digits; and how bad the run is."""
+    certified = run.data.metrics.get(_PROVED, math.inf)
+    value = run.data.metrics.get(tool_name(ranked.name), math.nan)
+    badness = math.inf if math.isnan(value) else value if ranked.better == "lower" else -value
+    return certified > _LARGEST, 0.0 if certified > _LARGEST else float(f"{certified:.2g}"), badness
 
 
 def _description(experiment: str, name: str, telemetry: str) -> str:
-    table, charts = paths(experiment)
+    links_of_views = dict(zip((field.name for field in fields(PageLinks)), paths(experiment), strict=True))
+    held_out, public = tool_name(HELD_OUT.name), tool_name(PUBLIC.name)
     return _HOW.format(
-        table=table,
-        charts=charts,
+        **links_of_views,
         name=name,
-        perplexity=_PERPLEXITY[telemetry].format(held_out=HELD_OUT.name, public=PUBLIC.name, better=PUBLIC.better),
+        perplexity=_PERPLEXITY[telemetry].format(held_out=held_out, public=public, better=PUBLIC.better),
         guarantee=_GUARANTEE[telemetry],
         ours=_OURS,
     )
 
 
-def _saved_view(telemetry: str) -> str:
-    """The saved view as MLflow's user interface writes it; it is the same for all experiments of one telemetry."""
-    state = json.dumps(_state(telemetry))
-    return json.dumps({"name": "Cells of the last run", "createdAt": NO_TIME, "updatedAt": NO_TIME, "state": state})
+def _saved_view(telemetry: str, view: str) -> str:
+    """A saved view as MLflow's user interface writes it; it is the same for all experiments of one telemetry."""
+    state = json.dumps(_state(telemetry, view))
+    return json.dumps({"name": VIEWS[view], "createdAt": NO_TIME, "updatedAt": NO_TIME, "state": state})
 
 
-def _state(telemetry: str) -> dict[str, Any]:
-    ranked, along = next(pair for pair in RANKED if timed(telemetry) or not pair[0].private)
+def _ranked(telemetry: str) -> tuple[metric.Metric, metric.Metric]:
+    """The metric that cells are ordered by, and the same along a run."""
+    return next(pair for pair in RANKED if timed(telemetry) or not pair[0].private)
+
+
+def _state(telemetry: str, view: str) -> dict[str, Any]:
+    ranked, along = (tool_name(one.name) for one in _ranked(telemetry))
     # A window of 1,300 pixels shows all up to the four epsilons. A run's name opens with mechanism and budget.
-    widths = {
-        "attributes.`Run Name`": 215,
-        f"metrics.`{ranked.name}`": 125,
-        **dict(zip((f"tags.`{one.name.replace('_', ' ', 1)}`" for one in EPSILONS), _WIDTHS, strict=True)),
-        **{f"metrics.`{one.name}`": _WIDTH for one in shown_in("column", telemetry)},
-        "attributes.`Dataset`": 300,
-    }
-    charts: dict[str, list[dict[str, Any]]] = {
-        UTILITY: [_bar(ranked.name), _scatter("epsilon_certified", ranked.name)],
-        EPSILON_CHARTS: [],
-        ATTACK_CHARTS: [],
-        TRAINING: [_line(along.name), _line("epsilon_certified")],
-    }
+    epsilons = {f"tags.`{name.replace('_', ' ', 1)}`": width for name, width in _WIDTHS.items()}
+    first = dict(list(epsilons.items())[:1])
+    widths = {"attributes.`Run Name`": 215, **first, f"metrics.`{ranked}`": 125, **epsilons}
+    widths |= {f"metrics.`{tool_name(one.name)}`": _WIDTH for one in shown_in("column", telemetry)}
+    widths["attributes.`Dataset`"] = 300
+    charts: dict[str, list[dict[str, Any]]] = {UTILITY: [_bar(ranked), _scatter(_PROVED, ranked)]}
+    if view == CLAIMS:
+        charts = {"Claims against proof": [_scatter(tool_name("epsilon_published"), _PROVED)]} | charts
+    charts |= {EPSILON_CHARTS: [], ATTACK_CHARTS: [], TRAINING: [_line(along), _line(_PROVED)]}
     for one in shown_in("tracking", telemetry):
         if one.section:
-            charts.setdefault(one.section, []).append((_line if one.section == TRAINING else _bar)(one.name))
+            chart = _line if one.section == TRAINING else _bar
+            charts.setdefault(one.section, []).append(chart(tool_name(one.name)))
+    finite = f" and metrics.`{_PROVED}` < {_LARGEST}" if view == CERTIFIED else ""
     return {
-        "searchFilter": f"tags.`{LAST_RUN}` = 'yes'",
-        "orderByKey": f"metrics.`{ranked.name}`",
-        "orderByAsc": ranked.better == "lower",
+        "searchFilter": f"tags.`{LAST_RUN}` = 'yes'{finite}",
+        "orderByKey": f"tags.`{PLACE}`",
+        "orderByAsc": True,
         "selectedColumns": list(widths),
         "columnOrder": list(widths),
         "columnWidths": widths,
         "runsHiddenMode": "SHOW_ALL",
-        "compareRunSections": [_section(number, name) for number, name in enumerate(charts)],
+        "compareRunSections": [_section(f"{view}-{number}", name) for number, name in enumerate(charts)],
         "compareRunCharts": [
-            {**chart, "uuid": f"{VIEW}-{number}-{place}", "metricSectionId": f"{VIEW}-{number}"}
+            {**chart, "uuid": f"{view}-{number}-{place}", "metricSectionId": f"{view}-{number}"}
             for number, section in enumerate(charts.values())
             for place, chart in enumerate(section)
         ],
@@ -186,8 +218,8 @@ def _state(telemetry: str) -> dict[str, Any]:
     }
 
 
-def _section(number: int, name: str) -> dict[str, Any]:
-    about = {"uuid": f"{VIEW}-{number}", "name": name, "display": True, "isReordered": True}
+def _section(uuid: str, name: str) -> dict[str, Any]:
+    about = {"uuid": uuid, "name": name, "display": True, "isReordered": True}
     return {**about, "columns": 2, "cardHeight": 320}
 
 

@@ -9,22 +9,27 @@ from urllib.parse import urlencode
 from dptune.core.files import write_text
 from tasks.paths import MLFLOW_PAGE
 
-#: Name of the saved view of the last run's cells, in links and in the experiment's tag.
-VIEW = "last-run"
+#: Saved views of the experiment: their keys in links and in the experiment's tags, and the names that MLflow shows.
+VIEWS = {"last-run": "Cells of the last run", "certified": "Certified only", "claims": "Claims against proof"}
+VIEW, CERTIFIED, CLAIMS = VIEWS
 _LOCAL_PORT = "5000"
 
 
 @dataclass(frozen=True)
 class PageLinks:
-    """Addresses of the saved view.
+    """Addresses of the saved views.
 
     Attributes:
         table: the cells of the last run with their perplexities, epsilons and audits.
         charts: the same cells in charts.
+        certified: those with a certified epsilon alone.
+        claims: their claimed, certified and audited epsilons, in charts.
     """
 
     table: str
     charts: str
+    certified: str
+    claims: str
 
 
 def links(experiment: str) -> PageLinks:
@@ -40,12 +45,16 @@ def server() -> str:
     return f"http://127.0.0.1:{os.environ.get('DPTUNE_MLFLOW_PORT', _LOCAL_PORT)}"
 
 
-def paths(experiment: str) -> tuple[str, str]:
-    """The parts of table's and charts' addresses after the server's."""
-    # Without the kind of work, a browser that was never here opens a page about traces of agents.
-    table = {"workflowType": "machine_learning", "viewStateShareKey": VIEW}
-    charts = {**table, "compareRunsMode": "CHART"}
-    return f"#/experiments/{experiment}/runs?{urlencode(table)}", f"#/experiments/{experiment}/runs?{urlencode(charts)}"
+def paths(experiment: str) -> tuple[str, str, str, str]:
+    """The parts of the addresses after the server's, in the order of ``PageLinks``."""
+
+    def path(view: str, **more: str) -> str:
+        # Without the kind of work, a browser that was never here opens a page about traces of agents.
+        asked = {"workflowType": "machine_learning", "viewStateShareKey": view, **more}
+        return f"#/experiments/{experiment}/runs?{urlencode(asked)}"
+
+    charts = {"compareRunsMode": "CHART"}
+    return path(VIEW), path(VIEW, **charts), path(CERTIFIED), path(CLAIMS, **charts)
 
 
 def remember(experiment: str) -> None:

@@ -7,8 +7,10 @@ a certified epsilon, because people use what a registry holds.
 from __future__ import annotations
 
 import math
+import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +19,7 @@ from mlflow.exceptions import MlflowException
 
 from dptune.core.digits import at_most
 from dptune.privacy.run_folder import RunFolder
-from tasks.mlflow.entities import MODEL
-from tasks.mlflow.tracking import LATER, client, optional, timed
+from tasks.mlflow.tracking import LATER, client, optional, timed, tracking_uri
 
 #: Alias of the version that the report says to take: ``models:/STUDY@best-certified``.
 ALIAS = "best-certified"
@@ -34,7 +35,7 @@ def register(parent: str, study: str, results: Sequence[Mapping[str, Any]], fold
     """
     if parent == LATER:
         return
-    with optional("the registry of models"):
+    with optional("the registry of models"), _named_server():
         mlflow, name = client(), re.sub(r"[/:]", "_", study)
         versions = _versions(mlflow, name)
         for result, folder in zip(results, folders, strict=True):
@@ -48,6 +49,18 @@ def register(parent: str, study: str, results: Sequence[Mapping[str, Any]], fold
                 mlflow.set_registered_model_alias(name, ALIAS, versions[run])
 
 
+@contextmanager
+def _named_server() -> Iterator[None]:
+    """Name the database to all of MLflow: it looks a version's model up in whatever the environment names."""
+    before = os.environ.get("MLFLOW_TRACKING_URI")
+    os.environ["MLFLOW_TRACKING_URI"] = tracking_uri()
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["MLFLOW_TRACKING_URI"]
+
+
 def _versions(mlflow: MlflowClient, name: str) -> dict[str, str]:
     """The versions that a model has, by their runs' ids."""
     return {str(one.run_id): str(one.version) for one in mlflow.search_model_versions(f"name = '{name}'")}
@@ -57,7 +70,7 @@ def _model_of(mlflow: MlflowClient, run: str) -> str | None:
     """The id of the model that a run logged; None for none, as a classifier's."""
     experiment = mlflow.get_run(run).info.experiment_id
     found = mlflow.search_logged_models([experiment], filter_string=f"source_run_id = '{run}'")
-    return next((str(one.model_id) for one in found if one.name == MODEL and one.status == "READY"), None)
+    return next((str(one.model_id) for one in found if one.status == "READY"), None)
 
 
 def _add(mlflow: MlflowClient, name: str, run: str, model: str, result: Mapping[str, Any]) -> str:

@@ -10,6 +10,7 @@ hence the secret size of each batch.
 from __future__ import annotations
 
 import logging
+import math
 import os
 import re
 import subprocess
@@ -24,7 +25,9 @@ import requests
 import yaml
 
 from dptune.core.files import locked, private_directory, write_text
-from tasks.mlflow.entities import MODEL, InputData, log_inputs, log_model
+from tasks.metrics import tool_name
+from tasks.mlflow.entities import InputData, log_inputs, log_model
+from tasks.mlflow.experiments import experiment_id, repair_paths
 from tasks.mlflow.rounding import legible
 from tasks.mlflow.unsent import Unsent
 from tasks.paths import DATA, TRAIN
@@ -54,7 +57,7 @@ MLFLOW_LOCK = "mlflow.lock"
 #: Tag of the description of a run or an experiment, in Markdown.
 NOTE = "mlflow.note.content"
 _PARENT_TAG = "dptune.parent"
-_BATCH, _LONGEST_NAME = 500, 250  # MLflow's own
+BATCH, _LONGEST_NAME = 500, 250  # MLflow's own
 _PROBE_SECONDS = 5
 _log = logging.getLogger(__name__)
 
@@ -126,12 +129,11 @@ def parent_run(experiment: str, tags: dict[str, str], *, timed: bool = True) -> 
 
 
 def _parent_run(mlflow: MlflowClient, experiment: str, tags: dict[str, str], timed: bool) -> str:
-    experiment_id = _experiment_id(mlflow, experiment)
-    found = mlflow.search_runs([experiment_id], f"tags.`{_PARENT_TAG}` = 'true'", max_results=1)
-    if found:
-        run_id = str(found[0].info.run_id)
-    else:
-        run_id = _created(mlflow, experiment_id, {_PARENT_TAG: "true"}, experiment, timed)
+    if not os.environ.get("MLFLOW_TRACKING_URI"):
+        repair_paths()
+    number = experiment_id(mlflow, experiment, local=tracking_uri().startswith("sqlite:"))
+    found = mlflow.search_runs([number], f"tags.`{_PARENT_TAG}` = 'true'", max_results=1)
+    run_id = str(found[0].info.run_id) if found else _created(mlflow, number, {_PARENT_TAG: "true"}, experiment, timed)
     for key, value in tags.items():
         mlflow.set_tag(run_id, key, value)
     return run_id
@@ -204,7 +206,7 @@ class ChildRun:
         self._params, self._tags = {key: str(value) for key, value in params.items()}, tags
         self._client: MlflowClient | None = None
         self._unsent = Unsent(marker.with_name(f"{marker.name}_unsent.jsonl"), kept=kept)
-        self._waiting, self._patience, self._warned = 0, _BATCH, False
+        self._waiting, self._patience, self._warned = 0, BATCH, False
         self.run_id = marker.read_text().strip() if marker.exists() else ""
         start = next((entry for entry in self._unsent.entries if "params" in entry), None)
         if start:  # of a process that could not send it
@@ -234,9 +236,11 @@ class ChildRun:
         """Upload a file or a folder under its own name."""
         self._unsent.add({"artifact": str(path)})
 
-    def model(self, folder: Path, note: str) -> None:
-        """Upload a folder that MLflow's own API loads as a model; ``note`` describes it in Markdown."""
-        self._unsent.add({"model": str(folder), "note": note})
+    def model(self, folder: Path, name: str, note: str) -> None:
+        """Upload a folder that MLflow's own API loads as a model, with the figures that were sent before; ``note``
+        describes it in Markdown.
+        """
+        self._unsent.add({"model": str(folder), "name": name, "note": note})
 
     def flush(self) -> bool:
         """Send what MLflow does not have yet; whether it now has everything."""
@@ -251,7 +255,7 @@ class ChildRun:
             self._warned, self._client = True, None
             self._patience *= 2  # or a server that is slow to fail would slow every step
             return False
-        self._patience = _BATCH
+        self._patience = BATCH
         return True
 
     def end(self, status: str = "FINISHED") -> bool:
@@ -269,27 +273,28 @@ class ChildRun:
         for entry in self._unsent.entries:
             if "metrics" in entry:
                 at = (entry["time"] if self._timed else NO_TIME, entry["step"])
-                metrics += [Metric(_named(key), legible(key, value), *at) for key, value in entry["metrics"].items()]
+                metrics += [_metric(key, value, *at) for key, value in entry["metrics"].items()]
             elif "artifact" in entry:
                 path = Path(entry["artifact"])
                 _send(mlflow, self.run_id, path, path.name if path.is_dir() else None, self._timed)
             elif "inputs" in entry:
                 log_inputs(mlflow, self.run_id, entry["inputs"])
             elif "model" in entry:
-                self._send_model(mlflow, Path(entry["model"]), entry["note"])
+                self._send_model(mlflow, entry)
             else:
                 params = [Param(_named(key), value) for key, value in entry.get("params", {}).items()]
                 tags = [RunTag(_named(key), value) for key, value in entry["tags"].items()]
                 mlflow.log_batch(self.run_id, params=params, tags=tags)
-        for start in range(0, len(metrics), _BATCH):
-            mlflow.log_batch(self.run_id, metrics=metrics[start : start + _BATCH])
+        for start in range(0, len(metrics), BATCH):
+            mlflow.log_batch(self.run_id, metrics=metrics[start : start + BATCH])
         self._unsent.clear()
 
-    def _send_model(self, mlflow: MlflowClient, folder: Path, note: str) -> None:
+    def _send_model(self, mlflow: MlflowClient, entry: Mapping[str, Any]) -> None:
+        folder, name = Path(entry["model"]), entry["name"]
         if self._timed:
-            log_model(mlflow, self.run_id, folder, note)
+            log_model(mlflow, self.run_id, folder, name, entry["note"])
         else:
-            _send(mlflow, self.run_id, folder, MODEL, timed=False)
+            _send(mlflow, self.run_id, folder, name, timed=False)
 
     def _connected(self) -> MlflowClient:
         """A client, once the run is there."""
@@ -321,6 +326,10 @@ def _named(key: str) -> str:
     return re.sub(r"[^\w.\- :/]", "_", key)[:_LONGEST_NAME]
 
 
+def _metric(key: str, value: float, time: int, step: int) -> Metric:
+    return Metric(_named(tool_name(key)), legible(key, float(value)), time, step)
+
+
 def add_to_run(
     run_id: str,
     metrics: Mapping[str, float],
@@ -348,9 +357,10 @@ def add_to_run(
 
 
 def _add_to_run(mlflow: MlflowClient, run_id: str, metrics: Mapping[str, float], tags: Mapping[str, str]) -> None:
-    known = mlflow.get_metric_history(run_id, next(iter(metrics))) if metrics else []
+    metrics = {key: value for key, value in metrics.items() if math.isfinite(value)}  # no chart shows any other
+    known = mlflow.get_metric_history(run_id, _named(tool_name(next(iter(metrics))))) if metrics else []
     step = 1 + max((metric.step for metric in known), default=-1)
-    values = [Metric(key, legible(key, float(value)), NO_TIME, step) for key, value in metrics.items()]
+    values = [_metric(key, value, NO_TIME, step) for key, value in metrics.items()]
     mlflow.log_batch(run_id, metrics=values, tags=[RunTag(key, value) for key, value in tags.items()])
 
 
@@ -385,15 +395,3 @@ def dvc_hash(output: Path) -> str:
             if out["path"] == output.as_posix():
                 return str(out.get("md5", "none"))
     return "none"
-
-
-def _experiment_id(mlflow: MlflowClient, name: str) -> str:
-    found = mlflow.get_experiment_by_name(name)
-    if found:
-        if found.lifecycle_stage == LifecycleStage.DELETED:
-            mlflow.restore_experiment(found.experiment_id)
-            _log.warning("the experiment %s was deleted in MLflow, and is restored: a flow logs to it again", name)
-        return str(found.experiment_id)
-    local = tracking_uri().startswith("sqlite:")
-    location = (DATA / "mlartifacts").resolve().as_uri() if local else None
-    return str(mlflow.create_experiment(name, artifact_location=location))

@@ -17,8 +17,8 @@ class Unsent:
     """Entries for MLflow in their order, those of earlier processes first. As private as the run's telemetry.
 
     An entry is a table with ``params`` and ``tags`` (to start a run), with ``metrics``, ``step`` and ``time``, with
-    ``tags``, with ``inputs``, with ``artifact``, or with ``model`` and ``note``. Sending one twice changes nothing:
-    MLflow knows a metric by its step and time, and a data set by its name and digest.
+    ``tags``, with ``inputs``, with ``artifact``, or with ``model``, ``name`` and ``note``. Sending one twice changes
+    nothing: MLflow knows a metric by its step and time, and a data set by its name and digest.
     """
 
     def __init__(self, file: Path, *, kept: bool = True) -> None:

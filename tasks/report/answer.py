@@ -306,7 +306,7 @@ class Headline:
     Attributes:
         sentence: the report's answer, which says how sure one may be of it.
         tags: what is no number, by name.
-        metrics: figures by name; those that nothing was measured for are left out.
+        metrics: figures by the names that a cell's have; those that nothing was measured for are left out.
     """
 
     sentence: str
@@ -327,8 +327,8 @@ def headline(results: Sequence[Result]) -> Headline:
     if not opened:
         return Headline(sentence, {}, _finite(figures))
     best, plain = opened[0].choice, opened[0].plain
-    figures |= {"best_perplexity": best.mean, "dp_sgd_perplexity": plain.mean if plain else None}
-    figures |= {f"best_{key}": _largest(best, key) for key in EPSILONS}
+    figures |= {metric: best.mean, "dp_sgd_perplexity": plain.mean if plain else None}
+    figures |= {key: _largest(best, key) for key in EPSILONS}
     return Headline(sentence, {"chosen_mechanism": best.mechanism, "answer": sentence}, _finite(figures))
 
 
@@ -340,13 +340,13 @@ def best_cell(results: Sequence[Result], audited: Mapping[str, float]) -> dict[s
 
     Returns: perplexity alone, the lowest, if nothing has a certified epsilon.
     """
-    opened = headlines(rankings(results))
+    opened, metric = headlines(rankings(results)), perplexity_metric(results)
     if not opened:
-        lowest = over_seeds(results, perplexity_metric(results))[0]
-        return {"mechanism": lowest.mechanism} | _finite({"perplexity": lowest.mean})
+        lowest = over_seeds(results, metric)[0]
+        return {"mechanism": lowest.mechanism} | _finite({metric: lowest.mean})
     best = opened[0].choice
     shown = [audited[label] for one in best.results if (label := str(one["label"])) in audited]
-    figures = {"perplexity": best.mean} | {key: _largest(best, key) for key in EPSILONS}
+    figures = {metric: best.mean} | {key: _largest(best, key) for key in EPSILONS}
     more = [one.name for one in shown_in("comparison") if all(one.name in cell["after"] for cell in best.results)]
     figures |= {name: fmean(float(cell["after"][name]) for cell in best.results) for name in more}
     return {"mechanism": best.mechanism} | _finite(figures | {"epsilon_audited": max(shown, default=None)})

@@ -25,7 +25,7 @@ from tasks.charts.seed_groups import EPSILONS, Result, over_seeds, perplexity_me
 from tasks.charts.utility import utility
 from tasks.experiment.cell_list import listed_cells, read_results
 from tasks.experiment.guarantee import shared_guarantees
-from tasks.metrics import ranked_by, title_of
+from tasks.metrics import ranked_by, title_of, tool_name
 from tasks.mlflow import tracking
 from tasks.mlflow.page import run_ids, show
 from tasks.mlflow.registry import register
@@ -142,7 +142,8 @@ def write_report(
     metrics = {result["label"]: _metrics(result) | found.get(result["label"], {}) for result in results}
     write_json(directory / CELLS, with_steps(metrics, steps_needed(results), directory / STEPS_FILE))
     audited = {label: one["epsilon_audited"] for label, one in found.items() if "epsilon_audited" in one}
-    write_json(directory / METRICS, {**best_cell(results, audited), "perplexity_of": perplexities_of(results)})
+    best = {tool_name(key): value for key, value in best_cell(results, audited).items()}
+    write_json(directory / METRICS, {**best, "perplexity_of": perplexities_of(results)})
     write_json(directory / "plots" / "perplexity.json", _perplexity_points(results))
     _write_csv(directory / "plots" / "curves.csv", _curve_rows(results))
     lines = [*answer_lines(results), *further_lines(results), *(f"- {line}" for line in caveats(results))]

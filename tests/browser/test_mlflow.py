@@ -195,8 +195,8 @@ def test_the_printed_link_shows_perplexities_and_four_epsilons_without_a_click(s
 
 def test_the_second_link_opens_the_charts(served: Served, visit: Visit) -> None:
     visit.page.goto(served.links.charts)
-    visit.see("Utility (lower is better)", "epsilon_certified vs. eval_perplexity")
-    for name in ("eval_perplexity", "epsilon_published", "epsilon_certified"):
+    visit.see("Utility (lower is better)", "epsilon/certified vs. perplexity/eval")
+    for name in ("perplexity/eval", "epsilon/published", "epsilon/certified"):
         card = visit.page.locator("[data-testid='experiment-view-compare-runs-card']").filter(has_text=name).first
         card.locator("svg.main-svg").first.wait_for(timeout=_MILLISECONDS)
     visit.picture("mlflow-charts.png")

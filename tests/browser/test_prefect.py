@@ -108,6 +108,23 @@ def test_a_cron_from_the_page_runs_the_study_and_leaves_a_new_report(served: Run
     page.close()
 
 
+def test_a_run_waits_for_resume_and_shows_the_price_first(served: RunningUi, browser: Any) -> None:
+    deployment = served.deployment("experiment")
+    page = browser.new_page(viewport={"width": 1300, "height": 900})
+    sign_in(page, served)
+    asked = {"parameters": {"ask_first": True}}
+    run = str(served.ask(f"/deployments/{deployment['id']}/create_flow_run", asked)["id"])
+    served.wait_for(lambda: served.ask(f"/flow_runs/{run}")["state_type"] == "PAUSED")
+    page.goto(f"{served.prefect}/runs/flow-run/{run}")
+    page.get_by_role("button", name="Resume").click()
+    card = page.get_by_role("dialog")
+    card.get_by_text(f"spends at most epsilon {BUDGET:g}").wait_for()
+    assert not list(Path("data/runs").glob("*/ledger.jsonl")), "before anybody approved it"
+    card.get_by_role("button", name="Submit").click()
+    assert served.ended(run)["state_type"] == "COMPLETED", served.log.read_text()
+    page.close()
+
+
 @pytest.mark.slow
 def test_a_study_is_started_from_its_form_and_ends_with_a_new_report(served: RunningUi, browser: Any) -> None:
     before = Path("params.yaml").read_bytes()

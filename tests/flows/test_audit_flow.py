@@ -48,14 +48,14 @@ def test_each_cell_is_attacked_once_and_mlflow_has_it(finished: Path, monkeypatc
     assert made == [finished]
     run = tracking.client().get_run((finished / "mlflow_run").read_text())
     found = read_json(audit_file(finished))
-    assert run.data.metrics["epsilon_audited"] == legible("epsilon_audited", found["one_run"]["epsilon_audited"])
-    assert run.data.metrics["audit_canaries_calibrated_auc"] == found["canaries"]["calibrated"]["auc"]
+    assert run.data.metrics["epsilon/audited"] == legible("epsilon_audited", found["one_run"]["epsilon_audited"])
+    assert run.data.metrics["audit/canaries_calibrated_auc"] == found["canaries"]["calibrated"]["auc"]
     assert run.info.status == "FINISHED"
     names = {file.path for file in tracking.client().list_artifacts(run.info.run_id)}
     assert "audit.json" in names
     audit(overrides={"audit": {"seed": 1}})
     assert made == [finished, finished]
-    history = tracking.client().get_metric_history(run.info.run_id, "epsilon_audited")
+    history = tracking.client().get_metric_history(run.info.run_id, "epsilon/audited")
     assert [metric.step for metric in history] == [0, 1]  # the last audit is what MLflow shows
     audit_file(finished).unlink()
     audit(overrides={"audit": {"seed": 1}})

@@ -169,7 +169,7 @@ def test_the_printed_links_open_a_view_of_exactly_these_cells_and_the_parent_has
     assert links is not None
     assert links.table in whole.output
     assert links.charts in whole.output
-    assert client.get_run(parent).data.metrics["best_epsilon_certified"] <= BUDGET
+    assert client.get_run(parent).data.metrics["epsilon/certified"] <= BUDGET
     assert len(shown[0].data.metrics) <= 25
 
 

@@ -74,7 +74,7 @@ def test_runs_are_made_once_and_told_to_mlflow(
     client = tracking.client()
     assert [point.step for point in client.get_metric_history(run_id, "mean_return")][:2] == [2, 4]
     run = client.get_run(run_id)
-    assert run.data.metrics["epsilon_certified"] == pytest.approx(3, rel=1e-3)
+    assert run.data.metrics["epsilon/certified"] == pytest.approx(3, rel=1e-3)
     assert run.data.params["critic"] == "private"
     assert "ledger.jsonl" in {item.path for item in client.list_artifacts(run_id)}
     _tenants_and_language_models_are_told_too(client.get_run(run_id).info.experiment_id)
@@ -94,8 +94,8 @@ def _tenants_and_language_models_are_told_too(experiment: str) -> None:
     parent = tracking.parent_run("tiny-policy", {})
     module.publish_others(chosen, {"rlhf": models, "tenants": found}, parent)
     runs = {run.info.run_name: run.data.metrics for run in tracking.client().search_runs([experiment])}
-    assert runs["tenants"] == {"epsilon_tenant": 0.9, "public_perplexity.A_B": 2.5}
-    assert runs["rlhf.K32.eps3.seed0"] == {"reward": 0.1, "score": 0.2, "kl": 0.3, "epsilon_certified": 3.0}
+    assert runs["tenants"] == {"epsilon/tenant": 0.9, "perplexity/public.A_B": 2.5}
+    assert runs["rlhf.K32.eps3.seed0"] == {"reward": 0.1, "score": 0.2, "kl": 0.3, "epsilon/certified": 3.0}
 
 
 def test_language_models_and_tenants_are_parts_of_their_own() -> None:

@@ -19,6 +19,7 @@ from flows import prediction as module
 from flows.command import FlowError
 from flows.prediction import prediction
 from tasks.experiment.finetune import run_cell
+from tasks.metrics import tool_name
 from tasks.mlflow import tracking
 from tasks.mlflow.rounding import legible
 from tasks.paths import ANSWERS, ENSEMBLES, EXPERIMENT, PREDICTION, SPENT
@@ -110,10 +111,10 @@ def _is_in_mlflow(rows: dict[str, Any]) -> None:
     experiment = client.get_experiment_by_name("tiny")
     runs = {run.info.run_name: run for run in client.search_runs([experiment.experiment_id])}
     run = runs["pmixed.record.eps8.T16.N2.w0.2"]
-    assert run.data.metrics[METRIC] == legible(METRIC, rows["pmixed.record.eps8.T16.N2.w0.2"][METRIC])
+    assert run.data.metrics[tool_name(METRIC)] == legible(METRIC, rows["pmixed.record.eps8.T16.N2.w0.2"][METRIC])
     assert run.data.params["unit"] == "record"
     # MLflow keeps infinity as the largest double.
-    assert runs["pmixed_published.eps8.T16.N2.q0.5"].data.metrics["epsilon_certified"] > 1e300
+    assert runs["pmixed_published.eps8.T16.N2.q0.5"].data.metrics["epsilon/certified"] > 1e300
 
 
 def test_progress_of_work_in_a_flows_own_process_reaches_its_log(

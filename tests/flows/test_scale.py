@@ -122,7 +122,7 @@ def test_the_cell_of_a_killed_worker_goes_on_from_its_checkpoint(
     assert read_json(other.directory / "result.json")["history"][-1]["step"] == steps
     assert (victim.directory / "mlflow_run").read_text() == run
     assert tracking.client().get_run(run).info.status == "FINISHED"
-    logged = {metric.step for metric in tracking.client().get_metric_history(run, "noise_multiplier")}
+    logged = {metric.step for metric in tracking.client().get_metric_history(run, "training/noise_multiplier")}
     assert max(logged) == steps - lost
 
 

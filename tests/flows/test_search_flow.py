@@ -293,7 +293,7 @@ def test_a_search_that_released_nothing_has_a_page_and_ends_with_its_sentence(
     assert str(state.message).startswith(said + "the page is data/report/search.html. Fix: lower the learning rates")
     assert "nothing was released" in (REPORT / "search.html").read_text(encoding="utf-8")
     (run,) = [row for row in rows("runs") if row["name"] == "tiny"]
-    assert tracking.client().get_run(run["run_uuid"]).data.metrics.keys() == {"epsilon_certified"}
+    assert tracking.client().get_run(run["run_uuid"]).data.metrics.keys() == {"epsilon/certified"}
     same = load_settings(overrides=changes("search", {**FORM, "score": score, "overrides": QUICK}))
     assert request.shown(same, REPORT / "search.html") is None, "run again, it fails again"
 

@@ -21,7 +21,7 @@ import yaml
 from mlflow import MlflowClient
 from mlflow.artifacts import download_artifacts
 from mlflow.entities import DatasetInput, Run
-from tiny_pipeline import UNITS, built, copied, prepare_environment, static
+from tiny_pipeline import BUDGET, UNITS, built, copied, prepare_environment, static
 
 from dptune.job.delivery.verification import CardError, check_deliverable
 from dptune.records.parquet_file import read_about
@@ -31,6 +31,8 @@ from tasks.mlflow import tracking
 from tasks.paths import EVAL, PUBLIC_MODEL, PUBLIC_VALIDATION, SPLITS, TRAIN
 
 PRIVATE = {"experiment": {"telemetry": "private"}}
+#: Of the cell's model.
+NAME = f"small-static-eps{BUDGET:g}-seed0".replace(".", "-")
 
 
 @dataclass
@@ -43,8 +45,14 @@ class Logged:
 
     def model(self, telemetry: str, target: Path) -> Path:
         """The model's files, from where MLflow's own API finds them."""
-        uri = f"runs:/{self.runs[telemetry].info.run_id}/adapter"
-        return Path(download_artifacts(uri, dst_path=str(target)))
+        return Path(download_artifacts(self.uri(telemetry), dst_path=str(target)))
+
+    def uri(self, telemetry: str) -> str:
+        """The address that the run's page names."""
+        run = self.runs[telemetry]
+        uri = f"runs:/{run.info.run_id}/{NAME}"
+        assert f'load_model("{uri}")' in run.data.tags[tracking.NOTE]
+        return uri
 
 
 @pytest.fixture(scope="module")
@@ -81,8 +89,8 @@ def test_mlflow_loads_the_models_in_a_process_without_dptune_and_they_score_as_t
 ) -> None:
     """Perplexity from a loaded model's log-likelihoods is what the run evaluated at its end."""
     command = [tracking.tracking_uri(), str(PUBLIC_VALIDATION)]
-    for telemetry, run in logged.runs.items():
-        command += [f"runs:/{run.info.run_id}/adapter", str(tmp_path / telemetry)]
+    for telemetry in logged.runs:
+        command += [logged.uri(telemetry), str(tmp_path / telemetry)]
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     subprocess.run([sys.executable, "-c", SCORE, *command], check=True, capture_output=True, env=environment)
     for telemetry, result in logged.results.items():
@@ -143,14 +151,27 @@ def test_a_research_run_has_a_logged_model_and_a_private_one_no_stamp(logged: Lo
     """MLflow stamps logged models with the time, so a private run's lies with the run's files."""
     client, research, private = tracking.client(), logged.runs["research"], logged.runs["private"]
     (model,) = client.search_logged_models([research.info.experiment_id])
-    assert (model.name, model.status, model.source_run_id) == ("adapter", "READY", research.info.run_id)
+    assert (model.name, model.status, model.source_run_id) == (NAME, "READY", research.info.run_id)
     assert [one.model_id for one in research.outputs.model_outputs] == [model.model_id]
     assert "Fine-tuned with differential privacy" in model.tags["mlflow.note.content"]
     assert client.search_logged_models([private.info.experiment_id]) == []
-    assert "adapter" in {item.path for item in client.list_artifacts(private.info.run_id)}
+    assert NAME in {item.path for item in client.list_artifacts(private.info.run_id)}
     for telemetry in logged.runs:  # the folder itself holds none under either
         about = yaml.safe_load((logged.model(telemetry, tmp_path / telemetry) / "MLmodel").read_text())
         assert about["utc_time_created"] == "1970-01-01 00:00:00"
+
+
+def test_a_model_has_the_figures_of_its_cell_and_the_data_that_they_were_measured_on(logged: Logged) -> None:
+    run = logged.runs["research"]
+    (model,) = tracking.client().search_logged_models([run.info.experiment_id])
+    found = {one.key: one for one in tracking.client().get_logged_model(model.model_id).metrics}
+    assert {name: one.value for name, one in found.items()}.items() <= run.data.metrics.items()
+    assert {"epsilon/certified", "perplexity/eval", "perplexity/public"} <= found.keys()
+    data = inputs(run)
+    for name, context in (("perplexity/eval", "evaluation"), ("perplexity/public", "validation")):
+        on = data[context].dataset
+        assert (found[name].dataset_name, found[name].dataset_digest) == (on.name, on.digest)
+    assert found["epsilon/certified"].dataset_name is None
 
 
 def test_a_model_that_was_sent_is_not_sent_again(logged: Logged) -> None:
@@ -158,7 +179,7 @@ def test_a_model_that_was_sent_is_not_sent_again(logged: Logged) -> None:
     from tasks.mlflow.entities import log_model
 
     folder = logged.directory / "nowhere"  # it would fail if it read it
-    log_model(client, run.run_id, folder, "again")
+    log_model(client, run.run_id, folder, "another name", "again")
     assert len(client.search_logged_models([run.experiment_id])) == 1
 
 

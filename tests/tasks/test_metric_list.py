@@ -21,6 +21,7 @@ from tasks.experiment.cell_list import write_list
 from tasks.experiment.cell_run import CellRun, main_metrics, main_names
 from tasks.experiment.finetune import run_cell
 from tasks.mlflow import page as tracking_page
+from tasks.mlflow.page_links import VIEW, VIEWS
 from tasks.mlflow.tracking import LATER
 from tasks.paths import EXPERIMENT, REPORT
 from tasks.report.experiment import CELLS, METRICS, PAGE, report
@@ -79,7 +80,7 @@ def test_no_private_metric_is_sent_or_kept_under_private_telemetry(
         assert (metric.name in metrics.allowed(figures, telemetry)) == (telemetry == "research")
     assert metric not in metrics.measured("private", "end")
     assert metric not in metrics.measured("private", "points")
-    assert metric.name not in json.dumps(tracking_page._state("private"))
+    assert metrics.tool_name(metric.name) not in json.dumps([tracking_page._state("private", view) for view in VIEWS])
 
 
 def test_every_public_metric_stays_under_private_telemetry() -> None:
@@ -127,7 +128,7 @@ def test_a_new_score_of_a_classifier_stands_on_the_card(monkeypatch: pytest.Monk
 
 def view() -> dict[str, Any]:
     """MLflow's saved view."""
-    return tracking_page._state("research")
+    return tracking_page._state("research", VIEW)
 
 
 @pytest.mark.usefixtures("quick_pictures")

@@ -9,15 +9,13 @@ import pytest
 from test_report import result
 
 from tasks.mlflow import tracking
-from tasks.mlflow.entities import MODEL
 from tasks.mlflow.registry import ALIAS, register
 
 
 @pytest.fixture
-def study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[str, list[dict[str, Any]], list[Path]]:
-    """The parent run, results and folders of cells whose models MLflow has."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
+def study(empty: Path) -> tuple[str, list[dict[str, Any]], list[Path]]:
+    """The parent run, results and folders of cells whose models MLflow has. As for a user, no variable names MLflow."""
+    Path("data").mkdir()
     parent = tracking.parent_run("mine", {})
     results = [
         result("static", adapter_sha256="a" * 64),
@@ -25,14 +23,14 @@ def study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[str, list[di
         result("rldp_published", "inf"),
         result("auto_s", telemetry="private"),
     ]
-    return parent, results, [logged(parent, tmp_path / str(one["mechanism"])) for one in results]
+    return parent, results, [logged(parent, empty / str(one["mechanism"])) for one in results]
 
 
 def logged(parent: str, folder: Path) -> Path:
     client = tracking.client()
     experiment = client.get_run(parent).info.experiment_id
     run = client.create_run(experiment).info.run_id
-    model = client.create_logged_model(experiment, name=MODEL, source_run_id=run)
+    model = client.create_logged_model(experiment, name=folder.name, source_run_id=run)
     client.finalize_logged_model(model.model_id, "READY")
     folder.mkdir()
     (folder / "mlflow_run").write_text(run)

@@ -160,7 +160,7 @@ def test_private_telemetry_tells_prices_alone(pipeline: Path) -> None:
     publish_answers(result, parent, Path("data"), {})
     runs = tracking.client().search_runs([tracking.client().get_run(parent).info.experiment_id])
     told = {name for run in runs for name in run.data.metrics}
-    assert told == {"epsilon_published", "epsilon_noise_only", "epsilon_certified"}
+    assert told == {"epsilon/published", "epsilon/noise_only", "epsilon/certified"}
 
 
 @pytest.mark.parametrize(

@@ -13,11 +13,12 @@ from mlflow import MlflowClient
 
 from tasks.charts.looks import run_colours
 from tasks.experiment.cell_run import main_names
+from tasks.metrics import tool_name
 from tasks.mlflow import tracking
-from tasks.mlflow.page import LAST_RUN, run_ids, show
-from tasks.mlflow.page_links import VIEW, remembered
+from tasks.mlflow.page import LAST_RUN, PLACE, run_ids, show
+from tasks.mlflow.page_links import CERTIFIED, CLAIMS, VIEW, VIEWS, remembered
 
-VIEW_TAG = f"mlflow.sharedViewState.{VIEW}"
+VIEW_TAG = "mlflow.sharedViewState."
 
 
 @pytest.fixture(scope="module")
@@ -47,27 +48,30 @@ def tags(parent: str) -> dict[str, str]:
     return dict(client.get_experiment(client.get_run(parent).info.experiment_id).tags)
 
 
-def state(parent: str) -> dict[str, Any]:
-    """The saved view as MLflow's user interface parses it."""
-    envelope = json.loads(tags(parent)[VIEW_TAG])
+def state(parent: str, view: str = VIEW) -> dict[str, Any]:
+    """A saved view as MLflow's user interface parses it."""
+    envelope = json.loads(tags(parent)[VIEW_TAG + view])
     assert isinstance(envelope["name"], str)
     assert isinstance(envelope["createdAt"], int)
     return dict(json.loads(envelope["state"]))
 
 
-def found(parent: str, telemetry: str = "research") -> set[str]:
-    """The runs that the view's own filter finds."""
-    client = tracking.client()
-    experiment = client.get_run(parent).info.experiment_id
-    return {str(run.info.run_name) for run in client.search_runs([experiment], state(parent)["searchFilter"])}
+def found(parent: str, view: str = VIEW) -> list[str]:
+    """The runs that the view's own filter finds, in its order."""
+    client, shown = tracking.client(), state(parent, view)
+    assert shown["orderByAsc"]
+    runs = client.search_runs(
+        [client.get_run(parent).info.experiment_id], shown["searchFilter"], order_by=[shown["orderByKey"]]
+    )
+    return [str(run.info.run_name) for run in runs]
 
 
 def test_the_view_shows_exactly_the_cells_of_the_last_run(parent: str) -> None:
     one, two, three = (cell(parent, name) for name in ("one", "two", "three"))
     show(parent, [one, two], "research")
-    assert found(parent) == {"one", "two"}
+    assert set(found(parent)) == {"one", "two"}
     show(parent, [two, three], "research")
-    assert found(parent) == {"two", "three"}, "neither the parent nor a cell that the last run had not"
+    assert set(found(parent)) == {"two", "three"}, "neither the parent nor a cell that the last run had not"
 
 
 def test_more_cells_than_a_page_of_a_search_lose_their_mark(parent: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -100,16 +104,70 @@ def test_a_laptops_window_shows_the_columns_up_to_the_four_epsilons(parent: str)
     assert sum(widths[:6]) <= 837
 
 
+def measured(parent: str, name: str, mechanism: str, **figures: float) -> str:
+    run = tracking.ChildRun(parent, name, Path(name), {"mechanism": mechanism}, {})
+    run.log(1, figures)
+    assert run.end()
+    return run.run_id
+
+
+def test_cells_with_a_certified_epsilon_come_first_and_one_view_has_no_others(parent: str) -> None:
+    """Calibration leaves two cells of one budget at 1.9998 and 2, and MLflow keeps infinity as its largest number."""
+    runs = [
+        measured(parent, "none", "nonprivate", eval_perplexity=2.0),
+        measured(parent, "inf", "rldp_published", eval_perplexity=3.0, epsilon_certified=float("inf")),
+        measured(parent, "eight", "static", eval_perplexity=4.0, epsilon_certified=8.0),
+        measured(parent, "worse", "static", eval_perplexity=6.0, epsilon_certified=1.9998),
+        measured(parent, "better", "quantile", eval_perplexity=5.0, epsilon_certified=2.0),
+    ]
+    show(parent, runs, "research")
+    assert found(parent) == found(parent, CLAIMS) == ["better", "worse", "eight", "none", "inf"]
+    assert found(parent, CERTIFIED) == ["better", "worse", "eight"]
+    show(parent, runs[-2:], "research")
+    assert [tracking.client().get_run(run).data.tags[PLACE] for run in runs[-2:]] == ["0002", "0001"]
+
+
+def test_runs_of_earlier_versions_are_compared_under_todays_names(parent: str) -> None:
+    client = tracking.client()
+    old = cell(parent, "old", mechanism="static")
+    for step, value in enumerate((7.0, 5.0)):
+        client.log_metric(old, "eval_perplexity", value, timestamp=step + 1, step=step)
+    client.log_metric(old, "epsilon_certified", 2.0)
+    new = measured(parent, "new", "quantile", eval_perplexity=6.0, epsilon_certified=2.0)
+    for _ in range(2):
+        show(parent, [old, new], "research")
+        history = [(one.timestamp, one.step, one.value) for one in client.get_metric_history(old, "perplexity/eval")]
+        assert history == [(1, 0, 7.0), (2, 1, 5.0)]
+    assert found(parent, CERTIFIED) == ["old", "new"]
+    assert set(client.get_run(new).data.metrics) == {"perplexity/eval", "epsilon/certified"}
+
+
+def test_every_figure_has_a_name_and_a_section_of_its_own() -> None:
+    names = [tool_name(name) for name in main_names()]
+    assert len(set(names)) == len(names)
+    assert {name.partition("/")[0] for name in names} == {"perplexity", "epsilon", "audit", "training"}
+    assert [tool_name(name) for name in names] == names, "a name that was given is not changed again"
+    assert tool_name("sampled_perplexity_pooled") == "perplexity/sampled_pooled"
+    assert tool_name("public_perplexity.before") == "perplexity/public.before"
+    assert tool_name("mean_return") == "mean_return"
+
+
 def test_the_links_name_the_view(parent: str, monkeypatch: pytest.MonkeyPatch) -> None:
     links = show(parent, [], "research")
     assert links is not None
     number = tracking.client().get_run(parent).info.experiment_id
-    for link, mode in ((links.table, None), (links.charts, ["CHART"])):
+    charts = ["CHART"]
+    for link, view, mode in (
+        (links.table, VIEW, None),
+        (links.charts, VIEW, charts),
+        (links.certified, CERTIFIED, None),
+        (links.claims, CLAIMS, charts),
+    ):
         address = urlsplit(urlsplit(link).fragment)
         assert address.path == f"/experiments/{number}/runs"
         asked = parse_qs(address.query)
         assert asked.pop("compareRunsMode", None) == mode
-        assert asked == {"workflowType": ["machine_learning"], "viewStateShareKey": [VIEW]}
+        assert asked == {"workflowType": ["machine_learning"], "viewStateShareKey": [view]}
         assert f"({urlsplit(link)._replace(scheme='', netloc='', path='').geturl()})" in tags(parent)[tracking.NOTE]
     assert links.table.startswith("http://127.0.0.1:5000/#/")
     assert remembered() == links
@@ -124,16 +182,17 @@ def test_the_links_name_the_view(parent: str, monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.parametrize("telemetry", ["research", "private"])
-def test_columns_and_charts_are_of_figures_that_cells_have(parent: str, telemetry: str) -> None:
+@pytest.mark.parametrize("name", VIEWS)
+def test_columns_and_charts_are_of_figures_that_cells_have(parent: str, telemetry: str, name: str) -> None:
     show(parent, [], telemetry)
-    view = state(parent)
+    view = state(parent, name)
     names = [name for chart in view["compareRunCharts"] for name in names_of(chart)]
     names += [
         column.removeprefix("metrics.`")[:-1] for column in view["selectedColumns"] if column.startswith("metrics.")
     ]
-    assert set(names) <= set(main_names())
-    assert {"epsilon_published", "epsilon_noise_only", "epsilon_certified", "epsilon_audited"} <= set(names)
-    held_out = {"eval_perplexity", "eval_sample_perplexity", "audit_membership_calibrated_auc"}
+    assert set(names) <= set(map(tool_name, main_names()))
+    assert {"epsilon/published", "epsilon/noise_only", "epsilon/certified", "epsilon/audited"} <= set(names)
+    held_out = {"perplexity/eval", "perplexity/eval_sample", "audit/membership_calibrated_auc"}
     assert bool(held_out & set(names)) == (telemetry == "research")
     sections = {section["uuid"] for section in view["compareRunSections"]}
     assert {chart["metricSectionId"] for chart in view["compareRunCharts"]} == sections
@@ -161,12 +220,12 @@ def test_what_a_user_wrote_stays(parent: str) -> None:
     client.set_experiment_tag(number, tracking.NOTE, "My notes.")
     show(parent, [], "research", "an answer")
     assert tags(parent)[tracking.NOTE] == "My notes."
-    assert VIEW_TAG in tags(parent)
+    assert VIEW_TAG + VIEW in tags(parent)
 
 
 def test_the_page_holds_no_time(parent: str) -> None:
     show(parent, [cell(parent, "one")], "private", "an answer")
-    view = json.loads(tags(parent)[VIEW_TAG])
+    view = json.loads(tags(parent)[VIEW_TAG + VIEW])
     assert view["createdAt"] == view["updatedAt"] == tracking.NO_TIME
     before = tracking.client().get_experiment(tracking.client().get_run(parent).info.experiment_id)
     show(parent, [], "private", "another answer")
@@ -190,7 +249,7 @@ def test_a_page_that_cannot_be_shown_stops_nothing(
 def test_a_run_that_the_server_does_not_know_is_passed_over(parent: str) -> None:
     known = cell(parent, "one")
     assert show(parent, ["0" * 32, known], "research")
-    assert found(parent) == {"one"}
+    assert found(parent) == ["one"]
 
 
 def test_cells_without_a_run_are_left_out(tmp_path: Path) -> None:
