@@ -12,7 +12,7 @@ import pytest
 from tiny_certificate import certificate
 
 from dptune.audit.games.scene import StepAudit
-from dptune.cli.audits import _show_audit
+from dptune.cli.audit_commands import _show_audit
 from dptune.cli.console import show
 from dptune.cli.ensembles import generate
 from dptune.cli.ledgers import _show_search

@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from dptune import __version__
-from dptune.cli.audits import audit, audit_draw, audit_run
+from dptune.cli.audit_commands import audit, audit_draw, audit_run
 from dptune.cli.console import Group, reports_errors
 from dptune.cli.ensembles import generate, serve
 from dptune.cli.ledgers import export, set_aside, spent, verify

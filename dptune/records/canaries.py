@@ -262,8 +262,7 @@ def _chosen(records: Records, plan: CanaryPlan) -> list[int]:
 
 def _carriers(plan: CanaryPlan, records: Records, chosen: Sequence[int]) -> list[str]:
     """What stands before each secret: the chosen records' own texts, then public texts."""
-    about = records.about
-    given = str(about.get("source")), str(about.get("template", PLAIN))
+    given = str(records.about.get("source")), str(records.about.get("template", PLAIN))
     own = [records.text[place].as_py() for place in chosen]
     return own + public_texts(plan.rows - len(own), plan.carrier_seed, "canaries", *given)
 
