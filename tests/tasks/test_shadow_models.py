@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tasks.settings.audit import Audit
+from tasks.settings.experiment import Audit
 from tiny_pipeline import static
 
 from dptune.core.files import write_text
