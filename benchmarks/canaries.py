@@ -11,8 +11,8 @@ import time
 
 import numpy as np
 import torch
-from dptune.audit.text.samples import TOKENS, sampled_texts
-from dptune.records.public_texts import public_texts
+from dptune.audit.text.likelihood import TOKENS, sampled_texts
+from dptune.records.canaries import public_texts
 
 from dptune.audit.text.maximisers import CHOICE, Gradients, adapter_gradients, separations
 from dptune.records.canaries import _random_words, content_with
