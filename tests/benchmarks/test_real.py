@@ -203,7 +203,7 @@ def test_each_choice_of_weights_takes_the_best_of_its_trials_on_other_sentences(
     worse[trials[3].name]["dev"] = {"accuracy": [0.5, 0.9], "loss": [1, 1]}
     assert plan.chosen(first, worse)["learning_rate"] == trials[3].changes["learning_rate"]
     diverged = {trial.name: {"diverged": "nan"} for trial in trials}
-    assert plan.chosen(first, worse | {trials[3].name: {"diverged": "nan"}}) == first.changes | trials[0].changes
+    assert plan.chosen(first, worse | {trials[3].name: {"diverged": "nan"}}) == {**first.changes, **trials[0].changes}
     with pytest.raises(ConfigError, match="all trials that choose its rate and radius diverged"):
         plan.chosen(first, diverged)
     lines = report(found, ["weights"], (case, stand_in))
