@@ -37,14 +37,16 @@ class Rows:
 
 @dataclass(frozen=True)
 class Sst2:
-    """SST-2's whole sentences; each is a unit. ``size`` None takes all."""
+    """SST-2's whole sentences; each is a unit. ``size`` None takes all that are left after ``skipped``."""
 
     size: int | None = None
+    skipped: int = 0
 
     def __call__(self, folder: Path) -> Rows:
         place = str(needed(folder, "benchmarks/sst2/sentences", "stsa.binary.train, .dev and .test"))
         train, dev, test = (list(glue(place, "sst2-sentences", part)) for part in ("train", "dev", "test"))
-        return Rows(some(train, self.size), dev, test, {"text": "text", "label": "label"})
+        own = some(train, None)[self.skipped :][: self.size]
+        return Rows(own, dev, test, {"text": "text", "label": "label"})
 
 
 @dataclass(frozen=True)

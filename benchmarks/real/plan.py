@@ -10,6 +10,7 @@ from typing import Any
 
 from benchmarks.real import data
 from benchmarks.real.data import Rows
+from dptune.core.errors import ConfigError
 from dptune.job.defaults import default_batch
 
 #: The models: where they come from, and how a title names them before a run has counted their parameters.
@@ -69,20 +70,30 @@ class Case:
 
 @dataclass(frozen=True)
 class Run:
-    """One run: a case, a budget (None: without privacy), a system, a seed, and settings that differ from defaults."""
+    """One run: a case, a budget (None: without privacy), a system, a seed, and settings that differ from defaults.
+
+    Attributes:
+        trials: runs on a public stand-in; this one takes the settings of the best of them (``chosen``).
+        named: the name before the trials' settings were taken.
+    """
 
     case: Case
     budget: float | None
     system: str = "static"
     seed: int = 0
     changes: Mapping[str, Any] = field(default_factory=dict)
+    trials: tuple[Run, ...] = field(default=(), repr=False)
+    named: str = ""
 
     @property
     def name(self) -> str:
         """A name that can be a folder's, with everything that tells runs of one case apart."""
+        if self.named:
+            return self.named
         budget = "none" if self.budget is None else f"eps{self.budget:g}"
         own = {**self.changes, **self.changes.get("options", {})}
-        changed = [f"{key}={value:g}" for key, value in own.items() if key != "options"]
+        own.pop("options", None)
+        changed = [f"{key}={value if isinstance(value, str) else f'{value:g}'}" for key, value in own.items()]
         return "-".join((self.case.name, budget, self.system, f"seed{self.seed}", *changed))
 
 
@@ -93,6 +104,15 @@ _READMISSION = {**_TEXT, "task": "classify", "labels": data.READMITTED}
 _TO_CLASSIFY: dict[str, Any] = {"model": "minilm", "rates": (0.001, 0.003, 0.01), "radii": (1.0, 10.0)}
 _TO_WRITE: dict[str, Any] = {"model": "smollm2", "rates": (0.0005, 0.002, 0.005), "radii": (0.1, 1.0)}
 _FEW_PATIENTS = 4000
+WEIGHTS = "weights"
+#: Learning rates of part weights, by what trains. A new head has 0.01 beside all but the last, whose rates are its own.
+TRIED: Mapping[str, tuple[float, ...]] = {
+    "lora": (0.0003, 0.001, 0.003, 0.01),
+    "all": (0.00003, 0.0001, 0.0003, 0.001),
+    "bias": (0.001, 0.003, 0.01, 0.03),
+    "head": (0.003, 0.01, 0.03, 0.1),
+}
+_HEAD_RATE, _TRIED_RADII = 0.01, (1.0, 3.0)
 
 CASES = (
     Case("sst2-2000", "sst2", "SST-2, 2,000 sentences", read=data.Sst2(2000), settings=_SST2, gpu_rows=256,
@@ -115,6 +135,10 @@ CASES = (
          grid_budget=8.0, **_TO_CLASSIFY),
     Case("readmission-all", "readmission", "Readmission in the diabetes table, all patients that are not held out",
          read=data.Narratives(labelled=True), settings=_READMISSION, gpu_rows=128, **_TO_CLASSIFY),
+    Case("weights", WEIGHTS, "What trains, SST-2, 2,000 sentences", "minilm", data.Sst2(2000), _SST2, gpu_rows=256),
+    # The public stand-in: as many of the other 4,920 train sentences, on which no run of the case above trains.
+    Case("weights-trials", WEIGHTS, "Trials for part weights, 2,000 other sentences of SST-2", "minilm",
+         data.Sst2(2000, skipped=2000), _SST2, gpu_rows=256),
 )  # fmt: skip
 DEFAULTS = "defaults"
 
@@ -124,6 +148,8 @@ def runs_of(part: str, cases: tuple[Case, ...] = CASES) -> list[Run]:
     if part == DEFAULTS:
         return [run for case in cases if case.grid_budget for run in grid(case)]
     own = [case for case in cases if case.part == part]
+    if part == WEIGHTS:
+        return by_weights(*own)
     fixed = [
         Run(case, budget, WITHOUT_PRIVACY if budget is None else "static", seed)
         for seed in SEEDS
@@ -156,3 +182,39 @@ def grid(case: Case) -> list[Run]:
         }
         found.append(Run(case, case.grid_budget, changes=changes))
     return found
+
+
+def by_weights(case: Case, stand_in: Case) -> list[Run]:
+    """Of each budget and what trains: eight trials on the stand-in, then a run for each seed at their best settings."""
+    found: list[Run] = []
+    for budget, (train, rates) in product((3.0, 8.0, 1.0), TRIED.items()):
+        trials = []
+        for rate, radius in product(rates, _TRIED_RADII):
+            head = {} if train == "head" else {"head_rate_ratio": float(f"{_HEAD_RATE / rate:.6g}")}
+            changes = {"train": train, "learning_rate": rate, **head, "options": {"max_grad_norm": radius}}
+            trials.append(Run(stand_in, budget, changes=changes))
+        found += trials
+        found += [Run(case, budget, seed=seed, changes={"train": train}, trials=tuple(trials)) for seed in SEEDS]
+    return found
+
+
+def chosen(one: Run, found: Mapping[str, Mapping[str, Any]]) -> Mapping[str, Any]:
+    """The run's settings, with those of the trial that has the most dev sentences right; of equals, the least loss.
+
+    Raises: ConfigError while a trial has not run, and where all of them diverged.
+    """
+    if not one.trials:
+        return one.changes
+    if missing := [trial for trial in one.trials if trial.name not in found]:
+        problem = f"{len(missing)} of the {len(one.trials)} trials that choose its rate and radius have not run"
+        raise ConfigError(one.name, problem, fix="run the part without --only, which makes them first")
+    scored = [trial for trial in one.trials if "dev" in found[trial.name]]
+    if not scored:
+        raise ConfigError(one.name, "all trials that choose its rate and radius diverged", fix="try lower rates")
+    # A pair of ``dev`` is the score before training, and after.
+    best = max(scored, key=lambda trial: _dev(found[trial.name]))
+    return {**one.changes, **best.changes}
+
+
+def _dev(line: Mapping[str, Any]) -> tuple[float, float]:
+    return line["dev"]["accuracy"][1], -line["dev"]["loss"][1]

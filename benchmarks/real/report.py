@@ -6,11 +6,25 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from benchmarks.real.plan import CASES, DEFAULTS, NAMES, SYSTEMS, UNCERTIFIED, WITHOUT_PRIVACY, Case, runs_of
+from benchmarks.real.plan import (
+    CASES,
+    DEFAULTS,
+    NAMES,
+    SYSTEMS,
+    TRIED,
+    UNCERTIFIED,
+    WEIGHTS,
+    WITHOUT_PRIVACY,
+    Case,
+    Run,
+    chosen,
+    runs_of,
+)
 from benchmarks.real.published import PUBLISHED
 
 #: By part: names of scores, their headings, and what they are multiplied by. The first one is compared.
 METRICS: Mapping[str, tuple[tuple[str, str, float], ...]] = {
+    WEIGHTS: (("accuracy", "test accuracy, %", 100), ("loss", "loss, nats", 1)),
     "sst2": (("accuracy", "test accuracy, %", 100), ("loss", "loss, nats", 1)),
     "e2e": (("bleu_e2e", "BLEU", 1), ("nist_e2e", "NIST", 1), ("rouge_l_13a", "ROUGE-L", 1)),
     "diabetes-text": (("perplexity", "test perplexity", 1),),
@@ -23,8 +37,9 @@ Lines = Mapping[str, Mapping[str, Any]]
 
 def report(found: Lines, parts: Sequence[str], cases: Sequence[Case] = CASES) -> list[str]:
     """Markdown lines of all results of these parts. Each figure is a mean over seeds, +- their standard deviation."""
+    tables = {DEFAULTS: _grids, WEIGHTS: _weights}
     return [
-        line for part in parts for line in (_grids(found, cases) if part == DEFAULTS else _part(part, found, cases))
+        line for part in parts for line in (tables[part](found, cases) if part in tables else _part(part, found, cases))
     ]
 
 
@@ -143,7 +158,8 @@ def _missing(runs: Sequence[Any], found: Lines) -> Iterator[str]:
         by: dict[str, list[str]] = {}
         for run in names:
             budget = "no privacy" if run.budget is None else f"epsilon {run.budget:g}"
-            by.setdefault(f"{run.system} at {budget}", []).append(str(run.seed))
+            what = run.changes.get("train", run.system)
+            by.setdefault(f"{what} at {budget}", []).append(str(run.seed))
         if by:
             each = "; ".join(f"{what} (seed {', '.join(seeds)})" for what, seeds in by.items())
             yield from (f"{said}: {each}.", "")
@@ -176,6 +192,56 @@ def _grids(found: Lines, cases: Sequence[Case]) -> Iterator[str]:
             numbers = (one["learning_rate"], one["options"]["max_grad_norm"], one["expected_batch_size"], one["epochs"])
             yield _cells(*(f"{number:g}" for number in numbers), f"{factor * line['scores'][name][0]:.4g}")
         yield ""
+
+
+def _weights(found: Lines, cases: Sequence[Case]) -> Iterator[str]:
+    """What trains, side by side at equal certified epsilon, each at the best of its trials on the stand-in."""
+    own = [case for case in cases if case.part == WEIGHTS]
+    if not own:
+        return
+    runs = runs_of(WEIGHTS, tuple(own))
+    finals, trials = [run for run in runs if run.trials], [run for run in runs if not run.trials]
+    done = [found[run.name] for run in finals if "scores" in found.get(run.name, {})]
+    yield from _title(own[0], done)
+    tried = sum(run.name in found for run in trials)
+    yield f"{tried} of {len(trials)} trials on the stand-in ({own[1].title}), and {len(done)} of {len(finals)} runs."
+    yield ""
+    if not done:
+        yield from ("Has not run.", "")
+        return
+    metrics = METRICS[WEIGHTS]
+    scores = [name for _, name, _ in metrics]
+    yield from _head("trains", "weights", "asked epsilon", "certified epsilon", "rate", "radius", *scores,
+                     "noise of a weight", "minutes", "memory, MiB", "runs")  # fmt: skip
+    for budget in (8.0, 3.0, 1.0):
+        for train in TRIED:
+            group = [run for run in finals if (run.budget, run.changes["train"]) == (budget, train)]
+            if lines := [found[run.name] for run in group if "scores" in found.get(run.name, {})]:
+                yield _weights_row(group[0], lines, found, metrics)
+    yield ""
+    yield from _missing(finals, found)
+
+
+def _weights_row(
+    one: Run, group: Sequence[Mapping[str, Any]], found: Lines, metrics: Sequence[tuple[str, str, float]]
+) -> str:
+    settings, taken = group[0]["settings"], chosen(one, found)
+    # The deviation of the noise on the mean gradient of a batch.
+    noise = group[0]["noise_multiplier"] * settings["max_grad_norm"] / settings["expected batch"]
+    certified = max(float(line["epsilon_certified"]) for line in group)
+    return _cells(
+        str(one.changes["train"]),
+        f"{group[0]['base']['trained']:,}",
+        f"{one.budget:g}",
+        f"{-(-certified * 1000 // 1) / 1000:g}",
+        f"{taken['learning_rate']:g}",
+        f"{taken['options']['max_grad_norm']:g}",
+        *(_spread([factor * line["scores"][name][0] for line in group]) for name, _, factor in metrics),
+        f"{noise:.2g}",
+        f"{statistics.median(line['seconds'] for line in group) / 60:.2g}",
+        f"{max(line['memory'] for line in group):.0f}",
+        str(len(group)),
+    )
 
 
 def _head(*cells: str) -> Iterator[str]:

@@ -19,9 +19,9 @@ import numpy as np
 import torch
 
 import dptune
-from benchmarks.measure import machine
+from benchmarks.measure import machine, status
 from benchmarks.real.data import Rows
-from benchmarks.real.plan import MODELS, UNCERTIFIED, Run
+from benchmarks.real.plan import MODELS, UNCERTIFIED, Run, chosen
 from dptune.core.errors import DivergedError, DptuneError
 from dptune.core.files import jsonable, read_json, write_json
 from dptune.core.interrupts import ends_like_ctrl_c
@@ -86,7 +86,9 @@ class Bench:
 
         Raises: KeyboardInterrupt where it was stopped; ConfigError and DataError as ``tune``.
         """
+        one = replace(one, named=one.name, changes=chosen(one, self.results))
         begun = time.monotonic()
+        _forget_peak(self.where)
         try:
             found = self._measured(one, rows)
         except DivergedError as error:
@@ -95,7 +97,15 @@ class Bench:
             seconds = self._add_seconds(one, time.monotonic() - begun)
         about = {"case": one.case.name, "part": one.case.part, "title": one.case.title, "model": one.case.model}
         asked = {"budget": one.budget, "system": one.system, "seed": one.seed, "changes": dict(one.changes)}
-        line = {"name": one.name, **about, **asked, **found, "seconds": round(seconds, 1), **self._here()}
+        line = {
+            "name": one.name,
+            **about,
+            **asked,
+            **found,
+            "seconds": round(seconds, 1),
+            "memory": _peak(self.where),
+            **self._here(),
+        }
         with (self.out / "results.jsonl").open("a", encoding="utf-8") as file:
             file.write(json.dumps(line, ensure_ascii=False) + "\n")
             file.flush()
@@ -126,6 +136,7 @@ class Bench:
             "unit": header.unit,
             "units": header.units,
             "settings": result["settings"],
+            "noise_multiplier": result.get("noise_multiplier"),
             "base": {"name": base.name, "revision": base.revision, "parameters": base.parameters,
                      "trained": base.dimension, "weights": base.weights},
             **self._scores(one, rows, tuned),
@@ -264,6 +275,19 @@ def template(prompt: str) -> str:
     said += f" in the {slots['area']} area" if "area" in slots else ""
     said += f" near {slots['near']}" if "near" in slots else ""
     return " ".join(f"{said}.".split())
+
+
+def _forget_peak(device: torch.device) -> None:
+    """Let the peak of the memory count from here on, where the system can."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+    elif (reset := Path("/proc/self/clear_refs")).exists():
+        reset.write_text("5")
+
+
+def _peak(device: torch.device) -> float:
+    """Peak memory in MiB: the GPU's, or the process's."""
+    return round(torch.cuda.max_memory_allocated(device) / 2**20 if device.type == "cuda" else status("VmHWM"), 1)
 
 
 def read_results(path: Path) -> dict[str, dict[str, Any]]:

@@ -20,6 +20,7 @@ from benchmarks.real import plan, work
 from benchmarks.real.data import Rows, Sst2
 from benchmarks.real.plan import Case, Run
 from benchmarks.real.report import numbers, report
+from dptune.core.errors import ConfigError
 from dptune.core.interrupts import ends_like_ctrl_c
 from dptune.privacy.ledger_file import read_ledger
 from dptune.privacy.run_folder import RunFolder
@@ -173,6 +174,57 @@ def test_a_grid_names_the_best_setting_beside_the_defaults(bench: work.Bench) ->
     assert lines[-3].endswith("| 70 |")
     none = report({}, ["defaults"], (one,))
     assert none == ["### Invented, SmolLM2-135M-Instruct", "", "The grid of 8 settings at epsilon 8 has not run.", ""]
+
+
+def test_each_choice_of_weights_takes_the_best_of_its_trials_on_other_sentences(
+    bench: work.Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Runs have the rate and radius of the trial with the best dev score, and wait until all trials have run."""
+    monkeypatch.setattr(plan, "TRIED", {"bias": (0.02, 0.002)})
+    settings = {"max_length": 24, "epochs": 2.0, "expected_batch_size": 8.0, "task": "classify", "labels": ("0", "1")}
+    case = Case("weights", "weights", "Invented", "smollm2", labelled, settings, 16)
+    stand_in = Case("weights-trials", "weights", "Invented others", "smollm2", labelled, settings, 16)
+    runs = [run for run in plan.by_weights(case, stand_in) if run.budget == 8.0]
+    trials, (first, *_) = runs[:4], runs[4:]
+    assert [run.case.name for run in runs] == ["weights-trials"] * 4 + ["weights"] * 3
+    assert carry_out(bench, first)[0].startswith(
+        "weights-eps8-static-seed0-train=bias: weights-eps8-static-seed0-train=bias: 4 of the 4 trials"
+    )
+    assert not carry_out(bench, *trials, first)
+    found = bench.results
+    best = max(trials, key=lambda run: (found[run.name]["dev"]["accuracy"][1], -found[run.name]["dev"]["loss"][1]))
+    line = found[first.name]
+    assert line["settings"]["learning rate"] == best.changes["learning_rate"]
+    assert line["settings"]["max_grad_norm"] == best.changes["options"]["max_grad_norm"]
+    assert line["settings"]["train"] == "bias"
+    assert line["memory"] > 0
+    # A trial that diverged is not chosen; where all did, the runs say so.
+    worse = {trial.name: dict(found[trial.name], dev={"accuracy": [0.5, 0.4], "loss": [1, 1]}) for trial in trials}
+    worse[trials[3].name]["dev"] = {"accuracy": [0.5, 0.9], "loss": [1, 1]}
+    assert plan.chosen(first, worse)["learning_rate"] == trials[3].changes["learning_rate"]
+    diverged = {trial.name: {"diverged": "nan"} for trial in trials}
+    assert plan.chosen(first, worse | {trials[3].name: {"diverged": "nan"}}) == {**first.changes, **trials[0].changes}
+    with pytest.raises(ConfigError, match="all trials that choose its rate and radius diverged"):
+        plan.chosen(first, diverged)
+    lines = report(found, ["weights"], (case, stand_in))
+    assert "4 of 12 trials on the stand-in (Invented others), and 1 of 9 runs." in lines
+    row = next(line for line in lines if line.startswith("| bias |")).split(" | ")
+    assert row[4:6] == [f"{best.changes['learning_rate']:g}", f"{best.changes['options']['max_grad_norm']:g}"]
+    missing = next(line for line in lines if line.startswith("Has not run: "))
+    assert "bias at epsilon 8 (seed 1, 2)" in missing
+    assert "bias at epsilon 1 (seed 0, 1, 2)" in missing
+
+
+def test_the_stand_in_shares_no_sentence_with_the_private_runs(tmp_path: Path) -> None:
+    place = tmp_path / "benchmarks/sst2/sentences"
+    place.mkdir(parents=True)
+    for part in ("train", "dev", "test"):
+        rows = "".join(f"{number % 2} {part} sentence {number}\n" for number in range(5000))
+        (place / f"stsa.binary.{part}").write_text(rows)
+    case, stand_in = (one for one in plan.CASES if one.part == "weights")
+    private, public = ({row["text"] for row in one.read(tmp_path).train} for one in (case, stand_in))
+    assert len(private) == len(public) == 2000
+    assert not private & public
 
 
 def test_missing_data_are_named_in_one_sentence(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from tiny_pipeline import ROOT, apply_profile
 
 from dptune.core.errors import ConfigError
 from dptune.mechanisms.registry import build, of_model
+from dptune.privacy.calibration import sampling
 from tasks.experiment import cells as cells_module
 from tasks.experiment.cells import Cell, grid
 from tasks.experiment.checks import check_models
@@ -29,8 +30,10 @@ HUB = (
     "bench-wikitext",
     "bench-billion-words",
 )
+#: The papers' own schedules with every weight trained, on the models that install from packages.
+ALL_WEIGHTS = ("plrvo-sst2", "plrvo-e2e", "lmo-sst2", "lmo-e2e")
 ABLATIONS = ("bench-wikitext-ablations", "bench-wikitext-ablations-small", "bench-wikitext-alpha-small")
-PROFILES = (*SMALL, *RATES, *HUB, *ABLATIONS)
+PROFILES = (*SMALL, *RATES, *HUB, *ABLATIONS, *ALL_WEIGHTS)
 
 
 @pytest.fixture
@@ -135,6 +138,30 @@ def test_a_metric_that_cannot_be_had_is_refused_before_training(
     monkeypatch.setenv("PATH", "")
     with pytest.raises(ConfigError, match=said):
         check_models(load_settings(folder / "params.yaml", {"task": {"metrics": metrics}}))
+
+
+@pytest.mark.parametrize(
+    ("name", "steps", "claimed"),
+    [
+        ("plrvo-sst2", 198, {"plrvo_claimed": {0.2, 0.5, 1, 2.5}}),
+        ("plrvo-e2e", 124, {"plrvo_claimed": {0.2, 0.5, 1, 2.5}}),
+        ("lmo-sst2", 198, {f"lmo_{total}": {None} for total in ("0.16", "0.3", "0.9", "1.4", "3")}),
+        ("lmo-e2e", 410, {f"lmo_step_{epsilon}": {None} for epsilon in ("0.3", "0.7", "2", "3")}),
+    ],
+)
+def test_the_papers_rows_train_every_weight_by_their_steps_with_the_claimed_noise_beside_the_certified(
+    name: str, steps: int, claimed: dict[str, set[float | None]], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """LMO-DP's noise is published, so its cells have no budget; PLRV-O's is calibrated to its claim."""
+    settings = settings_of(name, folder)
+    cells = cells_of(settings, monkeypatch)
+    units = 67_349 if "sst2" in name else 42_061
+    assert sampling(units, settings.training.expected_batch_size, settings.training.epochs)[1] == steps
+    assert {cell.training.train for cell in cells} == {"all"}
+    own = "plrvo" if name.startswith("plrvo") else "lmo_dp"
+    assert {cell.epsilon for cell in cells if cell.mechanism == own} == set(settings.experiment.epsilons)
+    for label, epsilons in claimed.items():
+        assert {cell.epsilon for cell in cells if cell.mechanism == label} == epsilons
 
 
 @pytest.mark.parametrize("name", HUB)
