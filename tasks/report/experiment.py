@@ -54,7 +54,7 @@ from tasks.report.steps_needed import (
     steps_over_seeds,
     with_steps,
 )
-from tasks.report.verdict_strip import attacked, proved
+from tasks.report.verdict_strip import attacked, meaning, proved
 from tasks.settings.params import load_settings
 from tasks.stage import run_stage
 from tasks.workspace import keep_pages
@@ -196,8 +196,10 @@ def _write_page(
         about=about,
         opening=answer_lines(results),
         proved=proved(results),
+        meaning=meaning(results),
         attacked=attacked(audits),
         check=f"dptune verify {RUNS}/{cell}" if cell else "",
+        adapter=f"{RUNS}/{cell}/adapter" if cell else "",
         further=further_lines(results),
         caveats=caveats(results),
         results=sorted(results, key=lambda result: float(result["after"][metric])),
