@@ -11,7 +11,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from inspect import signature
+from inspect import getdoc, signature
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -30,7 +30,7 @@ from flows import price_gate
 from flows.audit import audit
 from flows.command import SERVING, FlowError, end_quietly, end_when_cancelled
 from flows.experiment import experiment
-from flows.form import Label, LoraEntries, Training, changes, file_values
+from flows.form import GRIDS, Label, LoraEntries, ModelName, Training, changes, file_values, records_words
 from flows.pages import (
     audit_form_name,
     grid_form_name,
@@ -71,6 +71,7 @@ def study_form(
     telemetry: Telemetry,
     overrides: Sections,
     ask_first: bool = False,
+    models: list[ModelName] = [],  # noqa: B006
     training: Training = {},  # noqa: B006
     lora: LoraEntries = {},  # noqa: B006
 ) -> Any:
@@ -90,6 +91,7 @@ def study_form(
         telemetry: research logs curves of private records; private publishes only what the ledger released.
         overrides: other sections to merge over params.yaml, such as {"audit": {"shadows": 4}}.
         ask_first: wait before the first release until somebody has read the price and resumes the run.
+        models: names of base models under `experiment.models` in params.yaml; none: all of them.
         training: schedule and update rule of every cell.
         lora: adapters of every cell.
     """
@@ -110,6 +112,7 @@ def experiment_form(
     telemetry: Telemetry,
     overrides: Sections,
     ask_first: bool = False,
+    models: list[ModelName] = [],  # noqa: B006
     training: Training = {},  # noqa: B006
     lora: LoraEntries = {},  # noqa: B006
 ) -> Any:
@@ -128,6 +131,7 @@ def experiment_form(
         telemetry: research logs curves of private records; private publishes only what the ledger released.
         overrides: other sections to merge over params.yaml, such as {"audit": {"shadows": 4}}.
         ask_first: wait before the first release until somebody has read the price and resumes the run.
+        models: names of base models under `experiment.models` in params.yaml; none: all of them.
         training: schedule and update rule of every cell.
         lora: adapters of every cell.
     """
@@ -293,6 +297,7 @@ def deployments() -> list[RunnerDeployment]:
         one.to_deployment(
             name,
             parameters=file_values(name, fields_of(name), settings),
+            description=f"{getdoc(one.fn)}\n\n{records_words(settings)}" if name in GRIDS else None,
             tags=["dptune"],
             entrypoint_type=EntrypointType.MODULE_PATH,
         )

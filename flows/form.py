@@ -20,6 +20,10 @@ from tasks.settings.params import LoraSection, Settings, TrainingSection, load_s
 OVERRIDES = "overrides"
 #: The field by which a run waits for approval of its price; no entry of the file.
 ASK_FIRST = "ask_first"
+#: Deployments that run the grid of section ``experiment``.
+GRIDS = ("study", "experiment")
+#: The field that chooses among the file's base models, by name.
+MODELS = "models"
 #: Fields that stand for another entry than the one of their name in the form's own section.
 _ELSEWHERE = {"epochs": "training.epochs", "training": "training", "lora": "lora"}
 
@@ -42,10 +46,22 @@ def file_values(deployment: str, fields: Iterable[str], settings: Settings) -> d
     asks = {ASK_FIRST: False} if ASK_FIRST in fields else {}
     entries = [field for field in fields if field not in (OVERRIDES, ASK_FIRST)]
     shown = {field: _entry(content, path_of(deployment, field)) for field in entries}
+    if deployment in GRIDS:
+        shown[MODELS] = list(shown[MODELS])
     for section in {"training", "lora"} & shown.keys():
         own = _own_fields(section)
         shown[section] = {name: value for name, value in shown[section].items() if name not in own}
     return shown | asks | {OVERRIDES: {}}
+
+
+def records_words(settings: Settings) -> str:
+    """A sentence on the records of a form's runs, for the form itself cannot choose others."""
+    data = settings.data
+    file = f", file {data.path}" if data.path is not None else ""
+    return (
+        f"Records: source {data.source}{file}, unit {data.unit}. To run on others, change `data` in params.yaml: "
+        "the stages that make the data read it from there."
+    )
 
 
 def _own_fields(section: str) -> list[str]:
@@ -65,6 +81,8 @@ def changes(deployment: str, given: dict[str, Any]) -> dict[str, Any]:
     merged: dict[str, Any] = {}
     for field, value in given.items():
         if field not in (OVERRIDES, ASK_FIRST):
+            if field == MODELS and deployment in GRIDS and not value:  # none chosen: all of the file's
+                continue
             for key in reversed(path_of(deployment, field).split(".")):
                 value = {key: value}
             merged = merge(merged, value)
@@ -79,6 +97,17 @@ class _OfferedLabel:
         found = handler(schema)
         with suppress(DptuneError):
             found["enum"] = list(load_settings().mechanisms)
+        return found
+
+
+class _OfferedModel:
+    """Annotation of a base model's name: its form offers the names of params.yaml, and no other."""
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        """pydantic's hook: the schema of a text, with the names that there are; any name without a file."""
+        found = handler(schema)
+        with suppress(DptuneError):
+            found["enum"] = list(load_settings().experiment.models)
         return found
 
 
@@ -97,5 +126,6 @@ class _OfferedSection:
 
 
 Label = Annotated[str, _OfferedLabel()]
+ModelName = Annotated[str, _OfferedModel()]
 Training = Annotated[dict[str, Any], _OfferedSection("training", TrainingSection)]
 LoraEntries = Annotated[dict[str, Any], _OfferedSection("lora", LoraSection)]

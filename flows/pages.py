@@ -95,6 +95,7 @@ def _row(row: ResultRow) -> str:
         audited += f" ({could_refute(row.refutable)})"
     spread = f" ± {spread_text(group.spread, group.mean)}" if len(group.results) > 1 else ""
     prices = [at_most(first[key]) for key in ("epsilon_published", "epsilon_noise_only")]
+    prices[0] += f" {first['claimed_by']}" if "claimed_by" in first else ""
     notes = "".join(f" ({remark.note})" for remark in row.warnings)
     name = (f"**`{group.mechanism}`**" if row.best else f"`{group.mechanism}`") + notes
     kept = _ABSENT if row.share is None or not math.isfinite(row.share) else f"{whole_percent(row.share)} %"

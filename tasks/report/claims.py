@@ -2,7 +2,8 @@
 
 A mechanism's claim is by the accountant of its paper. The ledgers price plain DP-SGD by the central limit (Bu et al.
 2020), as RLDP's paper does, which claims too little. Those who use DP-SGD claim what Renyi DP proves (Mironov 2017):
-``as_users_claim`` shows that in its place, unless a run was calibrated by the central limit.
+``as_users_claim`` shows that in its place, unless a run was calibrated by the central limit. It also names the
+accountant, because claims by different accountants do not compare.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ from tasks.experiment.cell_list import is_plain
 
 #: Deltas of the certified curve: from the least that a chart shows to one at which most runs have epsilon 0.
 _DELTAS = (1e-10, 1e-8, 1e-6, 1e-4, 1e-2, 0.1, 0.4, 0.9)
+#: Marks of a claim's accountant: the central limit, which is no bound, and Renyi DP.
+BY_CLT, BY_RDP = "CLT", "RDP"
 _NOTHING = 1e-9  # an accountant's rounding of epsilon 0
 
 
@@ -96,17 +99,19 @@ def privacy_curve(ledger: Path) -> list[tuple[float, float]]:
 
 
 def as_users_claim(result: Result, ledger: Path) -> Result:
-    """The result of a run of plain DP-SGD with the claim of Renyi DP; any other result as it is.
+    """The result with the accountant of its claim, and of a run of plain DP-SGD with the claim of Renyi DP.
 
     A run that was calibrated by its published accountant keeps it, as the paper does that compares with DP-SGD so.
 
-    Returns: a copy in which ``epsilon_published`` is Renyi DP's, of its learning curve too, and ``epsilon_clt`` is the
-    central limit's.
+    Returns: a copy in which ``claimed_by`` is ``BY_CLT`` or ``BY_RDP``; it is left out where the claim is infinite or
+        by a paper's own accountant. For plain DP-SGD ``epsilon_published`` is Renyi DP's, of its learning curve too,
+        and ``epsilon_clt`` is the central limit's.
     """
     contents = read_ledger(ledger)
-    by_clt = contents.header.published_accountant == "gdp_clt" and result["accounting"] != "published"
-    if not (by_clt and is_plain(result) and len(contents.composition) == 1):
+    if contents.header.published_accountant != "gdp_clt" or math.isinf(float(result[PUBLISHED])):
         return result
+    if result["accounting"] == "published" or not is_plain(result) or len(contents.composition) != 1:
+        return result | {"claimed_by": BY_CLT}
     (release,) = contents.composition
     points = [
         point | {PUBLISHED: rdp_epsilon(Counter({release: point["releases"]}), contents.header.delta)}
@@ -115,7 +120,7 @@ def as_users_claim(result: Result, ledger: Path) -> Result:
         for point in result["history"]
     ]
     claimed = rdp_epsilon(contents.composition, contents.header.delta)
-    return result | {PUBLISHED: claimed, "epsilon_clt": result[PUBLISHED], "history": points}
+    return result | {PUBLISHED: claimed, "claimed_by": BY_RDP, "epsilon_clt": result[PUBLISHED], "history": points}
 
 
 def audit_as_users_claim(audit: Mapping[str, Any], result: Result) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from tasks.charts.canvas import Figure, save
 from tasks.charts.controllers import controller, moves_knobs
 from tasks.charts.curves import curves, spent
 from tasks.charts.looks import Look, looks
-from tasks.charts.seed_groups import EPSILONS, Result, over_seeds, perplexity_metric, untuned
+from tasks.charts.seed_groups import EPSILONS, PUBLISHED, Result, over_seeds, perplexity_metric, untuned
 from tasks.charts.utility import utility
 from tasks.experiment.cell_list import listed_cells, read_results
 from tasks.experiment.guarantee import shared_guarantees
@@ -54,7 +54,7 @@ from tasks.report.steps_needed import (
     steps_over_seeds,
     with_steps,
 )
-from tasks.report.verdict_strip import attacked, proved
+from tasks.report.verdict_strip import attacked, meaning, proved
 from tasks.settings.params import load_settings
 from tasks.stage import run_stage
 from tasks.workspace import keep_pages
@@ -196,8 +196,10 @@ def _write_page(
         about=about,
         opening=answer_lines(results),
         proved=proved(results),
+        meaning=meaning(results),
         attacked=attacked(audits),
         check=f"dptune verify {RUNS}/{cell}" if cell else "",
+        adapter=f"{RUNS}/{cell}/adapter" if cell else "",
         further=further_lines(results),
         caveats=caveats(results),
         results=sorted(results, key=lambda result: float(result["after"][metric])),
@@ -214,6 +216,7 @@ def _write_page(
         private=any(result["telemetry"] == "private" for result in results),
         telemetries=sorted({str(result["telemetry"]) for result in results}),
         by_clt={f"`{result['mechanism']}`": result["epsilon_clt"] for result in results if "epsilon_clt" in result},
+        several_accountants=len({one.get("claimed_by") for one in results if math.isfinite(float(one[PUBLISHED]))}) > 1,
         audits=audits,
         attack_parts=parts(),
         attack_columns=lambda part: [metric for metric in part.metrics if "scores" in metric.shown],

@@ -28,6 +28,8 @@ from tasks.report.numbers import could_refute, digits4, exact, spread_text, whol
 from tasks.report.ruler import ruler
 
 INDEX = "index.html"
+#: The program of the charts, which DVC's page of plots loads (.dvc/page.html).
+CHARTS = "charts.js"
 _TEMPLATES = Path(__file__).with_name("templates")
 _MARKERS = {
     "circle": "M8 2a6 6 0 1 0 .001 0Z",
@@ -150,7 +152,9 @@ class Entry:
 
 
 def write_index(data: Path = DATA) -> None:
-    """Write data/report/index.html over all pages that ``write`` wrote, the newest first, and what was spent so far."""
+    """Write data/report/index.html over all pages that ``write`` wrote, the newest first, and what was spent so far;
+    and beside it the program of the charts.
+    """
     directory, others = data / REPORT.name, data / REPORTS.name
     pages = [path for pattern in ("*/*.html", f"{REPORTS.name}/*/*/*.html") for path in sorted(data.glob(pattern))]
     pages.sort(key=lambda path: path.stat().st_mtime_ns, reverse=True)
@@ -165,6 +169,7 @@ def write_index(data: Path = DATA) -> None:
         for path, head in found
         if head.ours
     ]
+    write_text(directory / CHARTS, program())
     write("index.html.j2", directory / INDEX, entries=entries, spent=_spent(data / SPENT.name))
 
 

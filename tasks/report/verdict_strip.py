@@ -38,6 +38,25 @@ def proved(results: Sequence[Result]) -> str:
     return f"{runs} ε ≤ {epsilons} at δ = {deltas} about {units}.{without}"
 
 
+def meaning(results: Sequence[Result]) -> str:
+    """What the certified epsilons bound: the largest share of right guesses; empty if none is finite.
+
+    From (epsilon, delta), the two errors of a test add up to at least ``2 (1 - delta) / (1 + e**epsilon)``: add the two
+    lines of theorem 2.1 of Kairouz, Oh and Viswanath (2015). So from even odds a share of at most
+    ``(e**epsilon + delta) / (1 + e**epsilon)`` of guesses is right.
+    """
+    finite = [one for one in results if math.isfinite(float(one[CERTIFIED]))]
+    if not finite:
+        return ""
+    odds = [(math.exp(-float(one[CERTIFIED])), float(one["delta"])) for one in finite]
+    share = max((1 + delta * small) / (1 + small) for small, delta in odds)
+    units = " or ".join(dict.fromkeys(f"one {one['unit']}" for one in finite))
+    return (
+        f"Whoever sees such a run's adapter and starts from even odds guesses whether {units} took part, and is right "
+        f"at most {at_most(100 * share)} % of the time."
+    )
+
+
 def attacked(audits: Sequence[Audit]) -> str:
     """Violations; else what attacks on whole runs show, and how many proofs they could have refuted."""
     wrong = sum(len(audit["violations"]) for audit in audits)

@@ -122,7 +122,8 @@ def load_settings(path: Path = Path("params.yaml"), overrides: dict[str, Any] | 
     """Read and check params.yaml.
 
     Args:
-        overrides: sections to merge over the file, as a deployment's parameters give them.
+        overrides: sections to merge over the file, as a deployment's parameters give them. A list of names as
+            ``experiment.models`` chooses among the file's models.
 
     Raises: ConfigError naming each entry that is wrong.
     """
@@ -136,10 +137,27 @@ def load_settings(path: Path = Path("params.yaml"), overrides: dict[str, Any] | 
     if not isinstance(content, dict):
         raise ConfigError(str(path), "holds no table of sections", fix="restore params.yaml")
     merged = merge(content, overrides or {})
+    _choose_models(merged, content)
     given = (overrides or {}).get("search")
     if isinstance(given, dict) and "space" in given:
         merged["search"]["space"] = given["space"]  # a distribution: what it leaves out must not come from the file
     return settings_of(merged, str(path), "" if overrides else text)
+
+
+def _choose_models(merged: dict[str, Any], content: dict[str, Any]) -> None:
+    """Replace a list of names in ``experiment.models`` by the file's models of these names, in the file's order.
+
+    Raises: ConfigError for a name that the file does not have.
+    """
+    experiment, there = merged.get("experiment"), content.get("experiment")
+    if not (isinstance(experiment, dict) and isinstance(chosen := experiment.get("models"), list)):
+        return
+    known = there.get("models") if isinstance(there, dict) else None
+    if isinstance(known, dict):
+        if unknown := [name for name in chosen if name not in known]:
+            fix = f"use {' or '.join(known)}, or add it to the file"
+            raise ConfigError("experiment.models", f"params.yaml has no model {unknown[0]!r}", fix=fix)
+        merged["experiment"] = experiment | {"models": {name: one for name, one in known.items() if name in chosen}}
 
 
 def settings_of(content: dict[str, Any], file: str, text: str = "") -> Settings:

@@ -39,13 +39,13 @@ def test_every_field_shows_the_value_of_the_file(pipeline: Path) -> None:
     for name in found:
         fields = {field: path_of(name, field) for field in fields_of(name) if field not in (OVERRIDES, ASK_FIRST)}
         shown = {field: value for field, value in found[name].parameters.items() if field != ASK_FIRST}
-        whole = {"training", "lora"}
+        whole = {"training", "lora", "models"} if name != "prediction" else {"training", "lora"}
         own = {field: at(content, path) for field, path in fields.items() if field not in whole} | {OVERRIDES: {}}
         assert {field: value for field, value in shown.items() if field not in whole} == own
         schema = found[name]._parameter_openapi_schema
         assert set(schema.properties) - {ASK_FIRST} == set(shown), "and each is a field of the form"
         assert set(schema.required) == set(own)
-        for field in whole & set(shown):
+        for field in (whole - {"models"}) & set(shown):
             entries = schema.properties[field]["properties"]
             assert set(entries) == set(shown[field])
             assert shown[field].items() >= {
@@ -100,6 +100,26 @@ def test_mechanisms_are_chosen_from_those_of_the_file(pipeline: Path) -> None:
     offered = served()["study"]._parameter_openapi_schema.properties["mechanisms"]["items"]["enum"]
     assert offered == list(load_settings().mechanisms)
     assert "mine" in offered
+
+
+def test_base_models_are_chosen_from_those_of_the_file_and_the_form_says_which_records_it_runs_on(
+    pipeline: Path,
+) -> None:
+    from dptune.core.errors import ConfigError
+
+    write_params({"experiment": {"models": {"other": {"source": "data/models/public"}}}})
+    both = list(load_settings().experiment.models)
+    for name in ("study", "experiment"):
+        deployment = served()[name]
+        assert deployment._parameter_openapi_schema.properties["models"]["items"]["enum"] == both
+        assert deployment.parameters["models"] == both
+        assert "Records: source synthetic, unit record." in str(deployment.description)
+        whole = load_settings().experiment.models
+        for chosen, left in ((["other"], ["other"]), (both[::-1], both), ([], both)):
+            settings = load_settings(overrides=changes(name, {**GRID, "models": chosen, "overrides": {}}))
+            assert settings.experiment.models == {one: whole[one] for one in left}
+        with pytest.raises(ConfigError, match=r"experiment\.models: params\.yaml has no model 'lost'"):
+            load_settings(overrides=changes(name, {**GRID, "models": ["lost"], "overrides": {}}))
 
 
 def test_accounting_and_telemetry_are_chosen_from_lists_and_no_run_waits_unless_asked(pipeline: Path) -> None:

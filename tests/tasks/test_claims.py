@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import re
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -128,10 +130,18 @@ def test_plain_dp_sgd_claims_what_its_users_publish_unless_it_was_calibrated_oth
         rdp_epsilon(Counter({release: n}), 1e-5) for n in (1, 2)
     ]
     for other in (run | {"accounting": "published"}, run | {"mechanism": "quantile"}, run | {"plain": False}):
-        assert as_users_claim(other, tmp_path / "ledger.jsonl") == other
+        assert as_users_claim(other, tmp_path / "ledger.jsonl") == other | {"claimed_by": "CLT"}
+    endless = run | {"epsilon_published": math.inf}
+    assert as_users_claim(endless, tmp_path / "ledger.jsonl") == endless
     games = {"whole_run": {"claim_refuted": "the paper's claim is wrong"}, "epsilon_published": by_clt}
     made = audit_as_users_claim(games, shown)
     assert (made["epsilon_published"], made["whole_run"]["claim_refuted"]) == (shown["epsilon_published"], None)
     assert audit_as_users_claim(games, run) == games
-    write_report([shown], tmp_path / "report", "x")
-    assert "central-limit accountant, by which RLDP's paper prices it, would claim" in page(tmp_path / "report").words
+    quantile = as_users_claim(run | {"mechanism": "quantile", "label": "tiny.quantile"}, tmp_path / "ledger.jsonl")
+    write_report([shown, quantile], tmp_path / "report", "x")
+    words = page(tmp_path / "report").words
+    table = " ".join(words.split("could refute")[1].split()).split("What does each claim become?")[0]
+    assert re.search(r" static .* [\d.]+ RDP.* quantile .* [\d.]+ CLT", table)
+    assert "Claims by different accountants do not compare" in table
+    write_report([quantile], tmp_path / "alone", "x")
+    assert "Claims by different" not in page(tmp_path / "alone").words

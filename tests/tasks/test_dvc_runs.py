@@ -133,6 +133,8 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
         dvc("init", "--quiet")
         if (ROOT / ".dvc" / "plots").exists():
             shutil.copytree(ROOT / ".dvc" / "plots", ".dvc/plots", dirs_exist_ok=True)
+            for name in ("config", "page.html"):
+                shutil.copy(ROOT / ".dvc" / name, f".dvc/{name}")
         run("git", "add", "--all")
         run("git", "commit", "--quiet", "--message", "the pipeline")
         dvc("repro")
@@ -307,6 +309,8 @@ def test_plots_are_drawn_of_experiments(checkout: Path) -> None:
     page = Path("dvc_plots/index.html").read_text()
     assert "certified epsilon" in page
     assert '"rev": "two"' in page
+    assert "../data/report/charts.js" in page
+    assert re.findall(r'(?:src|href)="?(http[^"]*)', page) == [], "no chart needs the network"
 
 
 # ---- the copy

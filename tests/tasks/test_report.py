@@ -23,7 +23,7 @@ from tasks.experiment.guarantee import GUARANTEE
 from tasks.paths import RUNS
 from tasks.report import experiment as module
 from tasks.report.experiment import write_report
-from tasks.report.verdict_strip import attacked, proved
+from tasks.report.verdict_strip import attacked, meaning, proved
 
 PICTURES = ("utility.png", "perplexity.png", "epsilon.png", "curves.png")
 
@@ -277,6 +277,10 @@ def test_the_verdict_says_what_to_use_what_is_proved_and_what_attacks_saw(tmp_pa
     assert "cannot be told apart with one seed" in strip
     assert "3 runs, each ε ≤ 2 or 7.99 at δ = 1e-05 about one record. No guarantee: rldp_published." in strip
     assert f"dptune verify {RUNS}/small.static.seed0-0a1b copy" in strip
+    assert f"To hand on: {RUNS}/small.static.seed0-0a1b/adapter copy" in strip
+    assert "whether one record took part, and is right at most 100 % of the time." in strip, "99.97 is rounded up"
+    assert "is right at most 88.1 % of the time." in meaning([results[0] | {"epsilon_certified": 2.0}])
+    assert meaning(results[3:]) == ""
     assert "4 audits, and no proof is refuted. Attacks on the whole run could have refuted 2 of 3 proofs." in strip
     assert "They show ε ≥ 0.12 where a proof holds and ε ≥ 3.25 where nothing is proved." in strip
     assert "On one step they show μ ≥ 1.2 of 1.29 proved." in strip

@@ -29,7 +29,7 @@ _READERS = [
     ROOT / "flows" / "pages.py",
 ]  # fmt: skip
 #: What ``read_results`` and ``read_studies`` add from a cell's settings, and ``as_users_claim`` from its ledger.
-_OF_SETTINGS = {"epsilon_clt", "learning_rate", "plain", "final_records"}
+_OF_SETTINGS = {"claimed_by", "epsilon_clt", "learning_rate", "plain", "final_records"}
 
 
 def content(**changes: Any) -> dict[str, Any]:
