@@ -11,6 +11,7 @@ from tiny_models import CPU, gpt2, records
 
 from dptune.core.errors import ConfigError
 from dptune.mechanisms.registry import build
+from dptune.training.gradients import outer_products
 from dptune.training.gradients.gradient_check import rehearse
 from dptune.training.gradients.layer_gradients import FLOAT32_MARGIN, layer_gradients
 from dptune.training.gradients.outer_products import Products, Units, sizes_of, square_norms, within_float32
@@ -69,3 +70,12 @@ def test_products_that_torch_may_round_further_are_refused() -> None:
             rehearse(model, layer_groups(model))
     finally:
         torch.set_float32_matmul_precision("highest")
+
+
+def test_a_sum_counts_units_whose_tokens_cancel_for_less(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A limit that every text exceeds: what is left of a unit is at most half its norm."""
+    model = gpt2().requires_grad_(True)
+    found = layer_gradients(model, layer_groups(model), *records(1).batch(np.arange(1), CPU), None, 1)
+    monkeypatch.setattr(outer_products, "_MOST_CANCELLED", 0.5)
+    length = float(torch.cat(found.weighted_sum(torch.ones_like(found.norms()))).double().norm())
+    assert 0.1 < length / float(found.norms().norm()) <= 0.5

@@ -12,9 +12,9 @@ from tiny_models import CPU, gpt2, records
 from torch import nn
 
 from dptune.core.errors import ConfigError
-from dptune.training.gradients import layer_gradients as engine
 from dptune.mechanisms.clippers.clipping import Flat
 from dptune.mechanisms.clippers.groupwise_clipping import PerPair
+from dptune.training.gradients import layer_gradients as engine
 from dptune.training.gradients.gradient_check import rehearse
 from dptune.training.gradients.layer_gradients import layer_gradients
 from dptune.training.gradients.parameter_groups import layer_groups
