@@ -15,6 +15,7 @@ from dptune.core.errors import ConfigError
 from dptune.mechanisms.clippers.clipping import Flat
 from dptune.mechanisms.clippers.groupwise_clipping import PerPair
 from dptune.training.gradients import layer_gradients as engine
+from dptune.training.gradients import layer_kinds
 from dptune.training.gradients.gradient_check import rehearse
 from dptune.training.gradients.layer_gradients import layer_gradients
 from dptune.training.gradients.parameter_groups import layer_groups
@@ -78,10 +79,10 @@ def test_a_unit_with_one_layer_whose_gradient_is_not_finite_counts_as_zeros_in_a
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     model = gpt2().requires_grad_(True)
-    groups, whole = layer_groups(model), engine.gradient_parts
+    groups, whole = layer_groups(model), layer_kinds.gradient_parts
 
     def parts(layer: nn.Module, *args: Any) -> dict[str, Any]:
-        found = whole(layer, *args)
+        found: dict[str, Any] = {**whole(layer, *args)}
         if layer is model.transformer.ln_f:
             found["bias"] = found["bias"].index_fill(0, torch.tensor([1]), torch.inf)
         return found
