@@ -23,7 +23,7 @@ from dptune.training.gradients.parameter_groups import layer_groups
 def test_a_unit_moves_a_sum_in_float32_by_no_more_than_the_radius_however_much_its_tokens_cancel(
     ratio: float, kind: str
 ) -> None:
-    """Rounding is a share of what cancels: without a limit on that, one unit of 256 moves this sum by 2.6 radii."""
+    """Rounding is a share of what cancels: without a limit on that, one unit moves the sum by more than its radius."""
     generator, (units, tokens, width) = torch.Generator().manual_seed(0), (256, 8, 128)
     left, right = (torch.randn(units, tokens, width, generator=generator) for _ in range(2))
     if kind == "opposed":  # all units have the same tokens, with one sign or the other
