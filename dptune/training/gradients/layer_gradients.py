@@ -112,7 +112,7 @@ class LayerGradients:
         """The sum over units of factors[unit, group] * gradient, one flat vector for each group in its weights' dtype.
 
         It is added up in float32 (float64 where the weights are), with rounding as in plain training, which ``margin``
-        covers: in float64 it would take 1.1 to 1.4 times the step on a busy CPU, and far more on an accelerator that has
+        covers: in float64 it would take 1.1 to 1.4 times the step on a busy CPU, and far more on an accelerator with
         float64 at a small part of its rate. Factors are those ``within_float32``.
 
         Args:

@@ -20,8 +20,8 @@ _AT_A_TIME = 1 << 22
 #: What a product in float64 costs, over one in float32; and what each entry of a gradient costs to write and to read,
 #: over one multiplication. Measured on a CPU; they decide on time alone.
 _IN_FLOAT64, _OF_ENTRY = 2.0, 8.0
-#: How far the parts of a unit's gradient may cancel: the ratio of their sizes to the norm of their sum. Made-up texts on
-#: untrained models have 1 to 4. Rounding is a share of the parts: at a ratio of 1e6 one unit moved a float32 sum by 4 radii.
+#: How far the parts of a unit's gradient may cancel: the ratio of their sizes to the norm of their sum. Made-up
+#: texts on untrained models have 1 to 4. Rounding is a share of the parts: at 1e6 a unit moved a sum by 4 radii.
 _MOST_CANCELLED = 100.0
 #: A unit with a smaller factor counts as all zeros: near 1e-45 float32 rounds a factor up to twice what it is.
 _LEAST_FACTOR = 1e-30
