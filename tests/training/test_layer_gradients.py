@@ -159,7 +159,7 @@ def test_a_layer_that_runs_twice_has_the_norm_of_the_sum_of_its_runs() -> None:
     check(found, looped(model, groups, ids, mask, units), 1e-5)
 
 
-@pytest.mark.parametrize("at_a_time", [1, 1 << 22], ids=["one_unit", "all_units"])
+@pytest.mark.parametrize("at_a_time", [1, 75, 1 << 22], ids=["one_unit", "some_and_a_rest", "all_units"])
 @pytest.mark.parametrize("by", ["grams", "gradients"])
 @pytest.mark.parametrize("uses", ["dense", "lookup", "tied", "dense dense", "lookup lookup dense"])
 def test_both_ways_to_a_norm_are_the_norm(uses: str, by: str, at_a_time: int, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -52,6 +52,9 @@ EARLIER = {
     f"- {_FIGURES}": (f"- Perplexity {_TOLD}", f"- Accuracy {_TOLD}"),
     f"- {_LABELS}": ("- The names of the labels, whether they were given or read from the records.",),
 }
+#: The row of own weights that trained, and what it says of their sums; earlier cards name the weights alone.
+TRAINED = "weights that trained"
+_IN_FLOAT32 = "; gradients are added up in float32, whose rounding a measured margin covers, not a proved one"
 #: What a card says of weights with a certified epsilon, and of no others: a tag of its metadata, and a sentence.
 TAG, SENTENCE = "differential-privacy", "Fine-tuned with differential privacy by dptune."
 #: How the title of a card begins, and the last line of a command, where no epsilon is certified.
@@ -279,7 +282,7 @@ def guarantee_rows(contents: LedgerContents, certificate: SearchCertificate | No
         "units": f"{header.units} in training: public, and covered by no epsilon",
         **({"canaries": _beside(header)} if header.canaries else {}),
         "mechanism": header.mechanism,
-        **({} if header.train == "lora" else {"weights that trained": header.train}),
+        **({} if header.train == "lora" else {TRAINED: f"{header.train}{_IN_FLOAT32}"}),
     }
 
 

@@ -24,6 +24,7 @@ from dptune.job.delivery.card import (
     SENTENCE,
     START,
     TAG,
+    TRAINED,
     certified_epsilon,
     has_guarantee,
     noise_text,
@@ -358,6 +359,7 @@ def _rows_of_earlier(contents: LedgerContents, certificate: SearchCertificate | 
     They rounded some figures to the nearest, and certified runs whose groups they dealt by rank.
     """
     figures = {DELTA: f"{contents.header.delta:g}", NOISE: noise_text(contents, nearest=True)}
+    figures[TRAINED] = contents.header.train
     figures |= rows_of_ranks(contents, certificate)
     if certificate is not None:
         figures[SCORE] = score_text(certificate, nearest=True)

@@ -21,6 +21,11 @@ _SMALLEST = 1e-12
 _LARGEST = 1e12
 
 
+def margin_of(gradients: Gradients) -> float:
+    """Relative margin by which radii shrink: that of gradients that name one, else ``FLOAT64_MARGIN``."""
+    return max(FLOAT64_MARGIN, getattr(gradients, "margin", FLOAT64_MARGIN))
+
+
 class PairBlocks(Clipper):
     """The usual shape of a release: one block a pair, no change of coordinates."""
 
@@ -77,7 +82,7 @@ class ByNorm(PairBlocks):
     def clipped_sum(self, gradients: Gradients, knobs: Knobs) -> list[torch.Tensor]:
         """Sum of the scaled gradients, flat float64 per pair."""
         norms = gradients.norms()
-        factors = self.factors(total_norms(norms), knobs.radii[0]) * (1 - FLOAT64_MARGIN)
+        factors = self.factors(total_norms(norms), knobs.radii[0]) * (1 - margin_of(gradients))
         return gradients.weighted_sum(factors[:, None].expand_as(norms))
 
 

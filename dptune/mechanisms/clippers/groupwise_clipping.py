@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from dptune.core.errors import ConfigError
-from dptune.mechanisms.clippers.clipping import FLOAT64_MARGIN, PairBlocks, check_positive
+from dptune.mechanisms.clippers.clipping import PairBlocks, check_positive, margin_of
 from dptune.mechanisms.gradient_interfaces import Gradients
-from dptune.mechanisms.interfaces import Knobs
+from dptune.mechanisms.interfaces import Clipper, Knobs
 from dptune.mechanisms.registry import clipper, mechanism
 
 if TYPE_CHECKING:
@@ -65,7 +65,9 @@ class PerPair(PairBlocks):
 
         Layers of a model take the place of pairs, with the same bound: one unit moves the sum of layer i by C_i.
         """
-        return type(self).clipped_sum is PerPair.clipped_sum and not self.freeze_down
+        own = type(self)
+        is_plain = own.clipped_sum is PerPair.clipped_sum and own.gradients is Clipper.gradients
+        return is_plain and not self.freeze_down
 
     def initial_radii(self, pairs: int) -> tuple[float, ...]:
         """Returns one radius for each pair."""
@@ -84,7 +86,7 @@ class PerPair(PairBlocks):
     def clipped_sum(self, gradients: Gradients, knobs: Knobs) -> list[torch.Tensor]:
         """Sum of the gradients with every pair clipped to its own radius, flat float64 per pair."""
         norms = gradients.norms()
-        radii = norms.new_tensor(knobs.radii) * (1 - FLOAT64_MARGIN)
+        radii = norms.new_tensor(knobs.radii) * (1 - margin_of(gradients))
         return gradients.weighted_sum((radii / (norms + self.stabiliser).clamp(min=1e-300)).clamp(max=1.0))
 
     def _weights(self, knobs: Knobs, pairs: int) -> tuple[float, ...]:

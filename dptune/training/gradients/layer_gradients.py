@@ -22,7 +22,7 @@ from transformers.pytorch_utils import Conv1D
 from dptune.core.errors import ConfigError
 from dptune.training.gradients.gradient_checkpointing import checkpointed
 from dptune.training.gradients.layer_kinds import FIELD, LEAVE_OUT, gradient_parts, trained_weights
-from dptune.training.gradients.outer_products import Products, Units, square_norms
+from dptune.training.gradients.outer_products import Products, Units, sizes_of, square_norms, within_float32
 from dptune.training.gradients.parameter_groups import LayerModules
 from dptune.training.gradients.per_sample import Tap
 from dptune.training.losses import counted_tokens, model_losses
@@ -30,6 +30,9 @@ from dptune.training.losses import counted_tokens, model_losses
 #: Bytes of output gradients that may be kept for each trained weight. Plain training holds 16 for the weight, its
 #: gradient and AdamW's two moments, and activations beside them; so this adds at most some 15 % to its memory.
 _KEPT = 3
+#: By how much radii shrink, for the rounding of sums in float32. Measured, not proved
+#: (docs/reference/trained_weights.md).
+FLOAT32_MARGIN = 1e-3
 
 
 @dataclass(frozen=True)
@@ -51,8 +54,13 @@ class LayerRun:
 class LayerGradients:
     """Gradients of one micro-batch by layer, of which norms and weighted sums exist alone. Private.
 
-    A unit with a norm that is not finite counts as all zeros, so that it cannot spread.
+    A unit with a norm that is not finite counts as all zeros, so that it cannot spread; see also ``within_float32``.
+
+    Attributes:
+        margin: by how much clippers shrink their radii, as a share of them.
     """
+
+    margin = FLOAT32_MARGIN
 
     def __init__(
         self, layers: _Layers, of_rows: torch.Tensor, tokens: torch.Tensor, owners: torch.Tensor | None, units: int
@@ -78,6 +86,7 @@ class LayerGradients:
         broken = ~torch.isfinite(norms).all(dim=1)
         self._broken = broken if bool(broken.any()) else None  # an accelerator waits here, once a micro-batch
         self._norms = norms[:units].masked_fill(broken[:units, None], 0.0)
+        self._sizes = squares.sizes[:units].masked_fill(broken[:units, None], 0.0)
         sizes = self._units.sums(torch.ones_like(tokens))
         losses = self._units.sums(of_rows.detach().double()) / sizes
         self._losses, self._tokens = losses[:units].nan_to_num(0.0, 0.0, 0.0), self._units.sums(tokens)[:units].double()
@@ -102,15 +111,16 @@ class LayerGradients:
     def weighted_sum(self, factors: torch.Tensor, *, keep: bool = False) -> list[torch.Tensor]:
         """The sum over units of factors[unit, group] * gradient, one flat vector for each group in its weights' dtype.
 
-        It is added up in float32 (float64 where the weights are): its rounding is that of plain training, some 1e-7 of
-        what is added up, and no bound on a unit's gradient covers it.
+        It is added up in float32 (float64 where the weights are), with rounding as in plain training, which ``margin``
+        covers: in float64 it would take 1.1 to 1.4 times the step on a busy CPU, and far more on an accelerator with
+        float64 at a small part of its rate. Factors are those ``within_float32``.
 
         Args:
             factors: (units, groups), finite.
             keep: keep what it is made of, for another sum.
         """
         whole = factors.new_zeros(self._units.count, factors.shape[1])
-        whole[: self._count] = factors
+        whole[: self._count] = within_float32(factors, self._norms, self._sizes)
         if self._broken is not None:
             whole[self._broken] = 0.0
         sums = _Sums(self._layers, self._units, whole, self._broken)
@@ -144,8 +154,12 @@ def layer_gradients(
     Args:
         groups: the result of ``layer_groups(model)``.
 
-    Raises: ConfigError naming a layer whose rows are not the batch's, or that takes no part.
+    Raises: ConfigError naming a layer whose rows are not the batch's, or that takes no part; also where torch may round
+        products to fewer digits than float32 has.
     """
+    if (precision := torch.get_float32_matmul_precision()) != "highest":
+        problem = f"adds gradients up in float32, and torch rounds products further (matmul precision {precision})"
+        raise ConfigError(FIELD, problem, fix="call torch.set_float32_matmul_precision('highest'), or set it to lora")
     layers = _Layers(model, groups, len(input_ids), input_ids.shape[1], checkpointing)
     with layers.tapped(), torch.autocast(input_ids.device.type, dtype=autocast, enabled=autocast is not None):
         losses = model_losses(model, input_ids, mask)
@@ -314,6 +328,8 @@ class _Norms:
         self._left = list(layers.runs)
         self._parts: list[dict[int, list[Products | torch.Tensor]]] = [{} for _ in layers.groups]
         self._squares: list[torch.Tensor | None] = [None] * len(layers.groups)
+        #: (units, groups) sizes of what the gradients are added up of.
+        self.sizes = torch.zeros(units.count, len(layers.groups), dtype=torch.float64)
 
     def take(self, run: LayerRun) -> None:
         """Keep what the weights get from one run; compute norms after the last."""
@@ -321,6 +337,8 @@ class _Norms:
         parts = self._parts[number]
         for name, part in gradient_parts(run.layer, run.inputs, run.gradient, self._layers.dtype).items():
             parts.setdefault(id(weights[name]), []).append(part)
+            self.sizes = self.sizes.to(run.gradient.device)
+            self.sizes[:, number] += self._units.sums(sizes_of(part))
         self._left[number] -= 1
         if not self._left[number]:
             of_group = self._layers.groups[number].parameters

@@ -20,6 +20,11 @@ _AT_A_TIME = 1 << 22
 #: What a product in float64 costs, over one in float32; and what each entry of a gradient costs to write and to read,
 #: over one multiplication. Measured on a CPU; they decide on time alone.
 _IN_FLOAT64, _OF_ENTRY = 2.0, 8.0
+#: How far the parts of a unit's gradient may cancel: the ratio of their sizes to the norm of their sum. Made-up
+#: texts on untrained models have 1 to 4. Rounding is a share of the parts: at 1e6 a unit moved a sum by 4 radii.
+_MOST_CANCELLED = 100.0
+#: A unit with a smaller factor counts as all zeros: near 1e-45 float32 rounds a factor up to twice what it is.
+_LEAST_FACTOR = 1e-30
 
 
 @dataclass(frozen=True)
@@ -152,6 +157,37 @@ def square_norms(uses: Sequence[Products], shape: tuple[int, int], units: Units)
             part.add_to(gradients)
         found[numbers] = torch.linalg.vector_norm(gradients.flatten(1), dim=1, dtype=torch.float64).square()
     return found
+
+
+def sizes_of(part: Products | torch.Tensor) -> torch.Tensor:
+    """(rows,) float64 sizes of what is added up: the norms of all tokens' outer products, or of a table's rows."""
+    if not isinstance(part, Products):
+        return torch.linalg.vector_norm(part, dim=1, dtype=torch.float64)
+    norms = torch.linalg.vector_norm(part.right, dim=2, dtype=torch.float64)
+    if not part.looks_up:
+        norms = norms * torch.linalg.vector_norm(part.left, dim=2, dtype=torch.float64)
+    return norms.sum(dim=1)
+
+
+def within_float32(factors: torch.Tensor, norms: torch.Tensor, sizes: torch.Tensor) -> torch.Tensor:
+    """Factors of units, so that a sum in float32 rounds each unit's part to a small share of it.
+
+    All factors of a unit shrink by one number where its gradient is what is left of parts a hundred times its size, and
+    become 0 where float32 cannot hold them. That follows from the unit alone, and no unit's part grows.
+
+    Args:
+        factors: (units, groups) as a clipper gives them.
+        norms: (units, groups) of the gradients.
+        sizes: (units, groups) of what they are added up of.
+
+    >>> ones = torch.ones(3, 1, dtype=torch.float64)
+    >>> within_float32(ones, ones, torch.tensor([[3.0], [100.0], [400.0]]).double()).flatten().tolist()
+    [1.0, 1.0, 0.25]
+    """
+    left, of_parts = (factors * norms).norm(dim=1, keepdim=True), (factors * sizes).norm(dim=1, keepdim=True)
+    share = (_MOST_CANCELLED * left / of_parts.clamp(min=1e-300)).clamp(max=1.0).where(of_parts > 0, 1.0)
+    shrunk = factors * share
+    return shrunk.masked_fill(shrunk.abs() < _LEAST_FACTOR, 0.0)
 
 
 def _by_grams(uses: Sequence[Products]) -> torch.Tensor:
