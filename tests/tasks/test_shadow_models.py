@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tasks.settings.experiment import Audit
 from tiny_pipeline import static
 
 from dptune.core.files import write_text
@@ -23,6 +22,7 @@ from tasks.experiment.cell_list import write_list
 from tasks.experiment.finetune import run_cell
 from tasks.paths import EVAL, EXPERIMENT, PUBLIC_VALIDATION, REPORT, SPLITS, planted_secrets
 from tasks.report.experiment import report
+from tasks.settings.experiment import Audit
 
 SHORT = {"training": {"max_length": 400, "epochs": 0.15}, "experiment": {"telemetry": "private"}}
 _ENDING = 40  # characters at a record's end that tell it from others
