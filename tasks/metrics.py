@@ -86,7 +86,6 @@ LOWEST = Metric(
     "held-out perplexity (sample), lowest",
     "lowest perplexity of the first held-out private records along a run",
     better="lower",
-    shown=("tracking",),
 )
 SECONDS_TO_BEST = Metric(
     "seconds_to_best_baseline",
@@ -94,7 +93,6 @@ SECONDS_TO_BEST = Metric(
     "time after which an agent is as good as the best baseline at its end, on held-out private records",
     better="lower",
     unit="s",
-    shown=("tracking",),
 )
 #: What a run has used at each point of its learning curve; the energy is the machine's, all work included.
 SECONDS = Metric("elapsed_seconds", "time so far", unit="s")

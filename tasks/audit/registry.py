@@ -162,7 +162,7 @@ PARTS: tuple[Part, ...] = (
         by_score=True,
         private=True,
         metrics=(
-            Metric("audit_membership_likelihood_auc", "records, likelihood: AUC", _CHANCE, shown=("tracking",)),
+            Metric("audit_membership_likelihood_auc", "records, likelihood: AUC", _CHANCE),
             Metric("audit_membership_likelihood_mean_log_probability", "records: mean log-probability", unit="nats"),
             Metric("audit_membership_likelihood_mean_perplexity", "records: mean perplexity"),
             Metric(

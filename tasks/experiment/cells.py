@@ -170,10 +170,8 @@ def grid(settings: Settings) -> list[Cell]:
             own_epsilons = epsilons_of(options)
             training = replace(settings.training, learning_rate=rate, **rule, **trained_of(options))
             inputs = digests(model, options) | plugin_digest(mechanism, options)
-            budgets = own_epsilons or experiment.epsilons
-            # A budget would stop a run of given noise before its end, and name the same run once for each epsilon.
-            calibrated = takes_noise(mechanism, options) and "noise_multiplier" not in options
-            epsilons = budgets if calibrated else (None,)
+            budgets = (own_epsilons or (None,)) if own_epsilons is not None else experiment.epsilons
+            epsilons = budgets if takes_noise(mechanism, options) else (None,)
             cells += [
                 Cell(
                     experiment=experiment.name,

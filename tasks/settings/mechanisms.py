@@ -72,7 +72,9 @@ def trained_of(options: dict[str, Any]) -> dict[str, Any]:
 def epsilons_of(options: dict[str, Any]) -> tuple[float, ...] | None:
     """Take ``epsilons`` out of a mechanism's entry; None if the entry has none, so that the experiment's apply.
 
-    Raises: ConfigError unless they are numbers above 0, each once.
+    An empty list takes the budget from an entry whose noise is given: its run then ends where its steps end.
+
+    Raises: ConfigError unless they are numbers above 0, each once, or an empty list where no noise is given.
     """
     if (own := options.pop("epsilons", None)) is None:
         return None
@@ -81,10 +83,9 @@ def epsilons_of(options: dict[str, Any]) -> tuple[float, ...] | None:
     except ValidationError as error:
         problem = problem_of(error.errors()[0])
         raise ConfigError("epsilons", f"{own!r}: {problem}", fix="write a list such as [1, 8]") from None
-    if not found:
-        raise ConfigError(
-            "epsilons", "is empty", fix="leave it out for the experiment's, or write a list such as [1, 8]"
-        )
+    if not found and "noise_multiplier" not in options:
+        problem = "is empty, and no noise_multiplier is given"
+        raise ConfigError("epsilons", problem, fix="leave it out for the experiment's, or write a list such as [1, 8]")
     return found
 
 
@@ -131,7 +132,7 @@ def _check_options(name: str, options: dict[str, Any], default_accounting: str, 
         problem = f"leaks ({'; '.join(leaks)}), so no noise reaches a certified budget"
         raise ConfigError("accounting", problem, fix="give its entry accounting: published, or noise_only")
     if own_epsilons and not needs_budget:
-        raise ConfigError("epsilons", "no noise of this mechanism is calibrated", fix="leave it out")
+        raise ConfigError("epsilons", "no noise of this mechanism is calibrated", fix="leave it out, or write []")
     return needs_budget and not own_epsilons
 
 

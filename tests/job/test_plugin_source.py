@@ -72,7 +72,7 @@ def test_texts_of_a_plugin_are_tuned_on_and_may_have_a_label(plugin: str, tmp_pa
         (
             ["--source", "text"],
             "--source: 'text' is neither a benchmark nor a plug-in's source. Fix: use one of e2e, dart, glue, "
-            "wikitext, made_up_visits, ",
+            "wikitext, billion_words, made_up_visits, ",
         ),
         (["--source", "nosuch"], "unknown source 'nosuch'"),
         (

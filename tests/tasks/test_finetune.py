@@ -335,6 +335,8 @@ def test_a_multiplier_in_the_entry_is_not_calibrated_but_still_kept_within_the_b
     with pytest.raises(DptuneError, match="budget"):
         run_cell(little, "cpu")
     assert not (little.directory / "ledger.jsonl").exists()
+    free = static({"mechanisms": {"static": {"noise_multiplier": 0.5, "epsilons": []}}})
+    assert free.epsilon is None, "an empty list takes the budget away"
 
 
 def test_a_fixed_seed_is_refused_under_certified_accounting(pipeline: Path) -> None:

@@ -414,7 +414,10 @@ def test_parts_are_listed_with_their_options_and_where_they_are_from(parts: str)
         ("import nosuch", r"'bad' cannot be imported \(ModuleNotFoundError: No module named 'nosuch'"),
         ("1/0", "ZeroDivisionError"),
         ("def", "SyntaxError"),
-        ("from dptune.mechanisms.registry import clipper\n@clipper('x')\nclass X: pass", "lacks clipped_sum"),
+        (
+            "from dptune.mechanisms.registry import clipper\n@clipper('x')\nclass X: pass",
+            "lacks by_norm_alone, clipped_sum",
+        ),
         (
             "from dptune.mechanisms.registry import clipper\nfrom dptune.mechanisms.interfaces import Clipper\n"
             "@clipper('x')\nclass X(Clipper): pass",

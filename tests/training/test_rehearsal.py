@@ -430,7 +430,9 @@ def test_a_merged_adapter_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["static", "per_pair", "rldp", "quantile", "adaclip", "geoclip"])
 def test_a_mechanism_of_another_model_is_refused_before_a_charge(name: str, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=rf"mechanisms\.{name}\.pairs: was built for 1 LoRA pairs.*has 4.*of_model"):
+    with pytest.raises(
+        ConfigError, match=rf"mechanisms\.{name}\.pairs: was built for 1 parameter groups.*has 4.*of_model"
+    ):
         run(adapted("llama"), tmp_path, build(name, {"noise_multiplier": 1.0}))
     assert release_lines(tmp_path) == 0
 
