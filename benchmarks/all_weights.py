@@ -74,7 +74,7 @@ def opacus_ghost(setting: Setting, steps: int, tick: Tick) -> dict[str, float]:
     for _ in range(steps):
         for ids, mask in setting.micro_batches():
             inputs, labels = texts_and_labels(ids, mask)
-            # Of positions and types that all rows share, Opacus would take all rows' gradient for one record's.
+            # All rows share positions and types, and Opacus would take all rows' gradient of them for one record's.
             places = torch.arange(ids.shape[1], device=ids.device).repeat(len(ids), 1)
             inputs |= {"position_ids": places, "token_type_ids": torch.zeros_like(ids)}
             with setting.autocast():

@@ -8,7 +8,7 @@ import numpy as np
 
 from dptune.core.errors import DataError
 from dptune.records.canaries import is_suffix
-from dptune.records.parquet_file import Records, decode_content, form_at, read_records
+from dptune.records.parquet_file import Records, decode_content, form_at, read_records, secrets_in_records
 from dptune.records.reading.record import Record, fingerprint
 from tasks.paths import EVAL, SPLITS, TRAIN
 
@@ -36,7 +36,7 @@ def split_digest() -> str:
 def _same_texts(side: Records, planted: Records) -> bool:
     """Whether all texts are the split's; where records carry secrets, but for the secret at their end."""
     texts = planted.text[: len(side.record)]
-    if "carrier" not in planted.about.get("canaries", {}):
+    if not secrets_in_records(planted.about):
         return bool(texts.equals(side.text))
     pairs = zip(side.text.to_pylist(), texts.to_pylist(), strict=True)
     return all(one == own or (own.startswith(one) and is_suffix(own[len(one) :])) for one, own in pairs)

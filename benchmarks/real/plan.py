@@ -185,7 +185,7 @@ def grid(case: Case) -> list[Run]:
 
 
 def by_weights(case: Case, stand_in: Case) -> list[Run]:
-    """Of each budget and what trains: eight trials on the stand-in, then a run for each seed at their best settings."""
+    """Eight trials on the stand-in for each budget and kind of weights, then a run for each seed at the best of them."""
     found: list[Run] = []
     for budget, (train, rates) in product((3.0, 8.0, 1.0), TRIED.items()):
         trials = []
@@ -199,7 +199,7 @@ def by_weights(case: Case, stand_in: Case) -> list[Run]:
 
 
 def chosen(one: Run, found: Mapping[str, Mapping[str, Any]]) -> Mapping[str, Any]:
-    """The run's settings, with those of the trial that has the most dev sentences right; of equals, the least loss.
+    """The run's settings, with those of the trial that has the most dev sentences right, then the least loss.
 
     Raises: ConfigError while a trial has not run, and where all of them diverged.
     """

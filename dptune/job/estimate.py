@@ -54,7 +54,7 @@ def estimate(
     frozen = base.frozen_bytes - (4 * base.dimension if own else 0)  # what trains is counted in the next line
     # float32: weights, gradient, two moments; float64: the sum, and past noise.
     adapters = base.dimension * (4 * 4 + 8 + 8 * (bands - 1))
-    # Of own weights no unit's gradient is kept; but another sum in float64, and noise, are as large as all of them.
+    # Training a model's own weights keeps no unit's gradient, but another sum in float64 and the noise of all weights.
     per_sample = base.dimension * 16 if own else rows * base.dimension * 4
     logits = _LOGIT_COPIES * 4 * tokens * base.vocabulary
     kept = _ACTIVATIONS + base.layers if checkpointing else _ACTIVATIONS * base.layers

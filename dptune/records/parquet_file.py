@@ -62,6 +62,11 @@ class Records:
         return [str(text) for text in self.text.to_pylist()]
 
 
+def secrets_in_records(about: Mapping[str, Any]) -> bool:
+    """Whether the file's records carry secrets, which a permutation of them chose (``canaries.CARRIERS``)."""
+    return "carrier" in about.get("canaries", {})
+
+
 def form_at(about: Mapping[str, Any]) -> str:
     """The form of a file's records, one of ``FORMS``, by its ``Records.about``."""
     return str(about.get("form", FORMS[0]))

@@ -27,7 +27,7 @@ from dptune.mechanisms.registry import of_model
 from dptune.privacy.calibration import check_delta, delta_warning, sampling
 from dptune.privacy.entropy import Entropy
 from dptune.records.canaries import SECRETS_IN_RECORDS
-from dptune.records.parquet_file import form_at, read_about, read_batches
+from dptune.records.parquet_file import form_at, read_about, read_batches, secrets_in_records
 from dptune.training.data import Tokens
 from dptune.training.gradients.shared_pass import shared_copy
 from dptune.training.models.own_weights import groups_of
@@ -153,7 +153,7 @@ def prepare(cell: Cell, shared: SharedInputs, entropy: Entropy) -> PreparedCell:
         header = job_header(job, ready, units, entropy, priced, cell.accounting)
     except ConfigError as error:
         raise ConfigError(f"experiment.{error.field}", f"{error.problem} ({cell.label})", fix=error.fix) from None
-    if "carrier" in shared.about.get("canaries", {}):
+    if secrets_in_records(shared.about):
         header = replace(header, leaks=(*header.leaks, SECRETS_IN_RECORDS))
     frozen = shared_copy(shared.model)
     spec = job_spec(job, base, frozen, shared.train.tokens, units, mechanism, plan, header, shared.validation)

@@ -18,6 +18,7 @@ from mlflow import MlflowClient
 from mlflow.entities import Run
 from mlflow.exceptions import MlflowException
 from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
+from mlflow.tracking._tracking_service.utils import _tracking_store_registry
 from sqlalchemy.exc import OperationalError
 from tiny_pipeline import (
     BUDGET,
@@ -530,6 +531,9 @@ def test_the_database_is_found_in_a_folder_of_any_name(
     (folder / "data").mkdir(parents=True)
     monkeypatch.chdir(folder)
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    # MLflow keeps connections by address. A relative one may lead to an earlier test's file, which is gone.
+    monkeypatch.setattr(SqlAlchemyStore, "_engine_map", {})
+    _tracking_store_registry._get_store_with_resolved_uri.cache_clear()
     run = tracking.parent_run("tiny", {"a": "b"})
     assert run != tracking.LATER
     assert (folder / "data" / "mlflow.db").exists()

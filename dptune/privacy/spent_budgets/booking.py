@@ -274,7 +274,7 @@ def _look(folder: Path) -> Beside | None:
         return None
     if not ledger.exists() and not (owner == folder and cell.get(CHARGES)):
         return None
-    # Of a damaged or missing ledger a register may know the id in the folder's notes, or the folder's name.
+    # Where the ledger is damaged or missing, a register may know the id in the folder's notes, or the folder's name.
     noted = [str(one) for one in (cell.get("run_id"), _json_of(run.served).get("run_id"), owner.name) if one]
     what, study = _kind_of(run, cell)
     return Beside(folder, (header.run_id,) if header else tuple(noted), what, study, booking)

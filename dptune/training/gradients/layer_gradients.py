@@ -30,8 +30,8 @@ from dptune.training.losses import counted_tokens, model_losses
 #: Bytes of output gradients that may be kept for each trained weight. Plain training holds 16 for the weight, its
 #: gradient and AdamW's two moments, and activations beside them; so this adds at most some 15 % to its memory.
 _KEPT = 3
-#: By how much radii shrink, for the rounding of sums in float32. Measured, not proved
-#: (docs/reference/trained_weights.md).
+#: Share of its radius by which a clipper shrinks it, to cover the rounding of sums in float32. Measured, not proved:
+#: docs/reference/trained_weights.md.
 FLOAT32_MARGIN = 1e-3
 
 
@@ -57,7 +57,7 @@ class LayerGradients:
     A unit with a norm that is not finite counts as all zeros, so that it cannot spread; see also ``within_float32``.
 
     Attributes:
-        margin: by how much clippers shrink their radii, as a share of them.
+        margin: share of its radius by which a clipper shrinks it.
     """
 
     margin = FLOAT32_MARGIN
