@@ -185,7 +185,7 @@ def grid(case: Case) -> list[Run]:
 
 
 def by_weights(case: Case, stand_in: Case) -> list[Run]:
-    """Eight trials on the stand-in for each budget and kind of weights, then a run for each seed at the best of them."""
+    """Eight trials on the stand-in for each budget and kind of weights, then a run for each seed at the best one."""
     found: list[Run] = []
     for budget, (train, rates) in product((3.0, 8.0, 1.0), TRIED.items()):
         trials = []
