@@ -35,6 +35,7 @@ from tasks.stage import run_command
 if TYPE_CHECKING:
     from dptune.policy.tenants.ablation import Outcome
     from dptune.policy.tenants.runs import Setting, Tenant
+    from dptune.training.spec import TrainingPlan
 
 #: Version of these results, part of their names. Raise it when a change moves their figures: tests/golden says when.
 VERSION = 1
@@ -172,7 +173,6 @@ def _make_setting(settings: Tenants, device: str) -> tuple[Setting, list[Tenant]
     from dptune.records.parquet_file import read_records
     from dptune.training.data import tokenize
     from dptune.training.models.model import ModelSource, load_base, load_tokenizer
-    from dptune.training.spec import TrainingPlan
     from tasks.settings.params import load_settings
 
     count = settings.tenants * settings.updates + settings.new_tenants
@@ -184,12 +184,11 @@ def _make_setting(settings: Tenants, device: str) -> tuple[Setting, list[Tenant]
     base = ModelSource(str(PUBLIC_MODEL))
     tokenizer = load_tokenizer(base)
     public = read_records(PUBLIC_NARRATIVES).text.to_pylist()[: settings.public_records]
-    plan = part_of(TrainingPlan, settings, expected_batch_size=0.0, rule=UpdateRule())  # each tenant has its own batch
     setting = Setting(
         base=load_base(base, torch.device(device)),
         lora=load_settings().lora,
         public=tokenize(public, tokenizer, settings.max_length),
-        plan=plan,
+        plan=_plan_of(settings),
         options=settings.options,
         epsilon=settings.epsilon,
         delta=settings.delta,
@@ -197,6 +196,14 @@ def _make_setting(settings: Tenants, device: str) -> tuple[Setting, list[Tenant]
     )
     tokens = tokenize(records.texts("policy.tenants"), tokenizer, settings.max_length)
     return setting, tenants_of(tokens, records.unit, count)
+
+
+def _plan_of(settings: Tenants) -> TrainingPlan:
+    """The plan of a tenant's run: Poisson batches, whose expected size each tenant fills in."""
+    from dptune.training.spec import TrainingPlan
+
+    poisson = {"sampler": "poisson", "max_batch": None}
+    return part_of(TrainingPlan, settings, expected_batch_size=0.0, rule=UpdateRule(), **poisson)
 
 
 def summary_of(rows: Sequence[Outcome]) -> list[dict[str, Any]]:

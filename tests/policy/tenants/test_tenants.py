@@ -366,6 +366,12 @@ def test_what_a_result_depends_on_is_the_same_when_it_is_read_back(
     assert json.loads(json.dumps(found)) == found
 
 
+def test_settings_of_the_task_make_a_whole_plan() -> None:
+    """Other tests of the task put a plan of their own in its place."""
+    plan = tenants_task._plan_of(Tenants())
+    assert (plan.sampler, plan.max_batch, plan.steps, plan.sample_rate) == ("poisson", None, 12, 0.25)
+
+
 def test_the_task_writes_what_it_found_and_does_nothing_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     prepared: list[Tenants] = []
 
