@@ -229,7 +229,7 @@ def _the_page_answers() -> None:
     client = tracking.client()
     (run,) = [row for row in rows("runs") if row["name"] == "tiny"]
     shown = client.get_run(run["run_uuid"]).data
-    assert shown.metrics["epsilon_certified"] == legible("epsilon_certified", found.certified)
+    assert shown.metrics["epsilon/certified"] == legible("epsilon_certified", found.certified)
     assert "certified ε = 1 for the whole search" in shown.tags[tracking.NOTE]
 
 
