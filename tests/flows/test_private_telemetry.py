@@ -33,6 +33,7 @@ from tiny_pipeline import (
     write_params,
 )
 
+from dptune.audit.text.likelihood import ending_losses
 from dptune.core.errors import ConfigError
 from dptune.privacy.ledger_file import read_ledger
 from dptune.records.parquet_file import read_records
@@ -83,7 +84,7 @@ LOGGED = re.compile(
 )
 METRICS = re.compile(
     r"epsilon_(published|noise_only|certified|audited)|radius|learning_rate|noise_multiplier|gradient_norm"
-    r"|public_perplexity|audit_(one_run|extraction|exposure|sampling|canaries_(likelihood|calibrated))_[\w.]+"
+    r"|public_perplexity|audit_(one_run|extraction|exposure|sampling|canaries)_[\w.]+"
 )
 #: What tables of single steps may hold besides.
 STEPS = re.compile(r"step|radius_\d+|unclipped_estimate_\d+")
@@ -232,8 +233,10 @@ def test_no_digest_of_records_is_published(published: Published) -> None:
 
 
 def test_no_result_holds_a_figure_of_a_record(published: Published) -> None:
+    """Shadow models are trained on public records then, so their scores of canaries stay."""
     forbidden = re.compile(
-        r"eval|membership|shadow|batch_|loss|clipped_fraction|private_weight|perplexity_(pooled|per_block)"
+        r"eval|membership|(?<!canaries[._])shadow|batch_|loss|clipped_fraction|private_weight"
+        r"|perplexity_(pooled|per_block)"
     )
     files = [
         *RUNS.rglob("result.json"),
@@ -258,8 +261,9 @@ def secret_figures() -> list[float]:
         for model in (target.adapted, target.public):
             found += [perplexity(model, replace(tokens, rows=tokens.rows[:n]), 32) for n in (most, None)]
         members, _ = (audit_task._sample(read_records(path), target) for path in (SPLITS / "train.parquet", EVAL))
-        losses = audit_task._losses(target, target.adapted, members, mean=True)
-        found.append(float(losses.mean()))
+        limit = target.cell.training.max_length
+        losses = ending_losses(target.adapted, target.tokenizer, members, max_length=limit, rows=target.rows)
+        found.append(float((losses.total / losses.tokens).mean()))
     return found
 
 
@@ -290,8 +294,8 @@ def test_the_pages_say_in_words_what_they_do_not_show(published: Published) -> N
     assert "NOT the figures on this page" not in answers
 
 
-def test_the_log_tells_what_was_left_out_and_no_finding(published: Published) -> None:
-    assert "no shadow models" in published.output
+def test_the_log_shows_no_finding(published: Published) -> None:
+    assert "Finished in state Completed()" in published.output
     assert not re.search(r"auc|perplexity|epsilon_audited", published.output, re.IGNORECASE)
 
 
