@@ -22,7 +22,7 @@ from tasks.paths import DATA, EXPERIMENT, REPORT
 from tasks.report.answer import answer_lines, further_lines, rankings
 from tasks.report.experiment import PAGE, read_study
 from tasks.report.numbers import could_refute, digits4, spread_text, whole_percent
-from tasks.report.results_table import Audit, ResultRow, table
+from tasks.report.tables import Audit, ResultRow, result_table
 from tasks.settings.params import Settings
 from tasks.settings.search import Search
 
@@ -76,7 +76,7 @@ def show_file(what: str, file: Path, answer: str = "") -> None:
 def results_page(results: Sequence[Result], audits: Sequence[Audit]) -> str:
     """The report's answer and its table in Markdown; numbers in brackets lead to the notes below it."""
     found, metric = list(results), perplexity_metric(results)
-    rows = table(over_seeds(found, metric), audits, rankings(found))
+    rows = result_table(over_seeds(found, metric), audits, rankings(found))
     parts = ["\n\n".join([*answer_lines(found), *further_lines(found)])]
     for section in rows.sections:
         lines = [_line(_HEAD), _line(["---"] * len(_HEAD)), *(_row(row) for row in section.rows)]

@@ -1,4 +1,9 @@
-"""Cells that differ by their seed alone, taken together."""
+"""Seed groups: cells that differ only by their seed, taken together; and whether two groups differ.
+
+Two groups are told apart over their seeds and, where runs keep it, over held-out records. Seeds say how much training
+moves a figure; the records say how much it would move on others of the same kind. Both mechanisms are measured on the
+same records, so the error is that of their difference, record group by record group.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +12,10 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.stats import t, ttest_ind_from_stats
 
 from tasks import metrics
 
@@ -17,6 +26,7 @@ PUBLISHED, CERTIFIED = "epsilon_published", "epsilon_certified"
 #: Budgets whose certified epsilons differ by less are the same epsilon: calibration leaves some of each.
 SAME_EPSILON = 0.01
 NO_BUDGET = "none"
+_LEVEL = 0.05  # of the tests that tell groups apart
 
 
 @dataclass(frozen=True)
@@ -94,3 +104,69 @@ def untuned(results: Sequence[Result], model: str, metric: str) -> float | None:
     """The metric of the public model before fine-tuning; None if it was not measured."""
     found = [float(one["before"][metric]) for one in results if one["model"] == model and metric in one["before"]]
     return next(filter(math.isfinite, found), None)
+
+
+def told_apart(one: Sequence[float], other: Sequence[float]) -> bool:
+    """Whether the values of several seeds show that two runs differ: Welch's t-test at 5 %, two-sided.
+
+    Never with one seed.
+    """
+    if min(len(one), len(other)) < 2:
+        return False
+    samples = [(statistics.fmean(values), statistics.stdev(values), len(values)) for values in (one, other)]
+    if samples[0][1] == samples[1][1] == 0:
+        return samples[0][0] != samples[1][0]
+    return bool(ttest_ind_from_stats(*samples[0], *samples[1], equal_var=False).pvalue < _LEVEL)
+
+
+def differ(one: SeedGroup, other: SeedGroup, metric: str) -> bool:
+    """Whether seeds tell two mechanisms apart, and held-out records do too where the runs keep their losses."""
+    error = record_error(one, other, metric)
+    return told_apart(one.values, other.values) and (error is None or error.differs)
+
+
+@dataclass(frozen=True)
+class RecordError:
+    """How much higher one perplexity is than another, on these records.
+
+    Attributes:
+        difference: of the two means over seeds, each a geometric mean.
+        error: standard error of ``difference`` over records, for these trained models.
+        groups: number of groups of records that it was estimated from.
+    """
+
+    difference: float
+    error: float
+    groups: int
+
+    @property
+    def differs(self) -> bool:
+        """Whether the records show a difference: Student's t at 5 %, two-sided."""
+        return abs(self.difference) > float(t.ppf(1 - _LEVEL / 2, self.groups - 1)) * self.error
+
+
+def record_error(one: SeedGroup, other: SeedGroup, metric: str) -> RecordError | None:
+    """How much higher ``other`` is than ``one``, by the delete-a-group jackknife (Kott 2001) over groups of records.
+
+    Returns: None where a run keeps no losses of groups, or the two were not measured on the same records.
+
+    Args:
+        metric: the perplexity that the groups are about.
+    """
+    runs = [[_groups(result, metric) for result in group.results] for group in (one, other)]
+    counts = runs[0][0][:, 1]
+    if not len(counts) or any(not np.array_equal(run[:, 1], counts) for runs_of_one in runs for run in runs_of_one):
+        return None
+    low, high = (np.mean([run[:, 0] for run in runs_of_one], axis=0) for runs_of_one in runs)
+    level, gaps = math.exp(low.sum() / counts.sum()), high - low
+    gap, size = float(gaps.sum() / counts.sum()), len(counts)
+    without = (gaps.sum() - gaps) / (counts.sum() - counts)
+    error = math.sqrt((size - 1) / size * float(((without - without.mean()) ** 2).sum()))
+    return RecordError(level * math.expm1(gap), level * math.exp(gap) * error, size)
+
+
+def _groups(result: dict[str, object], metric: str) -> NDArray[np.float64]:
+    """(groups, 2) total losses and numbers of tokens of a run's records; (0, 2) without any."""
+    kept = result.get("loss_groups") or {}
+    assert isinstance(kept, dict)
+    return np.array(kept.get(metric, []), dtype=np.float64).reshape(-1, 2)

@@ -12,10 +12,8 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from statistics import fmean, stdev
+from statistics import fmean
 from typing import Any
-
-from scipy.stats import ttest_ind_from_stats
 
 from dptune.core.digits import at_most
 from tasks.charts.looks import looks
@@ -25,17 +23,17 @@ from tasks.charts.seed_groups import (
     Result,
     SeedGroup,
     budget_of,
+    differ,
     distinct_epsilons,
     over_seeds,
     perplexity_metric,
+    record_error,
     untuned,
 )
 from tasks.experiment.cell_list import is_plain
 from tasks.metrics import HELD_OUT, shown_in, title_of
 from tasks.report.numbers import digits2, digits4, whole_percent
-from tasks.report.record_errors import record_error
 
-_LEVEL = 0.05
 _MOST_NAMES = 4
 
 
@@ -87,25 +85,6 @@ class Ranking:
         if self.untuned is None or self.nonprivate is None or self.nonprivate.mean >= self.untuned:
             return None
         return (self.untuned - group.mean) / (self.untuned - self.nonprivate.mean)
-
-
-def told_apart(one: Sequence[float], other: Sequence[float]) -> bool:
-    """Whether the values of several seeds show that two runs differ: Welch's t-test at 5 %, two-sided.
-
-    Never with one seed.
-    """
-    if min(len(one), len(other)) < 2:
-        return False
-    samples = [(fmean(values), stdev(values), len(values)) for values in (one, other)]
-    if samples[0][1] == samples[1][1] == 0:
-        return samples[0][0] != samples[1][0]
-    return bool(ttest_ind_from_stats(*samples[0], *samples[1], equal_var=False).pvalue < _LEVEL)
-
-
-def differ(one: SeedGroup, other: SeedGroup, metric: str) -> bool:
-    """Whether seeds tell two mechanisms apart, and held-out records do too where the runs keep their losses."""
-    error = record_error(one, other, metric)
-    return told_apart(one.values, other.values) and (error is None or error.differs)
 
 
 def rankings(results: Sequence[Result]) -> list[Ranking]:

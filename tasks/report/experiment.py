@@ -41,10 +41,17 @@ from tasks.report.answer import (
     perplexities_of,
     rankings,
 )
-from tasks.report.claims import as_users_claim, audit_as_users_claim, claims, limit_of, privacy_curve
+from tasks.report.claims import (
+    as_users_claim,
+    attacked,
+    audit_as_users_claim,
+    claims,
+    limit_of,
+    meaning,
+    privacy_curve,
+    proved,
+)
 from tasks.report.page import write, write_index
-from tasks.report.results_table import table
-from tasks.report.scores_table import score_table, scores_of
 from tasks.report.steps_needed import (
     STEPS_FILE,
     curve_ends,
@@ -54,7 +61,7 @@ from tasks.report.steps_needed import (
     steps_over_seeds,
     with_steps,
 )
-from tasks.report.verdict_strip import attacked, meaning, proved
+from tasks.report.tables import result_table, score_table, scores_of
 from tasks.settings.params import load_settings
 from tasks.stage import run_stage
 from tasks.workspace import keep_pages
@@ -207,7 +214,7 @@ def _write_page(
         untuned={one: value for one in models if (value := untuned(results, one, metric)) is not None},
         metric=title_of(metric),
         metric_key=metric,
-        table=table(groups, audits, rankings(results)),
+        table=result_table(groups, audits, rankings(results)),
         scores=score_table(groups),
         several_seeds=any(len(group.results) > 1 for group in groups),
         claims=claims(groups, audits, limits),

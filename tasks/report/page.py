@@ -24,8 +24,7 @@ from dptune.privacy.spent_budgets.register import Register, SpentTotal
 from tasks.charts.canvas import DARK, Figure, for_page, names_in, program
 from tasks.charts.looks import Look
 from tasks.paths import DATA, REPORT, REPORTS, SPENT
-from tasks.report.numbers import could_refute, digits4, exact, spread_text, whole_percent
-from tasks.report.ruler import ruler
+from tasks.report.numbers import could_refute, digits4, exact, ruler, spread_text, whole_percent
 
 INDEX = "index.html"
 #: The program of the charts, which DVC's page of plots loads (.dvc/page.html).

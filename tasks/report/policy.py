@@ -11,7 +11,8 @@ from dptune.core.digits import at_most
 from tasks.charts.canvas import save
 from tasks.charts.looks import looks
 from tasks.charts.policy import algorithm_of, by_label, noise_of, reward_looks, rewards, spread, study
-from tasks.report.answer import listed, told_apart
+from tasks.charts.seed_groups import told_apart
+from tasks.report.answer import listed
 from tasks.report.numbers import digits4
 from tasks.report.page import write
 

@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 from test_report import private, result
 
-from tasks.charts.seed_groups import over_seeds
-from tasks.report.answer import NOTHING, answer_lines, caveats, further_lines, rankings, told_apart
-from tasks.report.record_errors import record_error
+from tasks.charts.seed_groups import over_seeds, record_error, told_apart
+from tasks.report.answer import NOTHING, answer_lines, caveats, further_lines, rankings
 
 
 def cells(mechanism: str, values: list[float], certified: float | str = 2.0, **changes: Any) -> list[dict[str, Any]]:

@@ -14,8 +14,7 @@ import yaml
 from dptune.core.errors import ConfigError
 from dptune.core.files import write_json
 from dptune.privacy.run_folder import RunFolder
-from tasks.report.benchmarks import CLAIMED, answers_by_study, benchmark_of, page
-from tasks.report.finished_runs import FinishedStudy, read_studies
+from tasks.report.benchmarks import CLAIMED, FinishedStudy, answers_by_study, benchmark_of, page, read_studies
 from tests.browser import samples
 
 

@@ -22,8 +22,8 @@ from tasks.experiment.cell_list import read_results
 from tasks.experiment.guarantee import GUARANTEE
 from tasks.paths import RUNS
 from tasks.report import experiment as module
+from tasks.report.claims import attacked, meaning, proved
 from tasks.report.experiment import write_report
-from tasks.report.verdict_strip import attacked, meaning, proved
 
 PICTURES = ("utility.png", "perplexity.png", "epsilon.png", "curves.png")
 

@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[2]
 _RESULTS = {"result", "first", "other"}
 _READERS = [
     *(ROOT / "tasks" / "report" / f"{name}.py" for name in (
-        "answer", "benchmarks", "claims", "experiment", "scores_table", "steps_needed", "results_table",
+        "answer", "benchmarks", "claims", "experiment", "steps_needed", "tables",
     )),
     *(ROOT / "tasks" / "charts" / f"{name}.py" for name in (
         "audits", "controllers", "curves", "seed_groups", "utility",

@@ -7,8 +7,7 @@ import re
 
 import pytest
 
-from tasks.report.numbers import whole_percent
-from tasks.report.ruler import ruler, ruler_end
+from tasks.report.numbers import ruler, ruler_end, whole_percent
 
 
 def test_ticks_stand_in_proportion_and_what_is_ruled_out_is_filled() -> None:

@@ -26,10 +26,8 @@ from tasks import synthetic
 from tasks.charts.canvas import for_page
 from tasks.experiment.finetune import run_cell
 from tasks.paths import AUDITS, PUBLIC_MODEL, RUNS, SYNTHETIC
-from tasks.report import synthetic as page_of
 from tasks.report.page import INDEX
-from tasks.report.synthetic import lengths
-from tasks.synthetic import open_cell, sample_cell
+from tasks.synthetic import lengths, open_cell, sample_cell
 
 FILES = (".html", ".jsonl", ".md", ".png")
 
@@ -134,7 +132,7 @@ def test_a_page_that_fails_leaves_nothing(study: Path, monkeypatch: pytest.Monke
     def fail(*given: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(page_of, "save", fail)
+    monkeypatch.setattr(synthetic, "save", fail)
     with pytest.raises(OSError, match="No space left"):
         sample_cell(run_of("static"), 3)
     assert list(SYNTHETIC.iterdir()) == []
