@@ -13,9 +13,9 @@ from prefect import get_run_logger, task
 from prefect.context import TaskRunContext
 
 from dptune.core.files import private_directory, sha256, write_json
-from flows.command import FlowError, begin_flow, flow_error, run_flow
-from flows.experiment import available_devices
-from flows.pages import progress_page
+from flows.common.command import FlowError, begin_flow, flow_error, run_flow
+from flows.common.pages import progress_page
+from flows.common.runners import available_devices
 from flows.server import flow
 from tasks.audit.attacks import audit_cell, audit_file, audit_key
 from tasks.audit.publish import publish_audit

@@ -26,12 +26,21 @@ from prefect.types.entrypoint import EntrypointType
 from dptune.core.declarations import Count, CountOrZero, Delta, Epochs, Epsilon, FewOrZero, Rows, Seed
 from dptune.core.errors import DptuneError
 from dptune.job.settings import Telemetry
-from flows import price_gate
 from flows.audit import audit
-from flows.command import SERVING, FlowError, end_quietly, end_when_cancelled
-from flows.experiment import experiment
-from flows.form import GRIDS, Label, LoraEntries, ModelName, Training, changes, file_values, records_words
-from flows.pages import (
+from flows.common.command import SERVING, FlowError, end_quietly, end_when_cancelled
+from flows.common.form import (
+    GRIDS,
+    Label,
+    LoraEntries,
+    ModelName,
+    Training,
+    audit_folder_of,
+    changes,
+    file_values,
+    folder_of,
+    records_words,
+)
+from flows.common.pages import (
     audit_form_name,
     grid_form_name,
     policy_form_name,
@@ -40,12 +49,12 @@ from flows.pages import (
     show_file,
     show_results,
 )
+from flows.experiment import experiment
 from flows.policy import policy
 from flows.prediction import prediction
-from flows.runners import audit_folder_of, folder_of
 from flows.search import search
 from flows.server import flow
-from flows.study import study
+from flows.study import study, wait_for_approval
 from tasks.paths import POLICY, PREDICTION
 from tasks.settings.params import load_settings
 from tasks.settings.search import Candidates, Score, Shape
@@ -140,7 +149,7 @@ def experiment_form(
     def work() -> Any:
         folder = folder_of(given)
         if ask_first:
-            price_gate.ask_first(given)
+            wait_for_approval(given)
         folders = experiment.fn(overrides=given, folder=folder)
         show_results(load_settings(PARAMS, given).experiment.name, folder)
         return folders

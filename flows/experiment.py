@@ -1,4 +1,4 @@
-"""The experiment flow: runs every cell of the grid as a Prefect task, in a process of its own.
+"""The experiment flow: runs every cell of the grid as a Prefect task, in a process of its own; and makes the data.
 
 python -m flows.experiment        # what the DVC stage runs
 """
@@ -6,28 +6,40 @@ python -m flows.experiment        # what the DVC stage runs
 from __future__ import annotations
 
 import os
-import subprocess
+import re
 import sys
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Annotated, Any
 
 from prefect import get_run_logger, task
+from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State, TaskRun
 from prefect.context import TaskRunContext
 from prefect.futures import PrefectFuture
 from prefect.runtime import flow_run
 
-from dptune.core.errors import DptuneError
+from dptune.core.errors import ConfigError, DptuneError
 from dptune.core.progress import Meter
 from dptune.privacy.run_folder import RunFolder
-from flows.child import child
-from flows.command import CellError, begin_flow, flow_error, hold_when_stopped, run_flow
-from flows.pages import grid_name, progress_page
-from flows.runners import THREADS, SharedFolder, free_place, open_runner, shared_folder, with_threads
+from flows.common.child import child
+from flows.common.command import CellError, begin_flow, flow_error, run_flow
+from flows.common.pages import grid_name, progress_page
+from flows.common.runners import (
+    THREADS,
+    SharedFolder,
+    available_devices,
+    environment_with,
+    error_of,
+    free_place,
+    open_runner,
+    own_threads,
+    run_attached,
+    run_process,
+    shared_folder,
+    with_threads,
+)
 from flows.server import flow
 from tasks.experiment.cell_list import CellGroup, group_cells, renamed_runs, standing, write_list
 from tasks.experiment.cells import Cell, grid, is_finished, is_published, write_cell
@@ -40,12 +52,16 @@ from tasks.settings.experiment import Experiment
 from tasks.settings.mechanisms import own_epsilons
 from tasks.settings.params import load_settings, merge
 from tasks.settings.strict import PlainNumbers
-from tasks.stage import ERROR_FILE, run_stage
+from tasks.stage import run_stage
 
-_LAST_LINES = 15
+#: The stages that make what the experiment reads; DVC runs those before them too, and none that nothing changed.
+DATA_STAGES = ("canaries", "split", "validation", "pretrain", "models")
+#: All of them, in DVC's order, for the share that is done.
+ALL_STAGES = ("checks", "acquire", "verbalize", "split", "canaries", "validation", "pretrain", "models")
+#: Sections that these stages read from params.yaml, and from nowhere else.
+_OF_THE_FILE = ("plugins", "data", "canaries", "pretrain")
+_STAGE = re.compile(r"(?:Running stage|Stage) '(?P<name>[^']+)'")
 _UNDER_WAY: list[Cell] = []  # the cells of this process' flow, for the last line after Ctrl-C
-# A cell takes these variables from its flow, because Dask and Ray set them to one thread for all that workers start.
-_THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "OMP_WAIT_POLICY")
 
 
 @dataclass(frozen=True)
@@ -113,22 +129,11 @@ def fine_tune(group: CellGroup, context: DispatchContext) -> list[str]:
             # The cells may be locked by another flow, or by the process of a killed worker, which ends a moment later.
             options.append("--wait")
             # A single process at a terminal draws its own progress bars; otherwise its output becomes log lines.
-            run = _run_attached if context.terminal else run_process
+            run = run_attached if context.terminal else run_process
             command = child("tasks.experiment.finetune", *files, *options)
             side_by_side = min(len(devices) * places, context.groups)
             run(group.label, command, home, with_threads(environment_with(context.environment), side_by_side))
     return [str(cell.directory) for cell in group.cells]
-
-
-def own_threads() -> dict[str, str | None]:
-    """This process' environment variables for numbers of threads; None for those that are not set."""
-    return {name: os.environ.get(name) for name in _THREADS}
-
-
-def environment_with(changes: Mapping[str, str | None]) -> dict[str, str]:
-    """This process' environment with ``changes``; None removes a variable."""
-    merged = {**os.environ, **changes}
-    return {name: value for name, value in merged.items() if value is not None}
 
 
 @flow(name="experiment", log_prints=True)
@@ -246,26 +251,6 @@ def _failures(
     return failed, errors
 
 
-def error_of(future: PrefectFuture[Any]) -> BaseException:
-    """The exception that ended a failed task."""
-    if not future.state.is_final():
-        return DptuneError(f"{future.state.name}: its worker was lost. Fix: start workers again, and run again.")
-    try:
-        found = future.state.result(raise_on_failure=False)
-    except Exception as error:
-        return error
-    return found if isinstance(found, BaseException) else RuntimeError(str(future.state.message))
-
-
-def available_devices(settings: Experiment) -> list[str]:
-    """The devices that params.yaml names, or every CUDA device, or the CPU."""
-    if settings.devices != "auto":
-        return list(settings.devices)
-    import torch  # takes seconds, and is not needed if the devices are named
-
-    return [f"cuda:{index}" for index in range(torch.cuda.device_count())] or ["cpu"]
-
-
 def tags_of(settings: Experiment) -> dict[str, str]:
     """Tags that say where a run in MLflow came from."""
     return {
@@ -277,62 +262,36 @@ def tags_of(settings: Experiment) -> dict[str, str]:
     }
 
 
-def _run_attached(label: str, command: list[str], home: Path, environment: Mapping[str, str]) -> None:
-    with TemporaryDirectory() as folder:
-        said = Path(folder) / "error.txt"
-        own = {**environment, ERROR_FILE: str(said)}
-        status = subprocess.run(command, cwd=home, env=own, check=False).returncode
-        if status != 0:
-            hold_when_stopped()
-            raise CellError(label, status, said.read_text(encoding="utf-8") if said.exists() else "")
+# The experiment's data: the DVC stages before it, as a task.
 
 
-def run_process(
-    label: str,
-    command: list[str],
-    home: Path | None = None,
-    environment: Mapping[str, str] | None = None,
-    on_line: Callable[[str], None] = lambda line: None,
-) -> None:
-    """Run a process and pass its output on line by line.
+@task(name="data", task_run_name="data and public model", cache_policy=NO_CACHE)
+def make_data(on_stage: Callable[[str], None], stages: Sequence[str] = DATA_STAGES) -> None:
+    """Run the DVC stages that the experiment reads from, where something changed.
 
     Args:
-        home: the process' working directory; None for this one's.
-        environment: the process' environment; None for this one's.
-        on_line: called with each line.
+        on_stage: called with the name of each stage that DVC comes to.
+        stages: the last ones, for work that reads fewer.
 
-    Raises: CellError with the last lines, if it ends with an error.
+    Raises: FlowError with the cause of the stage that failed.
     """
-    logger, last = get_run_logger(), deque[str](maxlen=_LAST_LINES)
-    process = subprocess.Popen(
-        command,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        bufsize=1,
-        cwd=home,
-        env=environment,
-    )
+
+    def look(line: str) -> None:
+        if found := _STAGE.match(line):
+            on_stage(found["name"])
+
     try:
-        for line in _lines(process):
-            last.append(line)
-            logger.info("%s", line)
-            on_line(line)
-        status = process.wait()
-    finally:
-        if process.poll() is None:
-            process.terminate()
-            process.wait()
-    if status != 0:
-        hold_when_stopped()
-        raise CellError(label, status, "\n".join(last))
+        run_process("data", child("dvc", "repro", *stages), on_line=look)
+    except CellError as error:
+        raise flow_error("the data could not be made", [error]) from error
 
 
-def _lines(process: subprocess.Popen[str]) -> Iterator[str]:
-    assert process.stdout is not None
-    for line in process.stdout:
-        if line.strip():
-            yield line.rstrip()
+def check_overrides(overrides: dict[str, Any]) -> None:
+    """Raise ConfigError for a section that the data's stages would not see."""
+    for section in _OF_THE_FILE:
+        if section in overrides:
+            fix = "change it in params.yaml, and leave it out here"
+            raise ConfigError(f"overrides.{section}", "the data's stages read it only from params.yaml", fix=fix)
 
 
 def main() -> None:

@@ -18,10 +18,9 @@ from prefect.task_runners import ThreadPoolTaskRunner
 from dptune.core.errors import ConfigError
 from dptune.core.files import private_directory, read_json, write_json, write_text
 from dptune.privacy.run_folder import RunFolder
-from flows.child import child
-from flows.command import begin_flow, flow_error, run_flow
-from flows.experiment import error_of, run_process
-from flows.runners import free_place
+from flows.common.child import child
+from flows.common.command import begin_flow, flow_error, run_flow
+from flows.common.runners import error_of, free_place, run_process
 from flows.server import flow
 from tasks.experiment.cells import PUBLISHED
 from tasks.mlflow import tracking

@@ -18,10 +18,10 @@ from dptune.core.errors import ConfigError
 from dptune.core.files import private_directory, write_json
 from dptune.prediction.booking import write_booking
 from dptune.prediction.ensemble import is_tuned
-from flows.child import child
-from flows.command import begin_flow, flow_error, run_flow
-from flows.experiment import available_devices, error_of, run_process, tags_of
-from flows.runners import free_place, with_threads
+from flows.common.child import child
+from flows.common.command import begin_flow, flow_error, run_flow
+from flows.common.runners import available_devices, error_of, free_place, run_process, with_threads
+from flows.experiment import tags_of
 from flows.server import flow
 from tasks.experiment.checks import check_inputs, check_models
 from tasks.mlflow import tracking

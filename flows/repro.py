@@ -23,7 +23,6 @@ from contextlib import contextmanager
 from itertools import chain, count
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from types import FrameType
 from typing import IO, Any, Self
 
 import yaml
@@ -35,15 +34,21 @@ from rich.text import Text
 from dptune.core.errors import ConfigError, DptuneError
 from dptune.core.files import private_directory
 from dptune.core.progress import EVENTS
-from flows.announcement import opening, took
-from flows.child import child
+from flows.common.child import child
 from tasks.mlflow.page_links import remembered
 from tasks.paths import DATA, REPORT, REPORTS
 from tasks.profile import PARAMS, members, overrides, read_profile
+from tasks.settings.experiment import Experiment
 from tasks.settings.params import load_settings
 from tasks.stage import ERROR_FILE, INTERRUPTED, USER_ERROR, last_error, say_error
 
 LOG = DATA / "repro.log"
+#: Minutes that the shipped study took on two idle cores, without setup: the least and the most of several runs.
+_MEASURED = (10, 12)
+_SHIPPED = ("nonprivate", "static", "quantile", "rldp", "rldp_published")
+_SECONDS_BETWEEN_READS = 0.3
+_MOST_METERS = 8
+_TOOK = re.compile(r"^this run took (\d+) seconds$", re.MULTILINE)
 _STAGE = re.compile(r"(?P<what>Running stage|Stage) '(?P<name>[^']+)'")
 # DVC's remarks on git and on its own options: nothing that this project's users have to do.
 _REMARKS = re.compile(
@@ -116,7 +121,8 @@ def _run(arguments: list[str]) -> int:
             if console.is_terminal and not console.is_dumb_terminal:
                 _draw(process, log, StageDisplay(console, _stages(command), events))
             else:
-                _pass_on(process, log)
+                for line in _lines(process, log):
+                    print(line, file=sys.stderr, flush=True)
             status = process.wait()
         cause = error.read_text(encoding="utf-8") if error.exists() else ""
     if status == 0 and "--temp" in command:
@@ -127,7 +133,8 @@ def _run(arguments: list[str]) -> int:
         with LOG.open("a", encoding="utf-8") as log:
             log.write(took(seconds))
         _say_where(console, seconds)
-    elif status == -signal.SIGTERM and not _has_said_where():
+    # A flow that was stopped says in its last line how far it came.
+    elif status == -signal.SIGTERM and not LOG.read_text("utf-8").rstrip().rpartition("\n")[2].startswith("stopped"):
         print("stopped; run again to go on", file=sys.stderr)
     else:
         print(cause, end="", file=sys.stderr)
@@ -141,23 +148,15 @@ def _stopping(process: subprocess.Popen[str]) -> Iterator[None]:
     A terminal sends Ctrl-C to all processes. SIGTERM is passed on to DVC and its stage.
     """
 
-    def stop(_signal: int, _frame: FrameType | None) -> None:
-        process.terminate()
-
     before: dict[int, Any] = {
         signal.SIGINT: signal.signal(signal.SIGINT, signal.SIG_IGN),
-        signal.SIGTERM: signal.signal(signal.SIGTERM, stop),
+        signal.SIGTERM: signal.signal(signal.SIGTERM, lambda *_: process.terminate()),
     }
     try:
         yield
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-def _has_said_where() -> bool:
-    """Whether a stopped stage's last line says how far it came, as flows say it."""
-    return LOG.read_text(encoding="utf-8").rstrip().rpartition("\n")[2].startswith("stopped")
 
 
 def _free_name(name: str) -> str:
@@ -183,11 +182,6 @@ def _lines(process: subprocess.Popen[str], log: IO[str]) -> Iterator[str]:
         log.flush()
         if line.strip() and not _REMARKS.match(line):
             yield line.rstrip()
-
-
-def _pass_on(process: subprocess.Popen[str], log: IO[str]) -> None:
-    for line in _lines(process, log):
-        print(line, file=sys.stderr, flush=True)
 
 
 def _draw(process: subprocess.Popen[str], log: IO[str], display: StageDisplay) -> None:
@@ -239,11 +233,47 @@ def _main() -> int:
         return USER_ERROR
 
 
+# Announcement: what the study runs and shows, and how long that takes on this machine.
+
+
+def opening(log: Path) -> list[str]:
+    """First lines of `make repro`; none where params.yaml cannot be read, which the first stage says.
+
+    Args:
+        log: of the run before, if there was one; ``took`` is its last line.
+    """
+    try:
+        settings = load_settings()
+    except (DptuneError, OSError):
+        return []
+    study = settings.experiment
+    epsilons = ", ".join(f"{one:g}" for one in study.epsilons)
+    seeds = f"{len(study.seeds)} seed{'s' if len(study.seeds) > 1 else ''}"
+    return [
+        f"Study {study.name!r}: {', '.join(study.mechanisms)}",
+        f"               at {study.accounting} epsilon {epsilons}, {seeds}, on {', '.join(study.models)}",
+        f"You get        {REPORT / 'report.html'}: the best model at the privacy that is paid, proofs and attacks",
+        f"It takes       {_how_long(study, log)}. What is done already is skipped.",
+    ]
+
+
+def took(seconds: float) -> str:
+    """The line of a log that says how long its run took."""
+    return f"this run took {seconds:.0f} seconds\n"
+
+
+def _how_long(study: Experiment, log: Path) -> str:
+    before = log.read_text(encoding="utf-8", errors="replace") if log.exists() else ""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    if said := _TOOK.search(before):
+        stages = f"\n{before}".count("\nRunning stage '")
+        return f"what changed; the last run here took {_duration(int(said[1]))} for {stages} stage{'s' * (stages != 1)}"
+    if (tuple(study.mechanisms), tuple(study.epsilons), tuple(study.seeds)) == (_SHIPPED, (2.0,), (0,)):
+        return f"{_MEASURED[0]} to {_MEASURED[1]} minutes on two idle cores; here it may use {cores}"
+    return f"a time that has not been measured for these settings; here it may use {cores} cores"
+
+
 # Display of a pipeline's run: the stages that are done, the one that runs, and the meters of its processes.
-
-
-_SECONDS_BETWEEN_READS = 0.3
-_MOST_METERS = 8
 
 
 class _TimeLeft(TimeRemainingColumn):

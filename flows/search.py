@@ -17,12 +17,22 @@ import typer
 from prefect import get_run_logger, task
 from prefect.cache_policies import NO_CACHE
 
-from flows.child import child
-from flows.command import CellError, FlowError, begin_flow, flow_error, run_flow
-from flows.data_stages import check_overrides, make_data
-from flows.experiment import available_devices, environment_with, error_of, own_threads, run_process
-from flows.pages import progress_page, search_name, show_file
-from flows.runners import THREADS, SharedFolder, free_place, open_runner, shared_folder
+from flows.common.child import child
+from flows.common.command import CellError, FlowError, begin_flow, flow_error, run_flow
+from flows.common.pages import progress_page, search_name, show_file
+from flows.common.runners import (
+    THREADS,
+    SharedFolder,
+    available_devices,
+    environment_with,
+    error_of,
+    free_place,
+    open_runner,
+    own_threads,
+    run_process,
+    shared_folder,
+)
+from flows.experiment import check_overrides, make_data
 from flows.server import flow
 from tasks.experiment.checks import check_models
 from tasks.paths import REPORT

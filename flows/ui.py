@@ -22,7 +22,7 @@ import typer
 
 from dptune.core.errors import DptuneError
 from dptune.core.files import write_text
-from flows.child import child
+from flows.common.child import child
 from flows.server import HOST, USER, listens, new_password, prefect_settings
 from tasks.mlflow.experiments import repair_paths
 from tasks.mlflow.page_links import remembered

@@ -24,7 +24,7 @@ NO_STAGE = {
         "dptune.core.plugins",
         "dptune.core.progress",
     ),
-    *("dptune.core.interrupts", "flows", "flows.command", "flows.pages"),
+    *("dptune.core.interrupts", "flows", "flows.common.command", "flows.common.pages"),
     *("tasks", "tasks.dvc_deps", "tasks.experiment.checks", "tasks.identity"),
     *("tasks.paths", "tasks.stage", "tasks.workspace"),
     # Their values are parameters of the stages.

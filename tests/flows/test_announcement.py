@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from flows.announcement import opening, took
+from flows.repro import opening, took
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -13,7 +13,7 @@ from dptune.core.errors import DataError
 from dptune.core.files import write_json, write_text
 from flows import audit as module
 from flows.audit import audit
-from flows.command import FlowError
+from flows.common.command import FlowError
 from tasks.audit.attacks import audit_file
 from tasks.experiment.finetune import run_cell
 from tasks.mlflow import tracking

@@ -25,7 +25,7 @@ from dptune.privacy.entropy import OsEntropy
 from dptune.training.loop import train
 from dptune.training.run import StepReport
 from flows.audit import audit
-from flows.command import CellError, FlowError, _Plain, flow_error
+from flows.common.command import CellError, FlowError, _Plain, flow_error
 from flows.experiment import experiment
 from flows.policy import policy
 from flows.prediction import prediction
@@ -40,7 +40,7 @@ pytestmark = pytest.mark.system
 # A flow that hangs, in a thread too, beside a child that takes no hint.
 HANGING = """
 import subprocess, sys, threading
-from flows.command import run_flow
+from flows.common.command import run_flow
 stubborn = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf', flush=True); signal.pause()"
 
 def work():

@@ -23,10 +23,10 @@ from tiny_pipeline import BUDGET, built, cells, copied, prepare_environment, rea
 from dptune.core.errors import ConfigError
 from dptune.privacy.ledger_file import read_ledger
 from dptune.records.parquet_file import read_records
-from flows import child
 from flows import experiment as module
-from flows import runners as places
-from flows.experiment import available_devices, experiment
+from flows.common import child, runners
+from flows.common.runners import available_devices
+from flows.experiment import experiment
 from tasks.mlflow import tracking
 from tasks.mlflow.page_links import VIEW, remembered
 from tasks.paths import EVAL, EXPERIMENT, FAILURES, NARRATIVES, REPORT, RUNS, SPLITS, TRAIN, planted_secrets
@@ -336,7 +336,7 @@ def test_a_device_runs_no_more_cells_than_it_may(stand_in: Callable[..., None]) 
 def test_cells_side_by_side_share_the_cores(stand_in: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
     """And a lone cell has them all, where nobody chose a number of threads. Threads that wait sleep."""
     cores, two = set(range(8)), {"experiment": {"cells_per_device": 2}}
-    monkeypatch.setattr(places.os, "sched_getaffinity", lambda _: cores)
+    monkeypatch.setattr(runners.os, "sched_getaffinity", lambda _: cores)
     monkeypatch.delenv("OMP_NUM_THREADS")
     write_params(two)
     experiment(epsilons=[1, 4], mechanisms=["static"])
@@ -424,11 +424,11 @@ def test_an_interrupted_flow_leaves_no_process(stand_in: Callable[..., None], mo
         raise KeyboardInterrupt
         yield ""
 
-    monkeypatch.setattr(module, "get_run_logger", lambda: None)
-    monkeypatch.setattr(module.subprocess, "Popen", popen)
-    monkeypatch.setattr(module, "_lines", interrupted)
+    monkeypatch.setattr(runners, "get_run_logger", lambda: None)
+    monkeypatch.setattr(runners.subprocess, "Popen", popen)
+    monkeypatch.setattr(runners, "_lines", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        module.run_process("x", [sys.executable, "-c", "import signal; signal.pause()"])  # ends only when it is ended
+        runners.run_process("x", [sys.executable, "-c", "import signal; signal.pause()"])  # ends only when it is ended
     assert started[0].poll() is not None
     with pytest.raises(ProcessLookupError):
         os.kill(started[0].pid, 0)

@@ -10,10 +10,10 @@ import yaml
 from tiny_pipeline import BUDGET, write_params
 
 from flows import deployments as module
+from flows.common.form import ASK_FIRST, OVERRIDES, changes, file_values, path_of
+from flows.common.pages import grid_words
 from flows.deployments import _FLOWS, deployments, fields_of
 from flows.experiment import experiment
-from flows.form import ASK_FIRST, OVERRIDES, changes, file_values, path_of
-from flows.pages import grid_words
 from flows.ui import _PAGE_SETTINGS
 from tasks.settings.params import load_settings
 

@@ -234,7 +234,7 @@ FLOW = """
 import sys
 from prefect import get_client
 from prefect.server.api.server import SubprocessASGIServer
-from flows.command import begin_flow, run_flow
+from flows.common.command import begin_flow, run_flow
 from flows.server import flow
 
 @flow(log_prints=True)
@@ -331,7 +331,7 @@ def test_every_flow_of_the_pipeline_runs_on_its_own_server() -> None:
 
 CLUSTER = """
 import sys
-from flows import runners
+from flows.common import runners
 if __name__ == "__main__":
     with runners._connect("dask", 1) as runner:
         runner.client

@@ -9,7 +9,7 @@ import pytest
 from tiny_pipeline import prepare_environment, write_params
 
 from dptune.core.files import write_text
-from flows.runners import audit_folder_of, folder_of
+from flows.common.form import audit_folder_of, folder_of
 from tasks.paths import DATA, EXPERIMENT, REPORTS
 from tasks.settings.params import Settings
 

@@ -16,7 +16,7 @@ from dptune.core.errors import ConfigError, DataError
 from dptune.core.files import write_json, write_text
 from dptune.privacy.spent_budgets.register import Register
 from flows import prediction as module
-from flows.command import FlowError
+from flows.common.command import FlowError
 from flows.prediction import prediction
 from tasks.experiment.finetune import run_cell
 from tasks.metrics import tool_name

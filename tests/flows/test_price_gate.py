@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from tiny_pipeline import BUDGET, STEPS, nonprivate, static, write_params
 
-from flows import price_gate
 from flows.server import flow
+from flows.study import price_of, wait_for_approval
 from tasks.experiment.cells import grid
 from tasks.experiment.finetune import run_cell
 from tasks.settings.params import load_settings
@@ -20,22 +20,22 @@ from tasks.settings.params import load_settings
 
 def test_the_price_adds_to_what_these_records_paid(pipeline: Path) -> None:
     cells = [static(), nonprivate()]
-    price = price_gate.price_of(cells, private=False)
+    price = price_of(cells, private=False)
     assert price is not None
     assert f"spends at most epsilon {BUDGET:g} by certified accounting" in price
     assert "then paid" not in price, "nothing was paid before"
     run_cell(cells[0], "cpu")
     other = static({"experiment": {"seeds": [1]}})
-    price = price_gate.price_of([other], private=False)
+    price = price_of([other], private=False)
     assert price is not None
     assert f"these records then paid at most epsilon {2 * BUDGET:g} in all" in price
-    unbounded = price_gate.price_of([other, nonprivate()], private=False)
+    unbounded = price_of([other, nonprivate()], private=False)
     assert unbounded is not None
     assert "then paid at most" not in unbounded, "one of the cells has no bound"
-    private = price_gate.price_of([other], private=True)
+    private = price_of([other], private=True)
     assert private is not None
     assert "paid" not in private, "what these records paid is private"
-    assert price_gate.price_of(cells[:1], private=False) is None, "a finished cell makes no release"
+    assert price_of(cells[:1], private=False) is None, "a finished cell makes no release"
 
 
 @pytest.mark.system
@@ -50,7 +50,7 @@ def test_a_run_waits_until_it_is_resumed_and_shows_the_price(server: str, pipeli
 
     @flow(name="asks")
     def asks() -> None:
-        price_gate.ask_first(None)
+        wait_for_approval(None)
         passed.append("went on")
 
     started = threading.Thread(target=asks, daemon=True)

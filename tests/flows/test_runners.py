@@ -23,9 +23,10 @@ from tiny_pipeline import ROOT, write_params
 
 from dptune.core.errors import ConfigError, DptuneError
 from dptune.core.files import locked, private_directory
-from flows import runners
-from flows.experiment import CellError, experiment, fine_tune
-from flows.runners import SharedFolder, free_place, open_runner, shared_folder
+from flows.common import runners
+from flows.common.command import CellError
+from flows.common.runners import SharedFolder, free_place, open_runner, shared_folder
+from flows.experiment import experiment, fine_tune
 from tasks.paths import SEARCH
 from tasks.search import run as run_module
 from tasks.search.request import digest_of
@@ -267,7 +268,7 @@ def test_workers_that_see_one_gpu_each_do_not_share_its_places(tmp_path: Path, m
 
 PARENT = """
 import subprocess, sys, time
-from flows.child import child
+from flows.common.child import child
 process = subprocess.Popen(child("{module}", "7"))
 print(process.pid, flush=True)
 sys.exit(process.wait())
@@ -304,7 +305,7 @@ def test_a_child_and_what_it_started_end_with_a_parent_that_was_killed(tmp_path:
 RUN = f"""
 import os
 import re
-from flows.command import end_when_cancelled
+from flows.common.command import end_when_cancelled
 end_when_cancelled()
 assert "DPTUNE_SERVING" not in os.environ, "a flow that this one starts has another parent"
 print(os.getpid(), flush=True)
@@ -331,7 +332,7 @@ def test_a_flow_run_ends_with_the_killed_process_that_served_its_deployment(tmp_
 
 HOLDING = """
 from pathlib import Path
-from flows.runners import free_place
+from flows.common.runners import free_place
 held = free_place(["cpu"], 1, Path({places!r}))
 held.__enter__()
 """

@@ -25,11 +25,11 @@ from dptune.job.search.search import working_folder
 from dptune.privacy.certificate import FILE, read_certificate
 from dptune.privacy.selection_law import SelectionLaw
 from dptune.training.run import Run
-from flows import runners
 from flows import search as module
-from flows.command import CellError, FlowError
+from flows.common import runners
+from flows.common.command import CellError, FlowError
+from flows.common.form import changes
 from flows.deployments import search_form
-from flows.form import changes
 from flows.search import DATA_STAGES, search
 from tasks.mlflow import tracking
 from tasks.mlflow.rounding import legible

@@ -13,7 +13,7 @@ from dptune.core.files import private_directory, write_json
 from dptune.privacy.run_folder import RunFolder
 from dptune.privacy.set_aside import FOLDER
 from flows import search as module
-from flows.command import FlowError
+from flows.common.command import FlowError
 from tasks.search.request import folder_of
 from tasks.settings.params import Settings, load_settings
 

@@ -25,9 +25,9 @@ pytestmark = [pytest.mark.system, pytest.mark.timeout(1800)]
 NESTED = """
 import flows  # before Prefect, which reads the limits of its server once
 from prefect import flow, task
-from flows.child import child
-from flows.command import begin_flow, run_flow
-from flows.experiment import run_process
+from flows.common.child import child
+from flows.common.command import begin_flow, run_flow
+from flows.common.runners import run_process
 
 @task(retries=1, retry_delay_seconds=2)
 def cell():

@@ -12,11 +12,10 @@ import yaml
 from tiny_pipeline import BUDGET, ROOT, read_json, static, write_params
 
 from dptune.core.files import write_text
-from flows.command import FlowError
-from flows.data_stages import ALL_STAGES, DATA_STAGES
+from flows.common.command import FlowError
+from flows.common.form import changes, file_values, folder_of
 from flows.deployments import audit_form, experiment_form, fields_of, study_form
-from flows.form import changes, file_values
-from flows.runners import folder_of
+from flows.experiment import ALL_STAGES, DATA_STAGES
 from flows.study import study
 from tasks.experiment.cell_list import write_list
 from tasks.experiment.finetune import run_cell

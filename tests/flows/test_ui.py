@@ -104,7 +104,7 @@ def trains_cells(process: psutil.Process) -> bool:
 
 def belongs_to_a_run(process: psutil.Process) -> bool:
     with suppress(psutil.NoSuchProcess):
-        return bool({"flows.child", "prefect.engine"} & {*process.cmdline()})
+        return bool({"flows.common.child", "prefect.engine"} & {*process.cmdline()})
     return False
 
 

@@ -26,7 +26,7 @@ _READERS = [
     *(ROOT / "tasks" / "charts" / f"{name}.py" for name in (
         "audits", "controllers", "curves", "seed_groups", "utility",
     )),
-    ROOT / "flows" / "pages.py",
+    ROOT / "flows" / "common" / "pages.py",
 ]  # fmt: skip
 #: What ``read_results`` and ``read_studies`` add from a cell's settings, and ``as_users_claim`` from its ledger.
 _OF_SETTINGS = {"claimed_by", "epsilon_clt", "learning_rate", "plain", "final_records"}

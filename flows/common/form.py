@@ -1,4 +1,4 @@
-"""Forms of the deployments: the entry of params.yaml that each field stands for, and the file's value of it.
+"""Forms of the deployments: the entry of params.yaml that each field stands for, and the folder of what is given.
 
 A field is a parameter of the form's function in ``flows.deployments``, and no list names it again. The sections' own
 models check what is given, so a form takes what the file takes, and refuses it in the same words.
@@ -6,14 +6,21 @@ models check what is given, so a form takes what the file takes, and refuses it 
 
 from __future__ import annotations
 
+import hashlib
+import json
+import re
 from collections.abc import Iterable
 from contextlib import suppress
+from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import GetJsonSchemaHandler, TypeAdapter
 from pydantic_core import CoreSchema
 
 from dptune.core.errors import DptuneError
+from dptune.core.files import private_directory, write_text
+from flows.common.pages import grid_name
+from tasks.paths import DATA, EXPERIMENT, REPORTS
 from tasks.settings.params import LoraSection, Settings, TrainingSection, load_settings, merge
 
 #: The field with sections that are merged over the file, for all entries that a form has no field for.
@@ -26,6 +33,9 @@ GRIDS = ("study", "experiment")
 MODELS = "models"
 #: Fields that stand for another entry than the one of their name in the form's own section.
 _ELSEWHERE = {"epochs": "training.epochs", "training": "training", "lora": "lora"}
+#: The sections that a study reads; others make no other study.
+_READ = ("plugins", "data", "task", "canaries", "pretrain", "lora", "training", "mechanisms", "experiment", "audit")
+_MOST = 60  # characters: each may take four bytes of the 255 that a folder's name may have
 
 
 def path_of(deployment: str, field: str) -> str:
@@ -129,3 +139,34 @@ Label = Annotated[str, _OfferedLabel()]
 ModelName = Annotated[str, _OfferedModel()]
 Training = Annotated[dict[str, Any], _OfferedSection("training", TrainingSection)]
 LoraEntries = Annotated[dict[str, Any], _OfferedSection("lora", LoraSection)]
+
+
+# Where a flow's lists and report lie: those of the workspace, which `make repro` wrote, are of params.yaml alone.
+
+
+def folder_of(overrides: dict[str, Any] | None = None, params: Path = Path("params.yaml")) -> Path:
+    """The folder for what runs with these overrides: data, or one of data/reports for what the file does not say."""
+    settings = load_settings(params, overrides)
+    if (digest := _digest(settings)) == _digest(load_settings(params)):
+        return DATA
+    words = re.sub(r"[^\w.]+", "-", grid_name(settings))[:_MOST].strip("-.")
+    return private_directory(REPORTS) / f"{words}-{digest[:6]}"
+
+
+def audit_folder_of(overrides: dict[str, Any]) -> Path:
+    """The folder of an audit with these overrides. If they change ``audit``, it is one of its own, with the list of the
+    cells that the other overrides trained.
+    """
+    folder = folder_of(overrides)
+    trained = folder_of({section: value for section, value in overrides.items() if section != "audit"})
+    listed = trained / EXPERIMENT.name
+    if folder == trained or not listed.exists():
+        return folder
+    own = folder.with_name(f"{folder.name}-audit")  # in ``folder`` lies the list of a study with these overrides
+    write_text(own / EXPERIMENT.name, listed.read_text(encoding="utf-8"))
+    return own
+
+
+def _digest(settings: Settings) -> str:
+    content = settings.model_dump(mode="json", include=set(_READ))
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

@@ -16,7 +16,7 @@ from typing import Any
 import psutil
 
 from dptune.core.errors import DptuneError
-from flows.child import end_with
+from flows.common.child import end_with
 from flows.server import cancel_run, end_server_with_me, own_server, watched_processes
 from tasks.paths import FAILURES
 from tasks.stage import INTERRUPTED, USER_ERROR, keep_failure, last_error, say_error, unknown_failure

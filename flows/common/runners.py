@@ -1,4 +1,6 @@
-"""Prefect's task runner that ``experiment.runner`` names, and so where a flow's cells run.
+"""Runners: where a flow's parts run, on which machine and device, and as which process.
+
+Prefect's task runner is the one that ``experiment.runner`` names:
 
 threads              the flow's process starts every cell on its own machine
 dask, ray            a temporary cluster of this machine, which ends with the flow
@@ -8,14 +10,13 @@ ray://host:10001     a running Ray cluster
 
 from __future__ import annotations
 
-import hashlib
-import json
 import logging
 import os
-import re
+import subprocess
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from importlib import import_module
@@ -24,18 +25,23 @@ from socket import gethostname
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from prefect import get_run_logger
 from prefect.client.orchestration import get_client
+from prefect.futures import PrefectFuture
 from prefect.settings import PREFECT_API_URL, get_current_settings, temporary_settings
 from prefect.task_runners import TaskRunner, ThreadPoolTaskRunner
 
 from dptune.core.errors import ConfigError, DptuneError
-from dptune.core.files import locked, private_directory, write_text
-from flows.pages import grid_name
-from tasks.paths import DATA, EXPERIMENT, REPORTS
+from dptune.core.files import locked, private_directory
+from flows.common.command import CellError, hold_when_stopped
+from tasks.paths import DATA
 from tasks.settings.experiment import Experiment
-from tasks.settings.params import Settings, load_settings
+from tasks.stage import ERROR_FILE
 
 THREADS = "threads"
+_LAST_LINES = 15
+# A cell takes these variables from its flow, because Dask and Ray set them to one thread for all that workers start.
+_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "OMP_WAIT_POLICY")
 
 
 @contextmanager
@@ -134,6 +140,15 @@ def _gpu_share(settings: Experiment) -> AbstractContextManager[Any]:
     return options
 
 
+def available_devices(settings: Experiment) -> list[str]:
+    """The devices that params.yaml names, or every CUDA device, or the CPU."""
+    if settings.devices != "auto":
+        return list(settings.devices)
+    import torch  # takes seconds, and is not needed if the devices are named
+
+    return [f"cuda:{index}" for index in range(torch.cuda.device_count())] or ["cpu"]
+
+
 # Limits how many cells run on a device of this machine at a time, across all flows and checkouts.
 
 
@@ -228,37 +243,84 @@ def shared_folder(runner: str) -> Iterator[SharedFolder]:
         yield SharedFolder(Path.cwd(), Path(mark).name)
 
 
-# Where a flow's lists and report lie: those of the workspace, which `make repro` wrote, are of params.yaml alone.
+# Processes of a flow's parts, each with the flow's own numbers of threads.
 
 
-#: The sections that a study reads; others make no other study.
-_READ = ("plugins", "data", "task", "canaries", "pretrain", "lora", "training", "mechanisms", "experiment", "audit")
-_MOST = 60  # characters: each may take four bytes of the 255 that a folder's name may have
+def own_threads() -> dict[str, str | None]:
+    """This process' environment variables for numbers of threads; None for those that are not set."""
+    return {name: os.environ.get(name) for name in _VARIABLES}
 
 
-def folder_of(overrides: dict[str, Any] | None = None, params: Path = Path("params.yaml")) -> Path:
-    """The folder for what runs with these overrides: data, or one of data/reports for what the file does not say."""
-    settings = load_settings(params, overrides)
-    if (digest := _digest(settings)) == _digest(load_settings(params)):
-        return DATA
-    words = re.sub(r"[^\w.]+", "-", grid_name(settings))[:_MOST].strip("-.")
-    return private_directory(REPORTS) / f"{words}-{digest[:6]}"
+def environment_with(changes: Mapping[str, str | None]) -> dict[str, str]:
+    """This process' environment with ``changes``; None removes a variable."""
+    merged = {**os.environ, **changes}
+    return {name: value for name, value in merged.items() if value is not None}
 
 
-def audit_folder_of(overrides: dict[str, Any]) -> Path:
-    """The folder of an audit with these overrides. If they change ``audit``, it is one of its own, with the list of the
-    cells that the other overrides trained.
+def run_attached(label: str, command: list[str], home: Path, environment: Mapping[str, str]) -> None:
+    with TemporaryDirectory() as folder:
+        said = Path(folder) / "error.txt"
+        own = {**environment, ERROR_FILE: str(said)}
+        status = subprocess.run(command, cwd=home, env=own, check=False).returncode
+        if status != 0:
+            hold_when_stopped()
+            raise CellError(label, status, said.read_text(encoding="utf-8") if said.exists() else "")
+
+
+def run_process(
+    label: str,
+    command: list[str],
+    home: Path | None = None,
+    environment: Mapping[str, str] | None = None,
+    on_line: Callable[[str], None] = lambda line: None,
+) -> None:
+    """Run a process and pass its output on line by line.
+
+    Args:
+        home: the process' working directory; None for this one's.
+        environment: the process' environment; None for this one's.
+        on_line: called with each line.
+
+    Raises: CellError with the last lines, if it ends with an error.
     """
-    folder = folder_of(overrides)
-    trained = folder_of({section: value for section, value in overrides.items() if section != "audit"})
-    listed = trained / EXPERIMENT.name
-    if folder == trained or not listed.exists():
-        return folder
-    own = folder.with_name(f"{folder.name}-audit")  # in ``folder`` lies the list of a study with these overrides
-    write_text(own / EXPERIMENT.name, listed.read_text(encoding="utf-8"))
-    return own
+    logger, last = get_run_logger(), deque[str](maxlen=_LAST_LINES)
+    process = subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        bufsize=1,
+        cwd=home,
+        env=environment,
+    )
+    try:
+        for line in _lines(process):
+            last.append(line)
+            logger.info("%s", line)
+            on_line(line)
+        status = process.wait()
+    finally:
+        if process.poll() is None:
+            process.terminate()
+            process.wait()
+    if status != 0:
+        hold_when_stopped()
+        raise CellError(label, status, "\n".join(last))
 
 
-def _digest(settings: Settings) -> str:
-    content = settings.model_dump(mode="json", include=set(_READ))
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+def _lines(process: subprocess.Popen[str]) -> Iterator[str]:
+    assert process.stdout is not None
+    for line in process.stdout:
+        if line.strip():
+            yield line.rstrip()
+
+
+def error_of(future: PrefectFuture[Any]) -> BaseException:
+    """The exception that ended a failed task."""
+    if not future.state.is_final():
+        return DptuneError(f"{future.state.name}: its worker was lost. Fix: start workers again, and run again.")
+    try:
+        found = future.state.result(raise_on_failure=False)
+    except Exception as error:
+        return error
+    return found if isinstance(found, BaseException) else RuntimeError(str(future.state.message))

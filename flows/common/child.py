@@ -1,6 +1,6 @@
 """Runs a module in this process, and ends the process when the one that started it ends, even by a kill.
 
-    python -m flows.child PARENT MODULE [ARGUMENT...]        # PARENT: the process id that must live on
+    python -m flows.common.child PARENT MODULE [ARGUMENT...]        # PARENT: the process id that must live on
 
 Otherwise the cell of a killed worker would go on, hold its lock, and keep the cell's next attempt waiting. A cell that
 trains ends after its step, with a checkpoint. What the module itself started, such as a stage of DVC's, ends with it:
@@ -27,7 +27,7 @@ _GRACE_SECONDS = 8.0
 
 def child(module: str, *arguments: str) -> list[str]:
     """Make the command that runs ``module`` for as long as this process lives."""
-    return [sys.executable, "-m", "flows.child", str(os.getpid()), module, *arguments]
+    return [sys.executable, "-m", "flows.common.child", str(os.getpid()), module, *arguments]
 
 
 def end_with(parent: int) -> None:
