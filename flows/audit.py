@@ -18,9 +18,9 @@ from flows.common.pages import progress_page
 from flows.common.runners import available_devices
 from flows.server import flow
 from tasks.audit.attacks import audit_cell, audit_file, audit_key
-from tasks.audit.publish import publish_audit
 from tasks.experiment.cell_list import listed_cells
 from tasks.experiment.checks import check_models
+from tasks.mlflow.cell_run import publish_audit
 from tasks.paths import AUDITED, AUDITS, DATA, EXPERIMENT, RUNS
 from tasks.report.experiment import report
 from tasks.settings.experiment import Audit

@@ -41,8 +41,7 @@ from tasks.report.page import write_index
 from tasks.report.prediction import write_page
 from tasks.settings.params import Settings, load_settings
 from tasks.split_records import records_digest
-from tasks.stage import run_stage
-from tasks.workspace import keep_pages
+from tasks.stage import keep_pages, run_stage
 
 
 @task(name="tune", task_run_name="{plan.models} models, shard {shard}", retries=1)
@@ -51,7 +50,7 @@ def tune_one(plan: EnsemblePlan, shard: int, devices: list[str], places: int) ->
     if not is_tuned(plan.directory, shard):
         with free_place(devices, places) as device:
             arguments = [str(plan.directory / PLAN), str(shard), "--device", device]
-            _run(f"shard {shard}", child("tasks.prediction.tune", *arguments), len(devices) * places)
+            _run(f"shard {shard}", child("tasks.prediction.ensembles", *arguments), len(devices) * places)
     return shard
 
 
@@ -61,7 +60,7 @@ def score_records(plan: ScoringPlan, part: int, parts: int, devices: list[str], 
     with free_place(devices, places) as device:
         arguments = [str(plan.directory / SCORING), str(part), str(parts), "--device", device]
         label = f"scores of {plan.ensemble.models} models"
-        _run(label, child("tasks.prediction.score", *arguments), len(devices) * places)
+        _run(label, child("tasks.prediction.scores", *arguments), len(devices) * places)
 
 
 def _run(label: str, command: list[str], side_by_side: int) -> None:

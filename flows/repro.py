@@ -35,7 +35,7 @@ from dptune.core.errors import ConfigError, DptuneError
 from dptune.core.files import private_directory
 from dptune.core.progress import EVENTS
 from flows.common.child import child
-from tasks.mlflow.page_links import remembered
+from tasks.mlflow.experiments import remembered
 from tasks.paths import DATA, REPORT, REPORTS
 from tasks.profile import PARAMS, members, overrides, read_profile
 from tasks.settings.experiment import Experiment

@@ -24,8 +24,7 @@ from dptune.core.errors import DptuneError
 from dptune.core.files import write_text
 from flows.common.child import child
 from flows.server import HOST, USER, listens, new_password, prefect_settings
-from tasks.mlflow.experiments import repair_paths
-from tasks.mlflow.page_links import remembered
+from tasks.mlflow.experiments import remembered, repair_paths
 from tasks.paths import DATA
 from tasks.stage import run_command
 

@@ -26,7 +26,7 @@ NO_STAGE = {
     ),
     *("dptune.core.interrupts", "flows", "flows.common.command", "flows.common.pages"),
     *("tasks", "tasks.dvc_deps", "tasks.experiment.checks", "tasks.identity"),
-    *("tasks.paths", "tasks.stage", "tasks.workspace"),
+    *("tasks.paths", "tasks.stage"),
     # Their values are parameters of the stages.
     *("tasks.settings", *(f"tasks.settings.{file.stem}" for file in (ROOT / "tasks" / "settings").glob("*.py"))),
 }

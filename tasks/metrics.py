@@ -10,17 +10,24 @@ declared counts as that (``allowed``). To have one sent, give it an entry with i
 from __future__ import annotations
 
 import logging
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
+from dptune.core.digits import at_least, at_most
 from dptune.core.metric import LABEL_SCORES, Metric, Place
 from tasks.audit.registry import parts
 
 _log = logging.getLogger(__name__)
 #: Undeclared names that a warning was given for.
 _UNDECLARED: set[str] = set()
+_DIGITS = 4
+_DIGITS_OF_PERPLEXITY = 6
+_PRICE = re.compile(r"(^|[._])(epsilon|mu)($|[._])")
+#: What attacks showed, and could have shown: lower bounds, which are rounded down.
+_SHOWN = re.compile(r"audited$|^audit_(?!.*certified$)")
 
 _PERPLEXITY = "perplexity"
 UTILITY, EPSILON_CHARTS, TRAINING = "Utility (lower is better)", "Four epsilons (no bar: infinite)", "While training"
@@ -177,3 +184,18 @@ def ranked_by(results: Sequence[Mapping[str, Any]]) -> tuple[Metric, Metric]:
     every cell, else the public set's.
     """
     return next((pair for pair in RANKED if all(pair[0].name in one["after"] for one in results)), RANKED[-1])
+
+
+def legible(name: str, value: float) -> float:
+    """A figure as MLflow gets it: an epsilon or mu with four digits, never below what was paid; a perplexity with six.
+
+    MLflow shows all digits that a figure has, and 1.999847 for a budget of 2 helps no reader. The exact values are in
+    the run's files; nothing computes with those of MLflow.
+    """
+    if not math.isfinite(value):
+        return value
+    if "perplexity" in name:
+        return float(f"{value:.{_DIGITS_OF_PERPLEXITY}g}")
+    if not _PRICE.search(name):
+        return value
+    return float((at_least if _SHOWN.search(name) else at_most)(value, _DIGITS))

@@ -24,7 +24,7 @@ from dptune.job.defaults import schedule_of
 from dptune.job.run_spec import training_plan
 from dptune.job.search.space import SEARCHED
 from dptune.job.settings import RENAMED, TuneSettings, rows_of
-from tasks.settings.comments import commented
+from tasks.settings.params import commented
 
 ROOT = Path(__file__).parents[1]
 SHARED = {**declared(ScheduleSettings), **declared(Lora)}
@@ -97,7 +97,7 @@ def test_a_field_that_a_base_declares_keeps_its_bounds_where_its_default_differs
 
 
 def test_the_comments_of_params_yaml_are_the_sentences_of_the_fields() -> None:
-    """`python -m tasks.settings.comments` writes them."""
+    """`python -m tasks.settings.params` writes them."""
     text = (ROOT / "params.yaml").read_text(encoding="utf-8")
     assert commented(text) == text
     other = text.replace("Learning rate after warm-up.", "another text", 1)

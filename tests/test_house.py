@@ -16,8 +16,8 @@ FRAGMENTS |= {"finished", "drawn", "verifying", "loading", "places", "plain", "t
 #: Names of one thing that has a file in several rooms: its section of params.yaml, task, flow, page, chart, command.
 ONE_THING = {
     *("__init__", "__main__", "audit", "benchmarks", "booking", "canaries", "ensembles", "experiment"),
-    *("learner", "options", "policy", "prediction", "pretrain", "prompts", "publish"),
-    *("run", "schedule", "score", "scoring", "search", "settings", "suggest"),
+    *("learner", "options", "policy", "prediction", "pretrain", "prompts"),
+    *("run", "schedule", "scoring", "search", "settings", "suggest"),
     *("training", "tune", "preparation", "mechanisms", "data"),
     *("page", "registry", "scores"),
 }

@@ -17,7 +17,7 @@ from dptune.core.digits import at_least, at_most
 from tasks.charts.seed_groups import Result, over_seeds, perplexity_metric, untuned
 from tasks.metrics import title_of
 from tasks.mlflow import tracking
-from tasks.mlflow.page_links import remembered, server
+from tasks.mlflow.experiments import remembered, server
 from tasks.paths import DATA, EXPERIMENT, REPORT
 from tasks.report.answer import answer_lines, further_lines, rankings
 from tasks.report.experiment import PAGE, read_study

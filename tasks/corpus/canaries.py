@@ -1,4 +1,4 @@
-"""DVC stage: plant the secrets that later attacks look for.
+"""Canaries, the secrets that later attacks look for: the DVC stage that plants them, and those among users' prompts.
 
 A rerun keeps secrets that fit the settings and the split: other ones would rename every finished cell, which would then
 train, and pay epsilon, again. Remove data/canaries to draw new ones.
@@ -6,15 +6,18 @@ train, and pay epsilon, again. Remove data/canaries to draw new ones.
 
 from __future__ import annotations
 
+import hmac
 import logging
 from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
+from random import Random
 from secrets import token_hex
 from time import process_time
 
 from dptune.core.errors import DataError
 from dptune.core.files import DamagedFileError, private_directory, read_json, sha256, write_json
-from dptune.records.canaries import POOL, CanaryPlan, are_planted, inject
+from dptune.records.canaries import ALPHABET, POOL, SECRET_LENGTH, CanaryPlan, are_planted, inject
 from dptune.records.parquet_file import read_records
 from tasks.paths import (
     MANIFEST,
@@ -95,6 +98,34 @@ def _check_made(file: Path) -> None:
 
 #: Functions from a public seed to the texts of which canaries say some, by kind.
 _WRITERS = {"samples": _samples, "maximisers": _maximisers}
+
+
+# Canaries among prompts: one user brings each, and a fair coin plants it.
+
+
+@dataclass(frozen=True)
+class PromptCanary:
+    """A user whom the auditor adds if a fair coin says so. Private.
+
+    Attributes:
+        record: number of the record in the attack split that gives the prompt; it decides the canary's update.
+        secret: secret in the prompt.
+        included: result of the coin.
+    """
+
+    record: int
+    secret: str = field(repr=False)
+    included: int = field(repr=False)
+
+
+def secret_of(salt: str, key: int) -> str:
+    """The secret of a record: a function of the salt and of the record's own key. Private."""
+    return draw_secret(Random(hmac.digest(bytes.fromhex(salt), str(key).encode(), "sha256")))
+
+
+def draw_secret(entropy: Random) -> str:
+    """Draw a secret, all of which are as likely."""
+    return "".join(entropy.choice(ALPHABET) for _ in range(SECRET_LENGTH))
 
 
 if __name__ == "__main__":

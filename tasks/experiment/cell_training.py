@@ -34,7 +34,6 @@ from dptune.training.run import Run, StepReport
 from dptune.training.run_start import open_run, rehearse_run
 from dptune.training.scores import score_classifier
 from tasks.charts.curves import draw_curves
-from tasks.experiment.cell_run import CellRun
 from tasks.experiment.cells import Cell
 from tasks.experiment.energy import EnergyMeter
 from tasks.experiment.preparation import PreparedCell, SharedInputs, prepare
@@ -42,6 +41,7 @@ from tasks.experiment.quality import MEASURES, first, spread, text_scores
 from tasks.experiment.results import History, child_run, result_of
 from tasks.experiment.spent_budgets import register_cell
 from tasks.metrics import JOULES, SECONDS, measured
+from tasks.mlflow.cell_run import CellRun
 from tasks.mlflow.tracking import timed
 
 

@@ -22,16 +22,15 @@ from dptune.training.models.model_names import name_of
 from dptune.training.models.own_weights import own_weights
 from tasks.charts.seed_groups import PUBLISHED as CLAIMED
 from tasks.experiment.adapter_model import write_model
-from tasks.experiment.cell_run import CellRun, main_metrics, steps_table
 from tasks.experiment.cells import PUBLISHED, Cell
-from tasks.experiment.guarantee import guarantee
 from tasks.experiment.preparation import PreparedCell
 from tasks.identity import code_digest
 from tasks.metrics import allowed
+from tasks.mlflow.cell_run import CellRun, main_metrics, steps_table
 from tasks.mlflow.entities import InputData, model_name
 from tasks.mlflow.tracking import LATER, NOTE, ChildRun, flow_tag, git_commit, optional, timed, training_hash
 from tasks.paths import EVAL, PUBLIC_VALIDATION, TRAIN
-from tasks.report.claims import as_users_claim
+from tasks.report.claims import as_users_claim, guarantee
 
 _LOAD = """The adapter with its card and its ledger: `mlflow.pyfunc.load_model("runs:/{run}/{model}")`. Its `predict`
 takes texts, and gives the log-likelihood of each. `dptune verify` checks card, ledger and weights in the model's

@@ -21,7 +21,7 @@ from dptune.privacy.run_folder import RunFolder
 from tasks.audit.registry import ATTACK_CHARTS
 from tasks.charts.looks import run_colours
 from tasks.metrics import EPSILON_CHARTS, HELD_OUT, PUBLIC, RANKED, TRAINING, UTILITY, shown_in, tool_name
-from tasks.mlflow.page_links import CERTIFIED, CLAIMS, VIEWS, PageLinks, links, paths, remember
+from tasks.mlflow.experiments import CERTIFIED, CLAIMS, VIEWS, PageLinks, links, paths, remember
 from tasks.mlflow.tracking import BATCH, LATER, NO_TIME, NOTE, client, optional, timed
 
 #: Tag of the runs of the last run's cells.

@@ -25,10 +25,9 @@ import requests
 import yaml
 
 from dptune.core.files import locked, private_directory, write_text
-from tasks.metrics import tool_name
+from tasks.metrics import legible, tool_name
 from tasks.mlflow.entities import InputData, log_inputs, log_model
 from tasks.mlflow.experiments import experiment_id, repair_paths
-from tasks.mlflow.rounding import legible
 from tasks.mlflow.unsent import Unsent
 from tasks.paths import DATA, TRAIN
 

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from dptune.policy.language.learner import Figures, LanguageLearner
     from dptune.policy.language.prompts import Prompts, Stream
     from dptune.policy.language.training import LanguageState
-from tasks.policy.prompt_canaries import PromptCanary, draw_secret, secret_of
+from tasks.corpus.canaries import PromptCanary, draw_secret, secret_of
 
 RLHF = DATA / "policy" / "rlhf"
 PROMPTS = "prompts.json"

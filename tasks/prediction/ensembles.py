@@ -1,4 +1,9 @@
-"""Plans of ensembles: settings, folder, shards, protocols, and the tuning of one shard."""
+"""Ensembles' plans: settings, folder, shards, protocols; and the tuning of one shard.
+
+python -m tasks.prediction.ensembles data/ensembles/<ensemble>/plan.json SHARD [--device cuda:0]
+
+Each shard is tuned in a process of its own: shards share neither weights nor random numbers.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +12,10 @@ import re
 import secrets
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+import typer
 
 from dptune.core.declarations import plain
 from dptune.core.errors import ConfigError
@@ -31,6 +37,7 @@ from tasks.settings.experiment import Model
 from tasks.settings.params import Settings
 from tasks.settings.prediction import Prediction, Serve
 from tasks.settings.strict import StrictModel
+from tasks.stage import run_command
 
 #: Version of the tuning of ensembles, part of their names. Raise it when a change moves their weights: tests/golden
 #: says when. A change of what only answers does not call for tuning again.
@@ -191,3 +198,20 @@ def close_plan(plan: EnsemblePlan, protocol: FixedMixture | None, telemetry: str
 
 def _options(protocol: FixedMixture) -> dict[str, Any]:
     return {name: getattr(protocol, name) for name in SERVED_OPTIONS}
+
+
+def main(
+    plan: Annotated[Path, typer.Argument(help="plan.json of the ensemble, which the flow writes")],
+    shard: Annotated[int, typer.Argument(help="number of the shard, from 0")],
+    device: Annotated[str, typer.Option(help="torch device")] = "cpu",
+) -> None:
+    """Tune the adapter of one shard, unless it is tuned already."""
+    try:
+        read = EnsemblePlan.model_validate_json(plan.read_text(encoding="utf-8"))
+    except ValueError:
+        raise ConfigError(str(plan), "is not a plan of an ensemble", fix="run python -m flows.prediction") from None
+    tune(read, shard, device)
+
+
+if __name__ == "__main__":
+    run_command(main)

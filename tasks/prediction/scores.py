@@ -1,14 +1,19 @@
-"""Scores of one ensemble, a file for each record: processes share the records, and a kill costs one of them."""
+"""Scores of one ensemble, a file for each record: processes share the records, and a kill costs one of them.
+
+python -m tasks.prediction.scores data/ensembles/<ensemble>/scores-<digest>/scoring.json PART PARTS [--device cuda:0]
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+import typer
 
 from dptune.core.declarations import plain
-from dptune.core.errors import DataError
+from dptune.core.errors import ConfigError, DataError
 from dptune.core.files import jsonable, private_directory, read_json, write_json
 from dptune.prediction.ensemble import load_adapters, read_manifest
 from dptune.prediction.perplexity import RecordScore, score_records
@@ -21,6 +26,7 @@ from tasks.prediction.ensembles import EnsemblePlan, record_tokens, scored_proto
 from tasks.settings.params import Settings
 from tasks.settings.prediction import Prediction
 from tasks.settings.strict import StrictModel
+from tasks.stage import run_command
 
 SCORING = "scoring.json"
 #: Version of these results, part of their names. Raise it when a change moves their figures: tests/golden says when.
@@ -114,3 +120,21 @@ def _read(file: Path) -> RecordScore:
 
 def _numbers(stored: Mapping[str, Any]) -> dict[str, float]:
     return {name: float(value) for name, value in stored.items()}
+
+
+def main(
+    plan: Annotated[Path, typer.Argument(help="scoring.json, which the flow writes")],
+    part: Annotated[int, typer.Argument(help="number of the part, from 0")],
+    parts: Annotated[int, typer.Argument(help="number of parts")],
+    device: Annotated[str, typer.Option(help="torch device")] = "cpu",
+) -> None:
+    """Score every PARTS-th record, but for those that are scored already."""
+    try:
+        read = ScoringPlan.model_validate_json(plan.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        raise ConfigError(str(plan), "is not a plan of scores", fix="run python -m flows.prediction") from None
+    score_part(read, part, parts, device)
+
+
+if __name__ == "__main__":
+    run_command(main)

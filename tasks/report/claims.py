@@ -5,7 +5,8 @@ A mechanism's claim is by the accountant of its paper. The ledgers price plain D
 ``as_users_claim`` shows that in its place, unless a run was calibrated by the central limit. It also names the
 accountant, because claims by different accountants do not compare.
 
-The words are the verdict's last two parts: what is proved, and what attacks found and how far they could have seen.
+The words are what a certified epsilon covers, and the verdict's last two parts: what is proved, and what attacks
+found and how far they could have seen.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from dptune.core.digits import at_least, at_most
-from dptune.privacy.accountants import rdp_epsilon
+from dptune.job.delivery.card import covered, has_guarantee, why_not
+from dptune.privacy.accountants import Epsilons, rdp_epsilon
 from dptune.privacy.accounting.mixture_figures import has_limit, limit_epsilon
 from dptune.privacy.ledger_file import read_ledger
 from tasks.audit.registry import bounds
@@ -29,6 +31,8 @@ from tasks.experiment.cell_list import is_plain
 _DELTAS = (1e-10, 1e-8, 1e-6, 1e-4, 1e-2, 0.1, 0.4, 0.9)
 #: Marks of a claim's accountant: the central limit, which is no bound, and Renyi DP.
 BY_CLT, BY_RDP = "CLT", "RDP"
+#: What a cell's certified epsilon covers, by its telemetry.
+GUARANTEE = {telemetry: covered(telemetry, "the adapter") for telemetry in ("research", "private")}
 Audit = Mapping[str, Any]
 _NOTHING = 1e-9  # an accountant's rounding of epsilon 0
 
@@ -226,3 +230,37 @@ def attacked(audits: Sequence[Audit]) -> str:
     if claims := dict.fromkeys(f"`{one['mechanism']}`" for one in games if one["claim_refuted"]):
         said.append(f"Games on twins of their runs refute what the papers claim of {', '.join(claims)}.")
     return " ".join(said)
+
+
+def shared_guarantees(results: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The sentences that open the page of these cells; of none where no cell has a certified epsilon."""
+    if not any(has_guarantee(float(one["epsilon_certified"])) for one in results):
+        return ["No guarantee: no cell has a certified epsilon."]
+    return sorted({GUARANTEE[str(one["telemetry"])] for one in results})
+
+
+def guarantee(
+    telemetry: str,
+    prices: Epsilons,
+    inherited: bool = False,
+    together: tuple[float, float] | None = None,
+    plugins: tuple[str, ...] = (),
+) -> str:
+    """A few sentences on what a run's certified epsilon covers.
+
+    Args:
+        inherited: whether the run started from another run's hyper-policy.
+        together: epsilon and delta of this run together with those of its cell that were set aside; None without any.
+        plugins: the plug-ins that hold code of the mechanism.
+    """
+    if not has_guarantee(prices.certified):
+        return f"No guarantee: {why_not(prices.leaks)}."
+    more = " It includes what the run of its hyper-policy spent." if inherited else ""
+    if plugins:
+        more += f" It holds if plug-ins do what they say: {', '.join(plugins)}."
+    if together:
+        more += (
+            " Runs of this cell that were set aside released about the same records: with them, "
+            f"epsilon is {at_most(together[0], 4)} and delta {at_most(together[1])} (basic composition)."
+        )
+    return GUARANTEE[telemetry] + more

@@ -14,19 +14,17 @@ from typing import Any
 from dptune.core.files import read_json, replacing, write_json, write_text
 from dptune.privacy.run_folder import RunFolder
 from dptune.privacy.set_aside import Spending, spending_of
-from tasks.audit.publish import audit_metrics
 from tasks.audit.registry import parts
 from tasks.charts.audits import Audit, Curve, rocs, run_profiles, step_profiles
 from tasks.charts.canvas import Figure, save
-from tasks.charts.controllers import controller, moves_knobs
-from tasks.charts.curves import curves, spent
+from tasks.charts.curves import controller, curves, moves_knobs, spent
 from tasks.charts.looks import Look, looks
 from tasks.charts.seed_groups import EPSILONS, PUBLISHED, Result, over_seeds, perplexity_metric, untuned
 from tasks.charts.utility import utility
 from tasks.experiment.cell_list import listed_cells, read_results
-from tasks.experiment.guarantee import shared_guarantees
 from tasks.metrics import ranked_by, title_of, tool_name
 from tasks.mlflow import tracking
+from tasks.mlflow.cell_run import audit_metrics
 from tasks.mlflow.page import run_ids, show
 from tasks.mlflow.registry import register
 from tasks.paths import AUDITS, DATA, EXPERIMENT, REPORT, RUNS
@@ -50,6 +48,7 @@ from tasks.report.claims import (
     meaning,
     privacy_curve,
     proved,
+    shared_guarantees,
 )
 from tasks.report.page import write, write_index
 from tasks.report.steps_needed import (
@@ -63,8 +62,7 @@ from tasks.report.steps_needed import (
 )
 from tasks.report.tables import result_table, score_table, scores_of
 from tasks.settings.params import load_settings
-from tasks.stage import run_stage
-from tasks.workspace import keep_pages
+from tasks.stage import keep_pages, run_stage
 
 _log = logging.getLogger(__name__)
 PAGE, ANSWER, FIGURES, CONTROLLERS = "report.html", "answer.md", "figures", "controllers"

@@ -10,10 +10,9 @@ from typing import Any
 
 from dptune.core.metric import Metric
 from tasks.charts.seed_groups import CERTIFIED, PUBLISHED, SAME_EPSILON, Result, SeedGroup
-from tasks.experiment.guarantee import GUARANTEE
 from tasks.metrics import shown_in
 from tasks.report.answer import Ranking
-from tasks.report.claims import refutable_epsilon, shown_epsilon
+from tasks.report.claims import GUARANTEE, refutable_epsilon, shown_epsilon
 from tasks.report.numbers import ruler_end
 
 Audit = dict[str, Any]

@@ -1,12 +1,18 @@
-"""params.yaml, checked: every unknown, missing or impossible entry is an error that names it."""
+"""params.yaml, checked: every unknown, missing or impossible entry is an error that names it.
+
+python -m tasks.settings.params        # writes the comments of its section `training` again, and changes no value
+"""
 
 from __future__ import annotations
 
+import re
+import textwrap
 from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import Field, ValidationError, field_validator, model_validator
 
+from dptune.core.declarations import sentences
 from dptune.core.errors import ConfigError
 from dptune.core.plugins import load
 from dptune.core.settings import Lora
@@ -20,6 +26,9 @@ from tasks.settings.prediction import Prediction
 from tasks.settings.search import Search
 from tasks.settings.strict import LibrarySection, StrictModel, as_value_error, load_yaml, refusal
 
+_FILE = Path("params.yaml")
+_COLUMN, _WIDTH = 31, 120  # of the comments of the section `training`
+_ENTRY = re.compile(r"  (\w+):([^#]*)")
 _Module = Annotated[str, Field(pattern=r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*$", max_length=200)]
 
 
@@ -179,3 +188,34 @@ def merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
         both = isinstance(value, dict) and isinstance(merged.get(key), dict)
         merged[key] = merge(merged[key], value) if both else value
     return merged
+
+
+# Comments of the section `training`, which a test compares with the sentences of the settings.
+
+
+def commented(text: str) -> str:
+    """The file's text with the comments of the section `training` made anew; values stay as they are."""
+    lines, inside = [], False
+    texts = sentences(TrainingSettings)
+    for line in text.splitlines():
+        if line and not line.startswith((" ", "#")):
+            inside = line.startswith("training:")
+        entry = _ENTRY.match(line) if inside else None
+        if entry:
+            lines += _entry(line[: entry.end()].rstrip(), texts.get(entry[1], ""))
+        elif not (inside and re.match(r" +#", line)):
+            lines.append(line)
+    return "\n".join(lines) + "\n"
+
+
+def _entry(written: str, sentence: str) -> list[str]:
+    """The lines of one entry: its value, and its sentence beside and below it."""
+    first, *more = textwrap.wrap(sentence, _WIDTH - _COLUMN - 2) or [""]
+    if not first:
+        return [written]
+    beside = f"{written:<{_COLUMN - 1}} # {first}"
+    return [beside, *(f"{'':<{_COLUMN}}# {part}" for part in more)]
+
+
+if __name__ == "__main__":
+    _FILE.write_text(commented(_FILE.read_text(encoding="utf-8")), encoding="utf-8")

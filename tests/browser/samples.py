@@ -9,8 +9,8 @@ from typing import Any
 from dptune.privacy.release import Release
 from dptune.privacy.run_header import RunHeader
 from dptune.privacy.spent_budgets.register import Register
-from tasks.experiment.guarantee import GUARANTEE
 from tasks.report import policy, prediction
+from tasks.report.claims import GUARANTEE
 from tasks.report.experiment import write_report
 from tasks.report.page import write_index
 

@@ -25,10 +25,10 @@ from tiny_pipeline import BUDGET, built, cells, copied, prepare_environment
 from flows.server import listens, new_password
 from tasks.experiment import cell_training
 from tasks.experiment.finetune import run_cells
+from tasks.metrics import legible
 from tasks.mlflow import tracking
+from tasks.mlflow.experiments import PageLinks
 from tasks.mlflow.page import run_ids, show
-from tasks.mlflow.page_links import PageLinks
-from tasks.mlflow.rounding import legible
 from tasks.report.answer import headline
 
 pytestmark = [pytest.mark.browser, pytest.mark.system]

@@ -18,9 +18,9 @@ def work_of(command: list[str]) -> None:
 
 
 def _work_of(command: list[str]) -> None:
-    if "tasks.prediction.score" in command:
-        file, part, parts = command[command.index("tasks.prediction.score") + 1 :][:3]
+    if "tasks.prediction.scores" in command:
+        file, part, parts = command[command.index("tasks.prediction.scores") + 1 :][:3]
         score_part(ScoringPlan.model_validate_json(Path(file).read_text()), int(part), int(parts), "cpu")
         return
-    file, shard = command[command.index("tasks.prediction.tune") + 1 :][:2]
+    file, shard = command[command.index("tasks.prediction.ensembles") + 1 :][:2]
     tune(EnsemblePlan.model_validate_json(Path(file).read_text()), int(shard), "cpu")

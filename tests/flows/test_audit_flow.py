@@ -16,8 +16,8 @@ from flows.audit import audit
 from flows.common.command import FlowError
 from tasks.audit.attacks import audit_file
 from tasks.experiment.finetune import run_cell
+from tasks.metrics import legible
 from tasks.mlflow import tracking
-from tasks.mlflow.rounding import legible
 from tasks.paths import EXPERIMENT
 
 pytestmark = pytest.mark.system

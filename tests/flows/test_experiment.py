@@ -28,7 +28,7 @@ from flows.common import child, runners
 from flows.common.runners import available_devices
 from flows.experiment import experiment
 from tasks.mlflow import tracking
-from tasks.mlflow.page_links import VIEW, remembered
+from tasks.mlflow.experiments import VIEW, remembered
 from tasks.paths import EVAL, EXPERIMENT, FAILURES, NARRATIVES, REPORT, RUNS, SPLITS, TRAIN, planted_secrets
 from tasks.report.experiment import report
 from tasks.settings.params import load_settings

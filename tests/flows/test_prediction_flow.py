@@ -19,9 +19,8 @@ from flows import prediction as module
 from flows.common.command import FlowError
 from flows.prediction import prediction
 from tasks.experiment.finetune import run_cell
-from tasks.metrics import tool_name
+from tasks.metrics import legible, tool_name
 from tasks.mlflow import tracking
-from tasks.mlflow.rounding import legible
 from tasks.paths import ANSWERS, ENSEMBLES, EXPERIMENT, PREDICTION, SPENT
 from tasks.report.prediction import METRIC
 from tasks.stage import run_stage
@@ -143,7 +142,7 @@ def test_scores_go_on_after_a_kill(server: str, pipeline: Path, monkeypatch: pyt
     killed: list[str] = []
 
     def dying(label: str, command: list[str], **_: Any) -> None:
-        if "tasks.prediction.score" in command and command[-4:-2] == ["1", "2"] and not killed:
+        if "tasks.prediction.scores" in command and command[-4:-2] == ["1", "2"] and not killed:
             killed.append(label)
             raise RuntimeError("killed")
         work_of(command)

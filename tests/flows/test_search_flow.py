@@ -31,8 +31,8 @@ from flows.common.command import CellError, FlowError
 from flows.common.form import changes
 from flows.deployments import search_form
 from flows.search import DATA_STAGES, search
+from tasks.metrics import legible
 from tasks.mlflow import tracking
-from tasks.mlflow.rounding import legible
 from tasks.mlflow.tracking import NO_TIME
 from tasks.paths import PUBLIC_MODEL, REPORT, SEARCH
 from tasks.search import publishable as told_module

@@ -29,7 +29,7 @@ from dptune.privacy.ledger import Ledger
 from dptune.privacy.ledger_file import read_ledger
 from dptune.privacy.release import Release
 from dptune.privacy.run_header import RunHeader
-from tasks.experiment.guarantee import GUARANTEE, guarantee, shared_guarantees
+from tasks.report.claims import GUARANTEE, guarantee, shared_guarantees
 
 PRIVATE = Release(0.1, 4.0)
 #: Runs by what is wrong with them: releases, leaks of the run, and the reason that is told; none of a sound one.

@@ -51,14 +51,13 @@ from dptune.training.unit_groups import Turn
 from tasks.audit import attacks as audit_task
 from tasks.audit import mechanism_attacks, registry
 from tasks.audit.attacks import audit_cell, audit_file, audit_key
-from tasks.audit.publish import audit_metrics
 from tasks.audit.registry import Part, exceeded, violations
 from tasks.audit.target import Target, load_target
 from tasks.experiment import cell_training
 from tasks.experiment.cell_list import write_list
-from tasks.experiment.cell_run import main_names
 from tasks.experiment.cells import Cell
 from tasks.experiment.finetune import run_cell
+from tasks.mlflow.cell_run import audit_metrics, main_names
 from tasks.paths import EVAL, EXPERIMENT, MANIFEST, PUBLIC_MODEL, REPORT, SECRETS, SPLITS, TRAIN, planted_secrets
 from tasks.report.experiment import report, write_report
 from tasks.settings.experiment import Audit

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from tiny_pipeline import mode
 
-from tasks.experiment.cell_run import CellRun, main_metrics, main_names, steps_table
+from tasks.mlflow.cell_run import CellRun, main_metrics, main_names, steps_table
 from tasks.mlflow.tracking import LATER
 
 #: What a step of a learned controller on a model of 48 layers logs.
@@ -68,6 +68,6 @@ def test_a_run_without_steps_has_no_table(tmp_path: Path) -> None:
 
 def test_a_full_disk_stops_no_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = cell_run(tmp_path)
-    monkeypatch.setattr("tasks.experiment.cell_run.os.open", lambda *_: (_ for _ in ()).throw(OSError(28, "full")))
+    monkeypatch.setattr("tasks.mlflow.cell_run.os.open", lambda *_: (_ for _ in ()).throw(OSError(28, "full")))
     run.log(1, {"noise_multiplier": 1.0})
     assert not (tmp_path / "steps.jsonl").exists()

@@ -14,8 +14,7 @@ from test_report import moved, private, result
 
 from tasks.charts.audits import run_profiles, step_profiles
 from tasks.charts.canvas import BAD, SHADE, Figure, Panel, for_page, program, save, values
-from tasks.charts.controllers import controller
-from tasks.charts.curves import curves, spent
+from tasks.charts.curves import controller, curves, spent
 from tasks.charts.looks import BLUE, INK, looks
 from tasks.charts.prediction import METRIC, prediction, protocol_looks
 from tasks.charts.seed_groups import EPSILONS

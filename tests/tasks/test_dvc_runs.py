@@ -23,8 +23,7 @@ from tiny_pipeline import ROOT, prepare_environment
 
 from dptune.core.errors import DptuneError
 from tasks.paths import EXPERIMENT, PUBLIC_MODEL, RAW_MANIFEST, REPORT, REPORTS, RUNS
-from tasks.stage import run_stage
-from tasks.workspace import checkout_of, keep_pages, share_checkout
+from tasks.stage import checkout_of, keep_pages, run_stage, share_checkout
 
 pytestmark = pytest.mark.system
 
@@ -33,7 +32,7 @@ _STAND_IN = """
 import json, secrets, sys
 from pathlib import Path
 import yaml
-from tasks.workspace import keep_pages, share_checkout
+from tasks.stage import keep_pages, share_checkout
 
 def load(path):
     return yaml.load(open(path), yaml.CSafeLoader)

@@ -38,8 +38,8 @@ from tasks.experiment import preparation as job
 from tasks.experiment.cell_training import check_converged
 from tasks.experiment.cells import Cell, digests
 from tasks.experiment.finetune import main, run_cell
-from tasks.experiment.guarantee import GUARANTEE
 from tasks.paths import EVAL, RUNS, TOKENS, TRAIN, planted_secrets
+from tasks.report.claims import GUARANTEE
 from tasks.stage import run_stage
 
 KEYS = {

@@ -18,10 +18,10 @@ from tasks.charts.curves import curves
 from tasks.charts.looks import looks
 from tasks.experiment import quality
 from tasks.experiment.cell_list import write_list
-from tasks.experiment.cell_run import CellRun, main_metrics, main_names
 from tasks.experiment.finetune import run_cell
 from tasks.mlflow import page as tracking_page
-from tasks.mlflow.page_links import VIEW, VIEWS
+from tasks.mlflow.cell_run import CellRun, main_metrics, main_names
+from tasks.mlflow.experiments import VIEW, VIEWS
 from tasks.mlflow.tracking import LATER
 from tasks.paths import EXPERIMENT, REPORT
 from tasks.report.experiment import CELLS, METRICS, PAGE, report

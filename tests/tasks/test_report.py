@@ -19,10 +19,9 @@ from dptune.job.result import RunResult
 from tasks.charts.canvas import blank, save
 from tasks.charts.seed_groups import over_seeds
 from tasks.experiment.cell_list import read_results
-from tasks.experiment.guarantee import GUARANTEE
 from tasks.paths import RUNS
 from tasks.report import experiment as module
-from tasks.report.claims import attacked, meaning, proved
+from tasks.report.claims import GUARANTEE, attacked, meaning, proved
 from tasks.report.experiment import write_report
 
 PICTURES = ("utility.png", "perplexity.png", "epsilon.png", "curves.png")

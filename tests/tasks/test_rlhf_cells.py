@@ -31,10 +31,10 @@ from dptune.records.splits import write_splits
 from dptune.training.models.model import ModelSource, load_base
 from dptune.training.models.pretrain import pretrain
 from dptune.training.models.public_model import Pretraining
+from tasks.corpus.canaries import secret_of
 from tasks.experiment.spent_budgets import run_id_of
 from tasks.paths import NARRATIVES, PUBLIC_MODEL, PUBLIC_NARRATIVES, SPENT, SPLITS
 from tasks.policy import rlhf
-from tasks.policy.prompt_canaries import secret_of
 from tasks.policy.rlhf import PromptPlan, Rlhf, cells, rlhf_of, run_cell, violations
 from tasks.split_records import split_digest
 

@@ -11,8 +11,8 @@ import pytest
 from dptune.privacy.accountants import Epsilons
 from tasks import report
 from tasks.audit import attacks
-from tasks.experiment.guarantee import guarantee
 from tasks.policy import tenants
+from tasks.report.claims import guarantee
 from tasks.report.page import environment
 from tasks.report.search import ranking_text
 

@@ -15,11 +15,12 @@ from dptune.core.files import write_text
 from dptune.privacy.run_folder import RunFolder
 from dptune.records.canaries import read_secrets
 from dptune.records.parquet_file import read_records
-from tasks.audit import attacks, publish, shadows
+from tasks.audit import attacks, shadows
 from tasks.audit.attacks import audit_cell, audit_file
 from tasks.audit.target import load_target
 from tasks.experiment.cell_list import write_list
 from tasks.experiment.finetune import run_cell
+from tasks.mlflow import cell_run
 from tasks.paths import EVAL, EXPERIMENT, PUBLIC_VALIDATION, REPORT, SPLITS, planted_secrets
 from tasks.report.experiment import report
 from tasks.settings.experiment import Audit
@@ -68,10 +69,10 @@ def test_private_telemetry_tells_nothing_private_of_shadow_models(
         return True
 
     monkeypatch.setattr(shadows, "stored_tokens", noted)
-    monkeypatch.setattr(publish, "add_to_run", add)
+    monkeypatch.setattr(cell_run, "add_to_run", add)
     with caplog.at_level(logging.DEBUG):
         audit = audit_cell(finished, with_shadows(4), "cpu")
-        publish.publish_audit(finished, audit_file(finished))
+        cell_run.publish_audit(finished, audit_file(finished))
         write_list(EXPERIMENT, "tiny", [finished])
         report("tiny")
     candidates = read_secrets(planted_secrets()).audit

@@ -40,13 +40,11 @@ from dptune.privacy.ledger_file import read_ledger
 from tasks.experiment import cell_training, finetune
 from tasks.experiment.cells import Cell
 from tasks.experiment.finetune import run_cell
-from tasks.experiment.guarantee import GUARANTEE
-from tasks.metrics import tool_name
+from tasks.metrics import legible, tool_name
 from tasks.mlflow import tracking
 from tasks.mlflow.entities import model_name
-from tasks.mlflow.rounding import legible
 from tasks.paths import DATA, TRAIN, planted_secrets
-from tasks.report.claims import as_users_claim
+from tasks.report.claims import GUARANTEE, as_users_claim
 
 EPSILONS = {"epsilon_published", "epsilon_noise_only", "epsilon_certified"}
 #: All that private telemetry may log.

@@ -12,11 +12,11 @@ import pytest
 from mlflow import MlflowClient
 
 from tasks.charts.looks import run_colours
-from tasks.experiment.cell_run import main_names
 from tasks.metrics import tool_name
 from tasks.mlflow import tracking
+from tasks.mlflow.cell_run import main_names
+from tasks.mlflow.experiments import CERTIFIED, CLAIMS, VIEW, VIEWS, remembered
 from tasks.mlflow.page import LAST_RUN, PLACE, run_ids, show
-from tasks.mlflow.page_links import CERTIFIED, CLAIMS, VIEW, VIEWS, remembered
 
 VIEW_TAG = "mlflow.sharedViewState."
 

@@ -1,4 +1,7 @@
-"""A cell's run in MLflow: the few figures that runs are compared by. All others go to a table among its files."""
+"""Cell's run in MLflow: the few figures that runs are compared by, of its steps and of its audit.
+
+All other figures go to a table among its files. No torch is loaded, for flows and reports ask for this too.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +15,15 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from dptune.core.files import PRIVATE_FILE, jsonable, replacing
+from dptune.core.digits import at_least
+from dptune.core.files import PRIVATE_FILE, jsonable, read_json, replacing, sha256, write_text
+from dptune.job.result import RunResult
+from dptune.privacy.run_folder import RunFolder
+from tasks.audit.registry import bounds, parts
+from tasks.experiment.cells import PUBLISHED
 from tasks.metrics import allowed, shown_in
-from tasks.mlflow.tracking import ChildRun
+from tasks.mlflow.tracking import ChildRun, add_to_run, timed
+from tasks.report.numbers import could_refute
 
 _STEPS, _TABLE = "steps.jsonl", "steps.csv"
 _RADIUS = "radius_"
@@ -71,3 +80,39 @@ def _append(file: Path, row: dict[str, Any]) -> None:
     descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, PRIVATE_FILE)
     with os.fdopen(descriptor, "w", encoding="utf-8") as opened:
         opened.write(json.dumps(row) + "\n")
+
+
+def publish_audit(directory: Path, audit: Path) -> None:
+    """Send a cell's audit to its run in MLflow, if it has one and MLflow does not have this audit yet."""
+    run, marker, digest = RunFolder(directory).mlflow_run, audit.with_name(PUBLISHED), sha256(audit)
+    if not run.exists() or (marker.exists() and marker.read_text() == digest):
+        return
+    made = read_json(audit)
+    metrics = audit_metrics(made)
+    telemetry = RunResult.read(RunFolder(directory).result).telemetry
+    shown = metrics.get("epsilon_audited", metrics.get("audit_crafted_epsilon_audited"))
+    tags = {} if shown is None else {"epsilon audited": f"≥ {at_least(shown)}{_refutable(made)}"}
+    if add_to_run(
+        run.read_text().strip(), allowed(main_metrics(metrics), telemetry), audit, tags, timed=timed(telemetry)
+    ):
+        write_text(marker, digest)
+
+
+def audit_metrics(audit: dict[str, Any]) -> dict[str, float]:
+    """The figures of an audit that runs are compared by, under flat names."""
+    metrics = {"epsilon_audited": audit["one_run"]["epsilon_audited"]} if "one_run" in audit else {}
+    found: dict[str, dict[str, Any]] = {}
+    for part in (part for part in parts() if part.key in audit):
+        tables = (
+            {f"_{score}": table for score, table in audit[part.key].items()} if part.by_score else {"": audit[part.key]}
+        )
+        found |= {f"{part.key}{score}": table for score, table in tables.items()}
+    for name, figures in found.items():
+        numbers = {key: value for key, value in figures.items() if isinstance(value, int | float)}
+        metrics |= {f"audit_{name}_{key}": float(value) for key, value in numbers.items()}
+    return metrics
+
+
+def _refutable(audit: dict[str, Any]) -> str:
+    found = [audit[part]["epsilon_refutable"] for part in bounds() if "epsilon_refutable" in audit.get(part, {})]
+    return f" (could refute: {could_refute(max(found))})" if found else ""
