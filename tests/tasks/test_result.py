@@ -24,7 +24,7 @@ _READERS = [
         "answer", "benchmarks", "claims", "experiment", "steps_needed", "tables",
     )),
     *(ROOT / "tasks" / "charts" / f"{name}.py" for name in (
-        "audits", "controllers", "curves", "seed_groups", "utility",
+        "audits", "curves", "seed_groups", "utility",
     )),
     ROOT / "flows" / "common" / "pages.py",
 ]  # fmt: skip
