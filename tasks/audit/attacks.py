@@ -37,8 +37,7 @@ from dptune.training.tokens.encoding import stored_tokens
 from dptune.training.tokens.labelled_texts import labelled_tokens
 from tasks.audit.mechanism_attacks import crafted_attack, one_run_figures, sampling_audit, step_attack
 from tasks.audit.registry import comparisons, parts, violations
-from tasks.audit.shadows import shadow_scores
-from tasks.audit.target import Target, load_target
+from tasks.audit.target import Target, load_target, shadow_scores
 from tasks.experiment.preparation import corpus_of
 from tasks.experiment.quality import first
 from tasks.identity import code_digest

@@ -1,20 +1,47 @@
-"""Writes the page on private prediction: cost and quality of answers, and where private training is better."""
+"""Page on private prediction: cost and quality of answers with their chart, and where private training is better."""
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import altair as alt
+
 from dptune.core.digits import at_most
-from tasks.charts.canvas import save
-from tasks.charts.prediction import METRIC, Row, prediction, protocol_looks, protocol_name
+from dptune.core.settings import RECORD
+from tasks.charts.canvas import PAPER, Figure, Panel, faded, marks, save, titled, values
+from tasks.charts.looks import GREY, INK, SHAPES, Look, looks
+from tasks.charts.seed_groups import CERTIFIED
 from tasks.report.numbers import digits4
 from tasks.report.page import write
 
 PAGE, PICTURE = "prediction.html", "prediction.png"
+Row = dict[str, Any]
+METRIC = "perplexity_pooled"
+_SETTINGS = {
+    "budget_epsilon": "ε of the budget (hollow: claimed, not proved)",
+    "tokens": "T: number of answers within the budget",
+    "models": "N: number of models",
+    "public_weight": "w0: least weight of the public model",
+    "subsample": "q: sampling rate (only hollow)",
+    "alpha": "alpha: Rényi order",
+}
+_SHORT = {
+    "budget_epsilon": "epsilon",
+    "tokens": "T",
+    "models": "N",
+    "public_weight": "w0",
+    "subsample": "q",
+    "alpha": "alpha",
+}
+_FIGURES = {METRIC: "pooled perplexity, held out", "private_weight": "mean weight of private models"}
+_DASHES = {"public": [2, 3], "nonprivate": [7, 4]}
+#: Where the name of a line begins and how wide its letters are, in pixels; its height as a share of the panel's.
+_NAME_LEFT, _LETTER_WIDTH, _NAME_HEIGHT = 4, 6, 0.08
 _SAME_EPSILON = 0.01
 
 
@@ -94,3 +121,149 @@ def _equally_private(one: Row, other: Row) -> bool:
 
 def _perplexity(row: Row) -> float:
     return float(row.get(METRIC, math.inf))
+
+
+# The chart: perplexity, and the weight of private models, against each setting that varies.
+
+
+def protocol_name(row: Row) -> str:
+    """The name of a protocol and its unit, as legends have it."""
+    return f"{'pmixed' if row['kind'] == 'answers' else 'pmixed_published'}, {row['unit']}"
+
+
+def protocol_looks(rows: list[Row]) -> dict[str, Look]:
+    """The look of each protocol among ``rows``: PMixED's hue, a marker for each unit, hollow as published."""
+    named = {protocol_name(row): row for row in rows if row["kind"] in ("answers", "published")}
+    units = sorted({str(row["unit"]) for row in named.values()}, key=lambda unit: (unit != RECORD, unit))
+    shapes = dict(zip(units, itertools.cycle(SHAPES), strict=False))
+    own = looks(["pmixed"])["pmixed"]
+    return {
+        name: replace(own, shape=shapes[row["unit"]], hollow=row["kind"] == "published")
+        for name, row in sorted(named.items())
+    }
+
+
+def prediction(rows: list[Row], serve: dict[str, Any], *, synthetic: bool) -> Figure:
+    """Perplexity and weight of private models against each setting that varies, through the setting that is served.
+
+    Args:
+        rows: rows in the form of ``tasks.prediction.answers.score``.
+        serve: settings of the ensemble that answers; a value that was not scored is replaced by the nearest that was.
+    """
+    scored = [row for row in rows if row["kind"] in ("answers", "published") and METRIC in row]
+    held = _fixed_settings(scored, {**serve, "budget_epsilon": serve["epsilon"]})
+    columns = [key for key in held if len({row[key] for row in scored if key in row}) > 1] or ["budget_epsilon"]
+    panels = [
+        Panel(_panel(rows, scored, held, key, figure), title) for figure, title in _FIGURES.items() for key in columns
+    ]
+    others = ", ".join(f"{_SHORT[key]} {value:g}" for key, value in held.items())
+    note = (
+        f"Fixed values, unless on an axis: {others}. Hollow: published, at the ε that it claims. Black: "
+        f"private training."
+    )
+    return Figure(
+        "prediction", titled("Private prediction", synthetic=synthetic), tuple(panels), max(2, len(columns)), note
+    )
+
+
+def _fixed_settings(rows: list[Row], serve: dict[str, Any]) -> dict[str, float]:
+    """The scored value of every setting that is nearest to the served one; the first if none is served.
+
+    The order is none of them where epsilon alone decides it; else it is the first one of that epsilon.
+    """
+    held = {}
+    for key in _SETTINGS:
+        if key == "alpha":
+            continue
+        found = list(dict.fromkeys(row[key] for row in rows if key in row))
+        if found:
+            wanted = serve.get(key, found[0])
+            held[key] = min(found, key=lambda value: abs(value - wanted))
+    firsts = _first_orders(rows)
+    if any(row["alpha"] != firsts[row["budget_epsilon"]] for row in rows if "alpha" in row):
+        held["alpha"] = firsts[held["budget_epsilon"]]
+    return held
+
+
+def _first_orders(rows: list[Row]) -> dict[float, float]:
+    """The first order that was scored at each epsilon, which is served."""
+    firsts: dict[float, float] = {}
+    for row in rows:
+        if "alpha" in row:
+            firsts.setdefault(row["budget_epsilon"], row["alpha"])
+    return firsts
+
+
+def _is_held(row: Row, held: dict[str, float], varied: str, firsts: dict[float, float]) -> bool:
+    expected = held | ({"alpha": firsts[row["budget_epsilon"]]} if "alpha" in held else {})
+    return all(row[key] == value for key, value in expected.items() if key in row and key != varied)
+
+
+def _panel(rows: list[Row], scored: list[Row], held: dict[str, float], key: str, figure: str) -> Any:
+    shown, firsts = protocol_looks(scored), _first_orders(scored)
+    points = [
+        {"mechanism": protocol_name(row), "x": float(row[key]), "value": float(row[figure])}
+        for row in scored
+        if key in row and _is_held(row, held, key, firsts)
+    ]
+    scale = (
+        alt.Scale(type="log", nice=False, padding=16)
+        if key == "tokens"
+        else alt.Scale(zero=False, nice=False, padding=16)
+    )
+    x = alt.X("x:Q", title=_SETTINGS[key], scale=scale, axis=_axis(points))
+    y_axis = alt.Axis() if figure == METRIC else alt.Axis(format=".3~g")  # else of weights that are alike it reads 0
+    y = alt.Y("value:Q", title=None, scale=alt.Scale(zero=False), axis=y_axis)
+    base = alt.Chart(values(points)).encode(x=x, y=y)
+    tooltip = ["mechanism:N", alt.Tooltip("x:Q", title=_SHORT[key]), alt.Tooltip("value:Q", format=".4~f")]
+    encoding = marks(shown)
+    limits, names = _limits(rows) if figure == METRIC else ([], [])
+    layers: list[Any] = [
+        *limits,
+        base.mark_line(strokeWidth=1.6).encode(encoding["stroke"], opacity=faded(0.8)),
+        *names,  # no line goes through a name, and no name hides a point
+        base.mark_point(size=80, strokeWidth=1.8).encode(**encoding, opacity=faded(), tooltip=tooltip),
+    ]
+    if figure == METRIC and key == "budget_epsilon":
+        layers += _training(rows)
+    return alt.layer(*layers)
+
+
+def _axis(points: list[Row]) -> alt.Axis:
+    """Ticks at the values themselves: there are few."""
+    return alt.Axis(values=sorted({point["x"] for point in points}), format="~g", grid=False)
+
+
+def _training(rows: list[Row]) -> list[Any]:
+    """Private training at its certified epsilon, by unit."""
+    trained = [row for row in rows if row["kind"] == "training" and math.isfinite(float(row[CERTIFIED]))]
+    points = [
+        {"x": float(row[CERTIFIED]), "value": float(row[METRIC]), "unit": str(row["unit"]), "cell": row["label"]}
+        for row in trained
+    ]
+    tooltip = [alt.Tooltip("cell:N", title="private training"), "unit:N", alt.Tooltip("value:Q", format=".4~f")]
+    marked: dict[str, Any] = {"size": 60, "color": INK[0], "fill": INK[0], "opacity": 1}
+    return [
+        alt.Chart(values(mine)).mark_point(shape=shape, **marked).encode(x="x:Q", y="value:Q", tooltip=tooltip)
+        for shape, records in (("square", True), ("triangle-down", False))
+        if (mine := [point for point in points if (point["unit"] == RECORD) == records])
+    ]
+
+
+def _limits(rows: list[Row]) -> tuple[list[Any], list[Any]]:
+    """The lines of the public model and of models that are not private, and their names."""
+    lines: list[Any] = []
+    names: list[Any] = []
+    heights = [float(row[METRIC]) for row in rows if METRIC in row]
+    left, text, below = _NAME_LEFT, "", -math.inf
+    for row in sorted((row for row in rows if row["kind"] in _DASHES and METRIC in row), key=lambda row: row[METRIC]):
+        height = float(row[METRIC])
+        near = height - below <= _NAME_HEIGHT * (max(heights) - min(heights))
+        left = left + _LETTER_WIDTH * (len(text) + 2) if near else _NAME_LEFT  # names of near lines stand in a row
+        text, below = str(row["label"]), height
+        line = alt.Chart(values([{"value": height, "text": text}]))
+        lines.append(line.mark_rule(color=GREY[0], strokeDash=_DASHES[row["kind"]]).encode(y="value:Q"))
+        for look in ({"stroke": PAPER[0], "strokeWidth": 4}, {"color": INK[0]}):  # a ground that hides other lines
+            name = line.mark_text(align="left", baseline="bottom", x=left, dy=-2, fontSize=11, **look)
+            names.append(name.encode(y="value:Q", text="text:N"))
+    return lines, names

@@ -16,9 +16,9 @@ from tasks.charts.audits import run_profiles, step_profiles
 from tasks.charts.canvas import BAD, SHADE, Figure, Panel, for_page, program, save, values
 from tasks.charts.curves import controller, curves, spent
 from tasks.charts.looks import BLUE, INK, looks
-from tasks.charts.prediction import METRIC, prediction, protocol_looks
 from tasks.charts.seed_groups import EPSILONS
 from tasks.charts.utility import utility
+from tasks.report.prediction import METRIC, prediction, protocol_looks
 
 LEAKY: dict[str, Any] = {"budget_epsilon": 2.0, "epsilon_published": 2.0, "leaks": ["raw norms"]}
 RESULTS = [

@@ -18,10 +18,9 @@ from dptune.policy.environments import training
 from dptune.policy.run_files import UserReuseError
 from dptune.privacy.entropy import FixedSeed
 from dptune.privacy.ledger_file import read_ledger
-from tasks.charts.policy import but_for_noise, line_name
 from tasks.policy import audit as policy_audit
 from tasks.policy.gradient import PolicyCell, check_environments, policy_cells, run_cell
-from tasks.report.policy import rows_of, write_page
+from tasks.report.policy import but_for_noise, line_name, rows_of, write_page
 from tasks.settings.policy import PolicySettings, Study, expanded, make_training, swept
 
 RIVERSWIM = "dptune/Riverswim-v0"

@@ -18,7 +18,6 @@ from dptune.prediction.deployment import deploy, has_answered
 from dptune.prediction.ensemble import read_manifest, write_manifest
 from dptune.prediction.protocols import FixedMixture
 from dptune.privacy.ledger_file import read_ledger
-from tasks.charts.prediction import METRIC, _first_orders, _fixed_settings, _is_held, prediction
 from tasks.mlflow import tracking
 from tasks.paths import PREDICTION
 from tasks.prediction.answers import publish_answers, score
@@ -32,7 +31,17 @@ from tasks.prediction.ensembles import (
     shard_tokens,
     tune,
 )
-from tasks.report.prediction import PAGE, PICTURE, comparisons, write_page
+from tasks.report.prediction import (
+    METRIC,
+    PAGE,
+    PICTURE,
+    _first_orders,
+    _fixed_settings,
+    _is_held,
+    comparisons,
+    prediction,
+    write_page,
+)
 from tasks.settings.params import load_settings
 
 DELTA = 1e-5

@@ -15,7 +15,8 @@ from dptune.core.files import write_text
 from dptune.privacy.run_folder import RunFolder
 from dptune.records.canaries import read_secrets
 from dptune.records.parquet_file import read_records
-from tasks.audit import attacks, shadows
+from tasks.audit import attacks
+from tasks.audit import target as target_module
 from tasks.audit.attacks import audit_cell, audit_file
 from tasks.audit.target import load_target
 from tasks.experiment.cell_list import write_list
@@ -56,7 +57,7 @@ def test_private_telemetry_tells_nothing_private_of_shadow_models(
     for side in ("train", "attack"):
         (SPLITS / f"{side}.parquet").unlink()
     trained: list[str] = []
-    real = shadows.stored_tokens
+    real = target_module.stored_tokens
 
     def noted(texts: list[str], *others: Any, **options: Any) -> Any:
         trained.extend(texts)
@@ -68,7 +69,7 @@ def test_private_telemetry_tells_nothing_private_of_shadow_models(
         sent.append({"metrics": metrics, "artifact": artifact.read_text(), "tags": tags, **options})
         return True
 
-    monkeypatch.setattr(shadows, "stored_tokens", noted)
+    monkeypatch.setattr(target_module, "stored_tokens", noted)
     monkeypatch.setattr(cell_run, "add_to_run", add)
     with caplog.at_level(logging.DEBUG):
         audit = audit_cell(finished, with_shadows(4), "cpu")
