@@ -24,9 +24,8 @@ from dptune.core.digits import at_least, at_most, shown_above
 from dptune.core.errors import ConfigError, DataError
 from dptune.core.files import sha256
 from dptune.job.audit_canaries import KeptCanaries
-from dptune.job.delivery.named_base import read_base
 from dptune.job.delivery.verification import check_deliverable
-from dptune.job.delivery.weights import weights_file
+from dptune.job.delivery.weights import read_base, weights_file
 from dptune.job.path_checks import kind_of
 from dptune.job.result import RunResult
 from dptune.privacy.entropy import FixedSeed

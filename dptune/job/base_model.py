@@ -16,7 +16,7 @@ from transformers.pytorch_utils import Conv1D
 
 from dptune.core.errors import ConfigError, first_line
 from dptune.core.settings import Lora, TrainedWeights
-from dptune.job.delivery.named_base import NamedBase
+from dptune.job.delivery.weights import NamedBase
 from dptune.job.path_checks import check_model
 from dptune.job.settings import JobSettings
 from dptune.training.gradients.gradient_checkpointing import layers_of

@@ -23,6 +23,7 @@ from dptune.core.progress import Meter
 from dptune.job.audit_canaries import KeptCanaries, canaries_of
 from dptune.job.delivery.adapter_loading import with_trained
 from dptune.job.delivery.deliverable import deliver, write_card, write_weights
+from dptune.job.delivery.settings_rows import public_settings
 from dptune.job.delivery.verification import CARD, check_deliverable
 from dptune.job.delivery.weights import partial_of
 from dptune.job.path_checks import check_folder
@@ -30,9 +31,8 @@ from dptune.job.preparation import PreparedRun
 from dptune.job.result import HELD_OUT, PUBLIC, SIDES, Figures, RunResult, charged, check_converged
 from dptune.job.run_spec import job_spec
 from dptune.job.settings import FREE, as_written_now
-from dptune.job.settings_rows import public_settings
-from dptune.job.versions import VERSIONS, check_versions
 from dptune.mechanisms.planning import as_charged, planned
+from dptune.mechanisms.versions import VERSIONS, check_versions
 from dptune.privacy.accountants import Epsilons
 from dptune.privacy.certificate import SearchCertificate
 from dptune.privacy.entropy import OsEntropy

@@ -24,7 +24,7 @@ from dptune.core.digits import at_most
 from dptune.core.errors import DataError
 from dptune.core.files import jsonable, locked, private_directory, read_json, sha256, write_json
 from dptune.core.settings import UpdateRule
-from dptune.job.versions import versions_of
+from dptune.mechanisms.versions import versions_of
 from dptune.privacy.run_folder import RunFolder
 from dptune.privacy.set_aside import set_aside, spending_of
 from tasks.paths import DATA, PUBLIC_MODEL, PUBLIC_NARRATIVES

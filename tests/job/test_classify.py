@@ -26,10 +26,10 @@ from dptune.core.errors import ConfigError, DataError
 from dptune.core.settings import UpdateRule
 from dptune.job import run_spec
 from dptune.job.base_model import open_base
-from dptune.job.defaults import schedule_of
 from dptune.job.delivery.verification import CardError, check_deliverable
 from dptune.job.preparation import prepare, with_labels
 from dptune.job.result import HELD_OUT, PUBLIC
+from dptune.job.run_spec import schedule_of
 from dptune.job.settings import TuneSettings
 from dptune.job.suggest import suggest
 from dptune.records.reading.read import read

@@ -37,7 +37,7 @@ from dptune.job.delivery.deliverable import write_weights
 from dptune.job.delivery.weights import partial_of
 from dptune.job.preparation import PreparedRun, trained_schedule
 from dptune.job.run import spec_of
-from dptune.job.search.journal import Journal, LostError
+from dptune.job.search.plan import Journal, LostError
 from dptune.job.search.kinds import build_mechanism, candidate_schedule, settings_of
 from dptune.job.search.plan import Drawn, Plan, PlanError
 from dptune.job.search.score import Array, draw_noise, noisy_score, unit_losses
