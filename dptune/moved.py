@@ -104,7 +104,18 @@ _JOINED = {
     "dptune.job.run_spec": "dptune.job.defaults",
     "dptune.job.search.plan": "dptune.job.search.journal",
     "dptune.job.suggest": "dptune.job.estimate",
+    "dptune.mechanisms.agents.rl": "dptune.mechanisms.agents.idle_agent",
+    "dptune.mechanisms.clippers.automatic": "dptune.mechanisms.clippers.psac",
+    "dptune.mechanisms.controllers.quantile": "dptune.mechanisms.controllers.autoclip",
     "dptune.mechanisms.versions": "dptune.job.versions",
+    "dptune.policy.environments.baselines": "dptune.policy.environments.ucb_vi",
+    "dptune.policy.environments.environment": "dptune.policy.environments.rollout",
+    "dptune.policy.schedules": "dptune.policy.environments.schedule "
+    "dptune.policy.language.schedule "
+    "dptune.policy.tenants.schedule "
+    "dptune.policy.trust_region",
+    "dptune.policy.tenants.runs": "dptune.policy.tenants.ablation",
+    "dptune.policy.user_updates": "dptune.policy.aggregate dptune.policy.learner dptune.policy.local",
     "dptune.privacy.accounting.renyi_filter": "dptune.privacy.answers",
     "dptune.privacy.accounting.sampled_gaussian": "dptune.privacy.accounting.array_sums "
     "dptune.privacy.accounting.gaussian_dp",

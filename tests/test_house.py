@@ -17,7 +17,7 @@ FRAGMENTS |= {"finished", "drawn", "verifying", "loading", "places", "plain", "t
 ONE_THING = {
     *("__init__", "__main__", "audit", "benchmarks", "booking", "canaries", "ensembles", "experiment"),
     *("learner", "options", "policy", "prediction", "pretrain", "prompts", "publish"),
-    *("run", "schedule", "score", "scoring", "search", "settings", "suggest", "synthetic"),
+    *("run", "score", "scoring", "search", "settings", "suggest", "synthetic"),
     *("training", "tune", "preparation", "mechanisms", "data"),
     *("page", "registry", "scores"),
 }

@@ -26,7 +26,7 @@ from dptune.job.run_spec import (
     training_plan,
 )
 from dptune.job.settings import TuneSettings, check_labels
-from dptune.mechanisms.agents.idle_agent import idle_agent
+from dptune.mechanisms.agents.rl import idle_agent
 from dptune.mechanisms.controllers.rldp import Rldp
 from dptune.mechanisms.descriptions import describe_options
 from dptune.mechanisms.mechanism import Mechanism

@@ -12,7 +12,7 @@ from typing import Any
 
 from dptune.core.errors import ConfigError, DataError
 from dptune.core.files import write_json
-from dptune.mechanisms.agents.idle_agent import idle_agent
+from dptune.mechanisms.agents.rl import idle_agent
 from dptune.mechanisms.registry import build, lacks_noise
 from dptune.records.canaries import POOL
 from dptune.records.catalogue import find_source

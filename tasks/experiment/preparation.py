@@ -19,7 +19,7 @@ from dptune.core.settings import Lora, ScheduleSettings
 from dptune.job.base_model import Base, open_base
 from dptune.job.run_spec import job_header, job_spec, largest_batch, mechanism_of, training_plan
 from dptune.job.settings import JobSettings
-from dptune.mechanisms.agents.idle_agent import idle_agent
+from dptune.mechanisms.agents.rl import idle_agent
 from dptune.mechanisms.planning import Schedule
 from dptune.mechanisms.registry import of_model
 from dptune.mechanisms.versions import versions_of

@@ -12,8 +12,7 @@ from typing import Any
 from dptune.core.digits import at_most
 from dptune.core.files import jsonable, naming, sha256, write_text
 from dptune.job.result import RunResult, charged
-from dptune.mechanisms.agents.idle_agent import learning_of
-from dptune.mechanisms.agents.rl import LearnedControl
+from dptune.mechanisms.agents.rl import LearnedControl, learning_of
 from dptune.privacy.ledger_file import LedgerContents, read_ledger
 from dptune.privacy.run_folder import RunFolder
 from dptune.privacy.set_aside import Spending, earlier_runs, spending_of

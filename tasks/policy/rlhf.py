@@ -214,7 +214,7 @@ def _learner(cell: RlhfCell, device: str) -> LanguageLearner:
     from dptune.policy.language.learner import LanguageLearner
     from dptune.policy.language.policy import LanguagePolicy
     from dptune.policy.language.prompts import CLINICAL
-    from dptune.policy.language.schedule import Bandit
+    from dptune.policy.schedules import Bandit
     from dptune.training.models.model import ModelSource, check_device, load_base, load_tokenizer
 
     base, settings = ModelSource(str(PUBLIC_MODEL)), cell.settings

@@ -33,8 +33,7 @@ from tasks.settings.strict import as_json
 from tasks.stage import run_command
 
 if TYPE_CHECKING:
-    from dptune.policy.tenants.ablation import Outcome
-    from dptune.policy.tenants.runs import Setting, Tenant
+    from dptune.policy.tenants.runs import Outcome, Setting, Tenant
     from dptune.training.spec import TrainingPlan
 
 #: Version of these results, part of their names. Raise it when a change moves their figures: tests/golden says when.
@@ -53,7 +52,7 @@ def run_tenants(settings: Tenants, directory: Path = TENANTS, device: str = "cpu
     Returns: what results.json says. Its perplexities on held-out records are raw figures of (simulated) tenants.
     """
     from dptune.core.progress import Meter
-    from dptune.policy.tenants.ablation import ablate, ablation_entries
+    from dptune.policy.tenants.runs import ablate, ablation_entries
 
     private_directory(directory.parent)
     with locked(directory.parent / f"{directory.name}.lock"):
@@ -138,7 +137,7 @@ def _train(settings: Tenants, setting: Setting, tenants: Sequence[Tenant], direc
     from dptune.mechanisms.agents.linear_agent import FEATURES, OUTPUTS, PARAMETERS
     from dptune.mechanisms.agents.policy_file import SavedPolicy
     from dptune.policy.method import Dppg
-    from dptune.policy.tenants.schedule import MetaTraining
+    from dptune.policy.schedules import MetaTraining
     from dptune.policy.tenants.training import meta_train
     from dptune.privacy.accountants import epsilons
     from dptune.privacy.entropy import OsEntropy

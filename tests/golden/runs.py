@@ -26,14 +26,14 @@ from dptune.mechanisms.agents.linear_agent import PARAMETERS
 from dptune.mechanisms.interfaces import Observation, RunFacts
 from dptune.mechanisms.planning import Schedule, calibrated, fitted, price
 from dptune.mechanisms.registry import MECHANISMS, build, takes_noise
-from dptune.policy.aggregate import noisy_means
+from dptune.policy.environments.baselines import UcbVi, run_ucb_vi
 from dptune.policy.environments.environment import Environment
-from dptune.policy.environments.schedule import PolicyTraining
 from dptune.policy.environments.training import train as train_policy
-from dptune.policy.environments.ucb_vi import UcbVi, run_ucb_vi
 from dptune.policy.method import NAME, Dppg
+from dptune.policy.schedules import PolicyTraining
 from dptune.policy.tenants.experience import Experience
 from dptune.policy.tenants.training import meta_updates
+from dptune.policy.user_updates import noisy_means
 from dptune.prediction.ensemble import _fit as fit_shard
 from dptune.prediction.mixture import law
 from dptune.prediction.mollify import renyi_weights

@@ -24,8 +24,8 @@ from dptune.core.settings import Lora
 from dptune.mechanisms.options import option_defaults
 from dptune.mechanisms.registry import PARTS, part_version
 from dptune.mechanisms.versions import SHARED
-from dptune.policy.environments.schedule import PolicyTraining
 from dptune.policy.method import Dppg
+from dptune.policy.schedules import PolicyTraining
 from dptune.prediction.shard_tuning import ShardTuning
 from tasks.experiment.cells import Cell
 from tasks.identity import ROOT

@@ -19,7 +19,7 @@ from dptune.job.run_spec import TuneSchedule, schedule_of
 from dptune.job.search.settings import SearchSettings
 from dptune.job.search.space import OPTION, Configuration
 from dptune.job.settings import RENAMED, TuneSettings
-from dptune.mechanisms.agents.idle_agent import idle_agent
+from dptune.mechanisms.agents.rl import idle_agent
 from dptune.mechanisms.interfaces import RunFacts
 from dptune.mechanisms.mechanism import Mechanism
 from dptune.mechanisms.planning import calibrated_candidate, fitted, noise_options, planned

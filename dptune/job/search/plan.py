@@ -34,13 +34,15 @@ they are.
 from __future__ import annotations
 
 import json
+import os
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
+
 from dptune.core.errors import DptuneError
-from dptune.core.files import read_json, write_json
+from dptune.core.files import PRIVATE_FILE, DamagedFileError, fsync_directory, not_a_file, read_json, write_json
 from dptune.job.preparation import PreparedRun
 from dptune.job.search.kinds import CandidateKind, versions_of_kinds
 from dptune.job.search.settings import SearchSettings
@@ -48,9 +50,6 @@ from dptune.job.settings import FREE, as_written_now
 from dptune.mechanisms.versions import VERSIONS
 from dptune.privacy.certificate import commitment_of
 from dptune.privacy.entropy import Entropy
-import os
-from collections.abc import Mapping
-from dptune.core.files import PRIVATE_FILE, DamagedFileError, fsync_directory, not_a_file
 from dptune.privacy.ledger_file import GENESIS, encode, seal
 
 PLAN = "plan.json"

@@ -44,10 +44,8 @@ from dptune.job.search.candidates import (
     run_candidates,
     score_of,
 )
-from dptune.job.search.plan import FIX, Journal, LostError
 from dptune.job.search.kinds import CandidateKind, price_kinds, score_terms
-from dptune.job.search.plan import PLAN
-from dptune.job.search.plan import Drawn, Plan, asked_of, changes
+from dptune.job.search.plan import FIX, PLAN, Drawn, Journal, LostError, Plan, asked_of, changes
 from dptune.job.search.score import best_of
 from dptune.job.search.settings import SearchSettings
 from dptune.job.settings import TuneSettings

@@ -11,9 +11,9 @@ import torch
 from dptune.core.errors import ConfigError
 from dptune.policy.language.policy import LanguagePolicy
 from dptune.policy.language.prompts import Lexicon, Prompts
-from dptune.policy.language.schedule import Bandit
-from dptune.policy.local import Loss, Steps, local_updates
 from dptune.policy.method import Dppg
+from dptune.policy.schedules import Bandit
+from dptune.policy.user_updates import Loss, Steps, local_updates
 
 USERS, PUBLIC, EVALUATION = 1, 2, 3  # streams of random numbers under one public seed
 

@@ -11,8 +11,8 @@ import torch
 
 from dptune.core.errors import DivergedError, DptuneError
 from dptune.mechanisms.agents.linear_agent import OUTPUTS
+from dptune.policy.schedules import MetaTraining
 from dptune.policy.tenants.runs import CalibratedEntry, Tenant, fine_tune
-from dptune.policy.tenants.schedule import MetaTraining
 from dptune.privacy.entropy import FixedSeed
 from dptune.training.data import Tokens
 from dptune.training.evaluation import mean_loss

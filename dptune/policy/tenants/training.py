@@ -6,7 +6,7 @@ from many tenants' runs, so that a new tenant's run can start from it.
 policy       = released parameters, as a hyper-policy on disk      # a new tenant would start from it
 runs         = each tenant's own runs from it                      # K new tenants an update, each in one update
 updates      = what each tenant computes from its own runs and its own held-out loss
-mean         = release(updates, radius)                            # charged, clipped, with noise: dptune.policy.learner
+mean         = release(updates, radius)                            # charged, clipped, with noise: ``user_updates``
 parameters  += mean
 
 The user of DP policy gradient is a tenant here: a set of whole units, each of which belongs to one tenant. A tenant's
@@ -29,15 +29,13 @@ import torch
 from dptune.core.errors import ConfigError
 from dptune.mechanisms.agents.linear_agent import FEATURES, OUTPUTS, PARAMETERS, initial_parameters
 from dptune.mechanisms.agents.policy_file import TENANT, SavedPolicy
-from dptune.policy.aggregate import project_to_ball
-from dptune.policy.learner import updates_left
-from dptune.policy.local import normalise_advantages
 from dptune.policy.method import NAME, PUBLISHED_ACCOUNTANT, Dppg
 from dptune.policy.policies import Linear, Policy
 from dptune.policy.run_files import UserRegister, open_ledger, save_state
+from dptune.policy.schedules import MetaTraining
 from dptune.policy.tenants.experience import Experience, experience_of, experience_or_none
 from dptune.policy.tenants.runs import CalibratedEntry, Setting, Tenant, calibrate_entry
-from dptune.policy.tenants.schedule import MetaTraining
+from dptune.policy.user_updates import normalise_advantages, project_to_ball, updates_left
 from dptune.privacy.entropy import Entropy
 from dptune.privacy.ledger import Ledger
 from dptune.privacy.release import Composition
