@@ -17,8 +17,7 @@ import numpy as np
 from scipy.special import ndtri
 from scipy.stats import chi2
 
-from dptune.audit.draws.sample_rate import SampleRate, Unseen, audited_sample_rate
-from dptune.audit.one_run import OneRun, one_run
+from dptune.audit.one_run import OneRun, SampleRate, Unseen, audited_sample_rate, one_run
 from dptune.audit.refutation import Refutation, refutation, run_certificate
 from dptune.core.digits import at_least, at_most, shown_above
 from dptune.core.errors import ConfigError, DataError

@@ -232,8 +232,8 @@ def set_aside(
     folder: Annotated[Path, typer.Argument(help="Folder of the run, such as data/runs/<run>.")],
 ) -> None:
     """Move a run that cannot continue out of the way of a new one, with its ledger; print what it has spent."""
-    from dptune.privacy.set_aside import said_within
-    from dptune.privacy.set_aside import set_aside as keep
+    from dptune.privacy.run_folder import said_within
+    from dptune.privacy.run_folder import set_aside as keep
 
     # The path is not resolved: renaming a link itself keeps the run among those that the report counts.
     target, spent = keep(folder.absolute())

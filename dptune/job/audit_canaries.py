@@ -24,7 +24,7 @@ from dptune.job.run_spec import TuneSchedule
 from dptune.mechanisms.mechanism import Mechanism
 from dptune.privacy.certificate import commitment_of
 from dptune.privacy.ledger import Booked
-from dptune.privacy.set_aside import fresh_start
+from dptune.privacy.run_folder import fresh_start
 from dptune.training.crafted_canaries import CraftedCanaries
 from dptune.training.spec import RunSpec
 

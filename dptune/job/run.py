@@ -45,9 +45,8 @@ from dptune.privacy.ledger_file import (
     is_complete,
     read_ledger,
 )
-from dptune.privacy.run_folder import RunFolder
+from dptune.privacy.run_folder import RunFolder, fresh_start, said_within
 from dptune.privacy.run_header import RunHeader
-from dptune.privacy.set_aside import fresh_start, said_within
 from dptune.privacy.spent_budgets.booking import booked
 from dptune.privacy.spent_budgets.register import Register, said
 from dptune.training.checkpoints import restarts

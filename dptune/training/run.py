@@ -35,8 +35,7 @@ from dptune.privacy.budget_gate import BudgetError
 from dptune.privacy.entropy import Entropy
 from dptune.privacy.ledger import Ledger
 from dptune.privacy.release import Composition
-from dptune.privacy.run_folder import RunFolder
-from dptune.privacy.set_aside import fresh_start
+from dptune.privacy.run_folder import RunFolder, fresh_start
 from dptune.training.checkpoints import Progress, save_checkpoint
 from dptune.training.draws import Bins, drawn_units
 from dptune.training.evaluation import mean_loss

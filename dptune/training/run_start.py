@@ -22,9 +22,8 @@ from dptune.privacy.entropy import Entropy
 from dptune.privacy.ledger import Ledger
 from dptune.privacy.ledger_file import first_release
 from dptune.privacy.release import DEALT_BY_RANK
-from dptune.privacy.run_folder import RunFolder
+from dptune.privacy.run_folder import RunFolder, fresh_start
 from dptune.privacy.run_header import composition_of
-from dptune.privacy.set_aside import fresh_start
 from dptune.training.checkpoints import CheckpointError, Progress, load_checkpoint
 from dptune.training.data import Tokens
 from dptune.training.draws import Bins, keys_of

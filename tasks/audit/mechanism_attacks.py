@@ -11,10 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dptune.audit.draws.draw_test import audit_bins, audit_draw
-from dptune.audit.draws.sample_rate import audited_sample_rate
 from dptune.audit.games.run_twin import audit_twin, unplayable
 from dptune.audit.games.step import audit_step
-from dptune.audit.one_run import one_run
+from dptune.audit.one_run import audited_sample_rate, one_run
 from dptune.audit.refutation import refutation, run_certificate
 from dptune.audit.text.membership import auc
 from dptune.audit.verdict import certificate, judged

@@ -16,8 +16,7 @@ from dptune.job.delivery.adapter_loading import with_trained
 from dptune.job.delivery.weights import LORA, adapter_digest, weights_file
 from dptune.job.result import RunResult
 from dptune.privacy.ledger_file import LedgerContents, LedgerError, read_ledger
-from dptune.privacy.run_folder import RunFolder
-from dptune.privacy.set_aside import fresh_start
+from dptune.privacy.run_folder import RunFolder, fresh_start
 from dptune.records.canaries import Secrets, read_secrets
 from dptune.records.diabetes.narratives import PLAIN
 from dptune.records.parquet_file import form_at, read_about

@@ -33,8 +33,7 @@ from dptune.mechanisms.registry import (
     takes_noise,
 )
 from dptune.mechanisms.versions import versions_of
-from dptune.privacy.run_folder import RunFolder
-from dptune.privacy.set_aside import fresh_start
+from dptune.privacy.run_folder import RunFolder, fresh_start
 from dptune.records.parquet_file import read_about
 from dptune.training.models.model_names import path_of
 from tasks.identity import changes, name_digest

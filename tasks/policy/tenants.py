@@ -25,8 +25,7 @@ from dptune.core.errors import DataError
 from dptune.core.files import jsonable, locked, private_directory, read_json, sha256, write_json
 from dptune.core.settings import UpdateRule
 from dptune.mechanisms.versions import versions_of
-from dptune.privacy.run_folder import RunFolder
-from dptune.privacy.set_aside import set_aside, spending_of
+from dptune.privacy.run_folder import RunFolder, set_aside, spending_of
 from tasks.paths import DATA, PUBLIC_MODEL, PUBLIC_NARRATIVES
 from tasks.settings.policy import Tenants, tenants_of
 from tasks.settings.strict import as_json

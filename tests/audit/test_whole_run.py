@@ -19,7 +19,7 @@ from typer.testing import CliRunner, Result
 
 from dptune import tune
 from dptune.audit import whole_run
-from dptune.audit.draws.sample_rate import audited_sample_rate
+from dptune.audit.one_run import audited_sample_rate
 from dptune.audit.whole_run import NoiseBound, audit_run, audited_noise
 from dptune.cli import app
 from dptune.core.digits import at_least, at_most

@@ -21,7 +21,7 @@ from dptune.audit.games.step import audit_step
 from dptune.audit.games.updates import audit_updates
 from dptune.audit.one_run import one_run
 from dptune.audit.text.membership import membership_report
-from dptune.core.settings import Lora, Optimizer, UpdateRule
+from dptune.core.settings import Lora, Optimizer, Pretraining, ShardTuning, UpdateRule
 from dptune.mechanisms.agents.linear_agent import PARAMETERS
 from dptune.mechanisms.interfaces import Observation, RunFacts
 from dptune.mechanisms.planning import Schedule, calibrated, fitted, price
@@ -35,10 +35,8 @@ from dptune.policy.tenants.experience import Experience
 from dptune.policy.tenants.training import meta_updates
 from dptune.policy.user_updates import noisy_means
 from dptune.prediction.ensemble import _fit as fit_shard
-from dptune.prediction.mixture import law
-from dptune.prediction.mollify import renyi_weights
+from dptune.prediction.mixture import law, renyi_weights
 from dptune.prediction.protocols import FixedMixture
-from dptune.prediction.shard_tuning import ShardTuning
 from dptune.privacy.accountants import PUBLISHED_ACCOUNTANTS, epsilons, published_epsilon
 from dptune.privacy.accounting.laplace_mixtures import InverseScale
 from dptune.privacy.entropy import FixedSeed
@@ -53,7 +51,6 @@ from dptune.training.gradients.per_sample import PairGradients
 from dptune.training.loop import train
 from dptune.training.models.model import attach_lora
 from dptune.training.models.pretrain import pretrain
-from dptune.training.models.public_model import Pretraining
 from dptune.training.privacy_units import PrivacyUnits
 from dptune.training.run import StepReport
 from dptune.training.spec import RunSpec, TrainingPlan, header_of

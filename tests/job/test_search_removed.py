@@ -21,7 +21,7 @@ from dptune.job.search import candidates as candidates_module
 from dptune.job.search import search as search_module
 from dptune.job.search.plan import JOURNAL, Journal, LostError
 from dptune.job.search.search import working_folder
-from dptune.privacy.set_aside import spending_of
+from dptune.privacy.run_folder import spending_of
 from dptune.privacy.spent_budgets.register import Register
 
 

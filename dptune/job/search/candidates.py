@@ -47,9 +47,8 @@ from dptune.privacy.entropy import OsEntropy
 from dptune.privacy.ledger import Ledger
 from dptune.privacy.ledger_file import LedgerError, discard_unborn, is_complete, read_ledger
 from dptune.privacy.release import Release
-from dptune.privacy.run_folder import RunFolder
+from dptune.privacy.run_folder import RunFolder, read_acknowledged, witnessed_releases
 from dptune.privacy.run_header import RunHeader
-from dptune.privacy.set_aside import read_acknowledged, witnessed_releases
 from dptune.training.checkpoints import CheckpointError
 from dptune.training.data import Tokens
 from dptune.training.evaluation import mean_loss

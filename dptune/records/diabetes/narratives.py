@@ -17,9 +17,8 @@ import pyarrow as pa
 
 from dptune.core.errors import DataError
 from dptune.core.files import read_json, sha256
-from dptune.records.diabetes.schema import COLUMNS, DIAGNOSES, DRUGS, ID_COLUMNS, MISSING
 from dptune.records.diabetes.sources import IDS_NAME, TABLE_NAME
-from dptune.records.diabetes.table import UNKNOWN, Table, read_table
+from dptune.records.diabetes.table import COLUMNS, DIAGNOSES, DRUGS, ID_COLUMNS, MISSING, UNKNOWN, Table, read_table
 from dptune.records.parquet_file import Records, write_records
 
 NEVER_VERBALISED = ("encounter_id", "patient_nbr")

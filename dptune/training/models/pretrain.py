@@ -17,13 +17,13 @@ from torch.nn.functional import cross_entropy
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast, RobertaConfig, RobertaForMaskedLM
 
 from dptune.core.files import naming
+from dptune.core.settings import Pretraining
 from dptune.training.data import Tokens, tokenize
 from dptune.training.evaluation import perplexity
 from dptune.training.losses import attention_mask, model_losses
 from dptune.training.models.causal import evaluation_mode
 from dptune.training.models.model import fuse_activations
 from dptune.training.models.plain_training import fit
-from dptune.training.models.public_model import Pretraining
 
 #: Raised by hand with a change that gives other weights or another tokenizer for the same texts and plan: until then,
 #: the pipeline keeps a model that it made of the same ones.

@@ -26,8 +26,8 @@ from dptune.policy.user_updates import noisy_means
 from dptune.privacy.budget_gate import BudgetError
 from dptune.privacy.entropy import FixedSeed, OsEntropy
 from dptune.privacy.ledger_file import LedgerError, read_ledger
+from dptune.privacy.run_folder import spending_of
 from dptune.privacy.run_header import RunHeader
-from dptune.privacy.set_aside import spending_of
 
 pytest.importorskip("gymnasium", reason="needs the extra dptune[policy]")
 CARTPOLE, RIVERSWIM = "CartPole-v1", "dptune/Riverswim-v0"
