@@ -115,6 +115,7 @@ _JOINED = {
     "dptune.policy.tenants.schedule "
     "dptune.policy.trust_region",
     "dptune.policy.tenants.runs": "dptune.policy.tenants.ablation",
+    "dptune.policy.tenants.training": "dptune.policy.tenants.experience",
     "dptune.policy.user_updates": "dptune.policy.aggregate dptune.policy.learner dptune.policy.local",
     "dptune.prediction.mixture": "dptune.prediction.mollify",
     "dptune.prediction.predictor": "dptune.prediction.perplexity",
@@ -140,6 +141,18 @@ _JOINED = {
     "dptune.records.reading.read": "dptune.records.reading.library",
     "dptune.records.reading.spelling": "dptune.records.reading.characters",
     "dptune.records.reading.text_files": "dptune.records.reading.jsonl_file dptune.records.reading.text_file",
+    "dptune.training.data": "dptune.training.draws",
+    "dptune.training.evaluation": "dptune.training.scores",
+    "dptune.training.gradients.layer_kinds": "dptune.training.gradients.double_precision "
+    "dptune.training.gradients.outer_products",
+    "dptune.training.gradients.step_memory": "dptune.training.gradients.gradient_checkpointing "
+    "dptune.training.gradients.micro_batches",
+    "dptune.training.models.classifier": "dptune.training.models.verbalizer",
+    "dptune.training.models.model_source": "dptune.training.models.gguf_file",
+    "dptune.training.models.pretrain": "dptune.training.models.plain_training",
+    "dptune.training.models.trained_layers": "dptune.training.models.head dptune.training.models.target_modules",
+    "dptune.training.privacy_units": "dptune.training.unit_groups",
+    "dptune.training.tokens.encoding": "dptune.training.tokens.labelled_texts",
 }
 _PRESENT = {old: new for new, names in _JOINED.items() for old in names.split()}
 

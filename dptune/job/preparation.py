@@ -46,8 +46,7 @@ from dptune.training.privacy_units import PrivacyUnits
 from dptune.training.run_start import check_masks
 from dptune.training.spec import TrainingPlan
 from dptune.training.tokens.chat_template import check_template
-from dptune.training.tokens.encoding import tokens_of
-from dptune.training.tokens.labelled_texts import BESIDE_TEXT, labelled_tokens
+from dptune.training.tokens.encoding import BESIDE_TEXT, labelled_tokens, tokens_of
 
 #: Signals (``signal_of``), and the percentage of SST-2's dev set that heads on frozen states of all-MiniLM-L6-v2 had
 #: right with default settings, where a constant answer has 51 %: means of four runs (``benchmarks.heads``) with 50, 400

@@ -50,13 +50,12 @@ from dptune.privacy.run_header import RunHeader
 from dptune.privacy.spent_budgets.booking import booked
 from dptune.privacy.spent_budgets.register import Register, said
 from dptune.training.checkpoints import restarts
-from dptune.training.evaluation import Measurement, measure_model, perplexity
+from dptune.training.evaluation import Measurement, measure_model, perplexity, score_classifier
 from dptune.training.gradients.gradient_check import first_evaluation
 from dptune.training.loop import train
 from dptune.training.losses import is_classifier
 from dptune.training.run import StepReport
 from dptune.training.run_start import rehearse_run
-from dptune.training.scores import score_classifier
 from dptune.training.spec import RunSpec
 
 _log = logging.getLogger(__name__)

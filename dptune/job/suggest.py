@@ -38,10 +38,10 @@ from dptune.records.reading.source import Fractions, RecordSource
 from dptune.training.data import Tokens
 from dptune.training.evaluation import perplexity
 from dptune.training.gradients.gradient_check import first_evaluation, rehearse
-from dptune.training.gradients.micro_batches import micro_batches
 from dptune.training.gradients.parameter_groups import lora_pairs
 from dptune.training.gradients.per_sample import per_sample_gradients
 from dptune.training.gradients.shared_pass import shared_copy
+from dptune.training.gradients.step_memory import micro_batches
 from dptune.training.loop import train
 from dptune.training.models.model import attach_lora
 from dptune.training.privacy_units import PrivacyUnits

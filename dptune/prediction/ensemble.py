@@ -36,7 +36,7 @@ from dptune.training.models.model import (
     train_adapters,
     trainable_state,
 )
-from dptune.training.models.plain_training import fit
+from dptune.training.models.pretrain import fit
 from dptune.training.models.weight_files import read_tensors
 
 _MANIFEST = "ensemble.json"

@@ -11,8 +11,8 @@ Records are scored one by one, so that processes can share them, and summed up a
 
 Two averages, never mixed up: ``perplexity_per_block`` is the mean over records of exp(mean loss of the record), as
 PMixED's paper reports (its blocks are 512 tokens, ours are records); ``perplexity_pooled`` is exp of the mean loss over
-all tokens. Perplexity charges nothing: scoring reads held-out records and tells an aggregate of private models, which the
-guarantee of the answers does not cover.
+all tokens. Perplexity charges nothing: scoring reads held-out records and gives an aggregate of private models, which
+the guarantee of the answers does not cover.
 """
 
 from __future__ import annotations

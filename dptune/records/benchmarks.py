@@ -229,15 +229,6 @@ def _dart_of_file(path: str, file: str) -> Iterable[Row]:
     return entries
 
 
-BENCHMARKS: Mapping[str, Callable[..., Iterable[Row]]] = {
-    "e2e": e2e,
-    "dart": dart,
-    "glue": glue,
-    "wikitext": wikitext,
-    "billion_words": billion_words,
-}
-
-
 _TRAIN, _HELD_OUT = "news.en-{:05d}-of-00100", "news.en.heldout-{:05d}-of-00050"
 _MOST_FILES = {"train": 99, "dev": 49, "test": 1}
 
@@ -285,3 +276,12 @@ def _blocks(sentences: Iterator[str], size: int) -> Iterator[str]:
         words += length
     if held:
         yield " ".join(held)
+
+
+BENCHMARKS: Mapping[str, Callable[..., Iterable[Row]]] = {
+    "e2e": e2e,
+    "dart": dart,
+    "glue": glue,
+    "wikitext": wikitext,
+    "billion_words": billion_words,
+}

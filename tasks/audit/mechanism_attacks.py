@@ -27,9 +27,9 @@ from dptune.privacy.entropy import OsEntropy
 from dptune.privacy.release import Release
 from dptune.privacy.run_folder import RunFolder
 from dptune.privacy.samplers.sampler import POISSON
-from dptune.training.draws import Bins, keys_of
+from dptune.training.data import Bins, keys_of
 from dptune.training.gradients.parameter_groups import trained_blocks
-from dptune.training.unit_groups import Turn
+from dptune.training.privacy_units import Turn
 from tasks.audit.target import Target
 from tasks.experiment.preparation import corpus_of, plan_of, units_of
 from tasks.paths import TRAIN

@@ -178,7 +178,7 @@ def _check_canaries(settings: Settings, tokenizer: Any) -> None:
 def _positions_of_own(settings: Settings) -> int:
     from dptune.training.models.own_weights import start_training
     from dptune.training.models.pretrain import without_weights
-    from dptune.training.models.target_modules import lora_targets
+    from dptune.training.models.trained_layers import lora_targets
 
     shape, task = settings.pretrain.shape, settings.task
     if shape == "roberta" and (task.words or not task.classifies):

@@ -31,8 +31,7 @@ from dptune.policy.environments.environment import Environment
 from dptune.policy.environments.training import train as train_policy
 from dptune.policy.method import NAME, Dppg
 from dptune.policy.schedules import PolicyTraining
-from dptune.policy.tenants.experience import Experience
-from dptune.policy.tenants.training import meta_updates
+from dptune.policy.tenants.training import Experience, meta_updates
 from dptune.policy.user_updates import noisy_means
 from dptune.prediction.ensemble import _fit as fit_shard
 from dptune.prediction.mixture import law, renyi_weights
@@ -43,20 +42,17 @@ from dptune.privacy.entropy import FixedSeed
 from dptune.privacy.release import Composition, Release
 from dptune.privacy.run_header import RunHeader
 from dptune.records.reading.record import Labelled, PromptTarget, Record, Text
-from dptune.training.data import Tokens, encode
-from dptune.training.draws import Bins, truncated_sample
+from dptune.training.data import Bins, Tokens, encode, truncated_sample
 from dptune.training.evaluation import mean_loss
 from dptune.training.gradients.parameter_groups import lora_pairs
 from dptune.training.gradients.per_sample import PairGradients
 from dptune.training.loop import train
 from dptune.training.models.model import attach_lora
 from dptune.training.models.pretrain import pretrain
-from dptune.training.privacy_units import PrivacyUnits
+from dptune.training.privacy_units import PrivacyUnits, Turn
 from dptune.training.run import StepReport
 from dptune.training.spec import RunSpec, TrainingPlan, header_of
-from dptune.training.tokens.encoding import encode_records
-from dptune.training.tokens.labelled_texts import encode_labelled
-from dptune.training.unit_groups import Turn
+from dptune.training.tokens.encoding import encode_labelled, encode_records
 
 Figures = dict[str, float]
 _SIZES, _BATCH, _STEPS = (3, 1, 4), 16.0, 12

@@ -37,7 +37,7 @@ from dptune.records.reading.record import Labelled, Record
 from dptune.records.reading.source import RecordSource
 from dptune.training.data import plain_ids
 from dptune.training.models.model import ModelSource, attach_lora, load_tokenizer
-from dptune.training.tokens.labelled_texts import labelled_tokens
+from dptune.training.tokens.encoding import labelled_tokens
 
 ARGUMENTS = ["--task", "classify", "--text", "sentence", "--epsilon", "8", "--expected-batch-size", "16", "--rank", "2"]
 

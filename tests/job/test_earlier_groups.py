@@ -36,8 +36,7 @@ from dptune.privacy.release import DEALT_BY_RANK, Release
 from dptune.privacy.run_header import RunHeader
 from dptune.privacy.spent_budgets.register import Register
 from dptune.training import run_start
-from dptune.training.privacy_units import PrivacyUnits
-from dptune.training.unit_groups import Turn
+from dptune.training.privacy_units import PrivacyUnits, Turn
 
 BANDS, STOPS = 3, 4
 

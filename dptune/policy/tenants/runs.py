@@ -27,10 +27,9 @@ from dptune.training.evaluation import perplexity
 from dptune.training.gradients.parameter_groups import lora_pairs
 from dptune.training.loop import train
 from dptune.training.models.model import attach_lora
-from dptune.training.privacy_units import PrivacyUnits
+from dptune.training.privacy_units import PrivacyUnits, hash_keys
 from dptune.training.run import StepReport
 from dptune.training.spec import RunSpec, TrainingPlan, header_of
-from dptune.training.unit_groups import hash_keys
 
 _HELD_OUT = 4  # on average, one in four of a tenant's units is held out
 

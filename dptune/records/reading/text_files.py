@@ -1,4 +1,4 @@
-"""Text and JSON files: rows are a text file's paragraphs or lines, and a JSON file's objects, on lines or in an array."""
+"""Text and JSON files: rows are a text's paragraphs or lines, and a JSON file's objects, on lines or in an array."""
 
 from __future__ import annotations
 

@@ -20,11 +20,20 @@ from torch.overrides import TorchFunctionMode
 from transformers.pytorch_utils import Conv1D
 
 from dptune.core.errors import ConfigError
-from dptune.training.gradients.gradient_checkpointing import checkpointed
-from dptune.training.gradients.layer_kinds import FIELD, LEAVE_OUT, gradient_parts, trained_weights
-from dptune.training.gradients.outer_products import Products, Units, sizes_of, square_norms, within_float32
+from dptune.training.gradients.layer_kinds import (
+    FIELD,
+    LEAVE_OUT,
+    Products,
+    Units,
+    gradient_parts,
+    sizes_of,
+    square_norms,
+    trained_weights,
+    within_float32,
+)
 from dptune.training.gradients.parameter_groups import LayerModules
 from dptune.training.gradients.per_sample import Tap
+from dptune.training.gradients.step_memory import checkpointed
 from dptune.training.losses import counted_tokens, model_losses
 
 #: Bytes of output gradients that may be kept for each trained weight. Plain training holds 16 for the weight, its

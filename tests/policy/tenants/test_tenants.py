@@ -28,7 +28,6 @@ from dptune.policy.method import Dppg
 from dptune.policy.run_files import UserReuseError
 from dptune.policy.schedules import MetaTraining
 from dptune.policy.tenants import training as tenants_module
-from dptune.policy.tenants.experience import Experience, experience_of
 from dptune.policy.tenants.runs import (
     Outcome,
     Setting,
@@ -39,7 +38,7 @@ from dptune.policy.tenants.runs import (
     fine_tune,
     tenants_of,
 )
-from dptune.policy.tenants.training import meta_train, meta_updates
+from dptune.policy.tenants.training import Experience, experience_of, meta_train, meta_updates
 from dptune.policy.user_updates import noisy_means
 from dptune.privacy.entropy import FixedSeed, OsEntropy
 from dptune.privacy.ledger_file import LedgerError, read_ledger
@@ -465,5 +464,5 @@ def test_a_failure_that_a_tenants_records_decide_stays_private(fault: str, monke
         def diverged(*_: Any) -> Any:
             raise DivergedError("weights")
 
-        monkeypatch.setattr("dptune.policy.tenants.experience.fine_tune", diverged)
+        monkeypatch.setattr("dptune.policy.tenants.training.fine_tune", diverged)
     assert tenants_module.experience_or_none(ready, one, TRAINING) is None
