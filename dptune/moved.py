@@ -93,6 +93,7 @@ _JOINED = {
     "dptune.audit.text.likelihood": "dptune.audit.text.samples dptune.audit.text.token_scores",
     "dptune.audit.text.membership": "dptune.audit.text.alignment dptune.audit.text.rmia",
     "dptune.audit.whole_run": "dptune.audit.noise_test",
+    "dptune.cli.answer_commands": "dptune.cli.ensembles dptune.cli.scoring",
     "dptune.cli.tune": "dptune.job.plugin_source",
     "dptune.core.declarations": "dptune.core.bounds",
     "dptune.core.digits": "dptune.audit.contrast",
@@ -110,6 +111,7 @@ _JOINED = {
     "dptune.mechanisms.versions": "dptune.job.versions",
     "dptune.policy.environments.baselines": "dptune.policy.environments.ucb_vi",
     "dptune.policy.environments.environment": "dptune.policy.environments.rollout",
+    "dptune.policy.language.learner": "dptune.policy.language.policy",
     "dptune.policy.schedules": "dptune.policy.environments.schedule "
     "dptune.policy.language.schedule "
     "dptune.policy.tenants.schedule "

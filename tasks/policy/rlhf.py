@@ -211,8 +211,7 @@ def _log_point(cell: RlhfCell, point: Figures) -> None:
 
 
 def _learner(cell: RlhfCell, device: str) -> LanguageLearner:
-    from dptune.policy.language.learner import LanguageLearner
-    from dptune.policy.language.policy import LanguagePolicy
+    from dptune.policy.language.learner import LanguageLearner, LanguagePolicy
     from dptune.policy.language.prompts import CLINICAL
     from dptune.policy.schedules import Bandit
     from dptune.training.models.model import ModelSource, check_device, load_base, load_tokenizer

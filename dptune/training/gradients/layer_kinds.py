@@ -6,7 +6,7 @@ Of a layer's input and its output's gradient, both by record and token:
   products (``Products``);
 - biases, layer norms and other layers with few weights have each row's gradient computed whole, in one small table.
 
-Gradients of one weight, unit by unit, as sums over tokens: their norms and weighted sums, never all of them at once.
+Gradients of one weight, unit by unit, are never held all at once: only their norms and weighted sums are computed.
 
 A linear layer's gradient of one record is G^T A, a sum over tokens of outer products of the output's gradient with the
 input. Its squared norm is the sum of all entries of (G G^T) * (A A^T): two matrices of tokens by tokens, where the
@@ -19,8 +19,8 @@ output layer, or a layer that runs twice) has the norm of the sum of all of them
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -161,6 +161,40 @@ _IN_FLOAT64, _OF_ENTRY = 2.0, 8.0
 _MOST_CANCELLED = 100.0
 #: A unit with a smaller factor counts as all zeros: near 1e-45 float32 rounds a factor up to twice what it is.
 _LEAST_FACTOR = 1e-30
+
+
+@contextmanager
+def lookups(layer: nn.Embedding, tap: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> Iterator[None]:
+    """Context in which what an embedding looks up is tapped, with the row numbers that its own code computes."""
+    own: Any = layer  # whose forward functions are set for a while
+    forward, before = layer.forward, vars(layer).get("forward")
+
+    def run(*args: Any, **named: Any) -> Any:
+        with _Lookups(layer.weight, tap):
+            return forward(*args, **named)
+
+    own.forward = run
+    try:
+        yield
+    finally:
+        vars(layer).pop("forward", None)
+        if before is not None:
+            own.forward = before
+
+
+class _Lookups(TorchFunctionMode):
+    """Taps ``torch.nn.functional.embedding``: some embeddings shift the numbers, or scale what they looked up."""
+
+    def __init__(self, weight: torch.Tensor, tap: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self._weight, self._tap = weight, tap
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Call ``func``, and tap it if it looks up rows of the weight."""
+        output = func(*args, **(kwargs or {}))
+        if func is nn.functional.embedding and len(args) > 1 and args[1] is self._weight:
+            return self._tap(args[0], output)
+        return output
 
 
 @dataclass(frozen=True)
