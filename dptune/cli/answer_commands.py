@@ -1,4 +1,4 @@
-"""Answers of finished models: ``dptune score`` and ``sample`` ask an adapter, ``generate`` and ``serve`` an ensemble."""
+"""Answers of models: ``dptune score`` and ``sample`` ask an adapter; ``generate`` and ``serve``, an ensemble."""
 
 from __future__ import annotations
 
