@@ -135,7 +135,7 @@ _JOINED = {
     "dptune.privacy.spent_budgets.booking": "dptune.privacy.spent_budgets.unregistered",
     "dptune.privacy.spent_budgets.totals": "dptune.privacy.spent_budgets.entry_prices",
     "dptune.records.benchmarks": "dptune.records.billion_words",
-    "dptune.records.canaries": "dptune.records.public_texts",
+    "dptune.records.diabetes.narratives": "dptune.records.public_texts",
     "dptune.records.diabetes.table": "dptune.records.diabetes.schema",
     "dptune.records.own_files": "dptune.records.text",
     "dptune.records.published_files": "dptune.records.dvc_cache",

@@ -28,7 +28,8 @@ from dptune.core.declarations import plain
 from dptune.core.files import jsonable, sha256, write_json
 from dptune.core.settings import RECORD
 from dptune.privacy.run_folder import RunFolder
-from dptune.records.canaries import SECRET_LENGTH, Canary, content_with, public_texts
+from dptune.records.canaries import SECRET_LENGTH, Canary, content_with
+from dptune.records.diabetes.narratives import public_texts
 from dptune.records.parquet_file import Records, decode_content, encode_content, read_records
 from dptune.records.reading.record import Record
 from dptune.training.evaluation import label_probabilities

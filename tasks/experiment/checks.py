@@ -158,7 +158,8 @@ def _check_template(settings: Settings, tokenizer: Any) -> None:
 def _check_canaries(settings: Settings, tokenizer: Any) -> None:
     """Raise ConfigError if every canary would be cut before its secret: all attacks on canaries would be in vain."""
     from dptune.audit.text.likelihood import canary_passage, passage_ids
-    from dptune.records.canaries import ALPHABET, SECRET_LENGTH, public_texts
+    from dptune.records.canaries import ALPHABET, SECRET_LENGTH
+    from dptune.records.diabetes.narratives import public_texts
 
     canaries, form, longest = settings.canaries, settings.data.form, settings.training.max_length
     coded = canaries.audit if canaries.audit_kind == "code" else 0  # others are short, and begin with the text
