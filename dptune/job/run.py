@@ -71,7 +71,7 @@ class Tuned:
         perplexity: perplexities before and after, by the records they were measured on (``HELD_OUT``, ``PUBLIC``);
             empty for a classifier. Those of held-out private records are private: no epsilon covers them.
         scores: scores of a classifier before and after, by those records and by their names in
-            ``training.scores.Scores``; empty for other models. Private likewise.
+            ``training.evaluation.Scores``; empty for other models. Private likewise.
         certificate: what the guarantee of a search is computed from; None for a single run.
         restarts: how often correlated noise began anew, because the process before had ended; 0 for a search.
         folder: the run's folder; ``save`` copies ``folder / "adapter"``.
