@@ -14,7 +14,8 @@ import torch
 
 from dptune.audit.text.likelihood import TOKENS, sampled_texts
 from dptune.audit.text.maximisers import CHOICE, Gradients, adapter_gradients, separations
-from dptune.records.canaries import _random_words, content_with, public_texts
+from dptune.records.canaries import _random_words, content_with
+from dptune.records.diabetes.narratives import public_texts
 from dptune.training.data import Tokens, tokenize
 from dptune.training.models.model import ModelSource, load_base, load_tokenizer
 

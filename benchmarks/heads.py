@@ -26,8 +26,8 @@ from torch.nn.functional import cross_entropy, one_hot
 from transformers import AutoModel
 
 from dptune.job.base_model import Base, open_base
-from dptune.job.defaults import schedule_of
 from dptune.job.preparation import calibrate_mechanism, signal_of
+from dptune.job.run_spec import schedule_of
 from dptune.job.settings import TuneSettings
 from dptune.records.benchmarks import glue
 from dptune.training.models.model_source import ModelSource

@@ -12,9 +12,9 @@ import pytest
 from tiny_certificate import certificate
 
 from dptune.audit.games.scene import StepAudit
+from dptune.cli.answer_commands import generate
 from dptune.cli.audit_commands import _show_audit
 from dptune.cli.console import show
-from dptune.cli.ensembles import generate
 from dptune.cli.ledgers import _show_search
 from dptune.cli.tune_result import attack_of
 from dptune.core.errors import ConfigError

@@ -20,8 +20,7 @@ from dptune.cli.console import flag
 from dptune.core.declarations import Chance, Few, check, declared, problem_of
 from dptune.core.errors import ConfigError
 from dptune.core.settings import Lora, ScheduleSettings, UpdateRule
-from dptune.job.defaults import schedule_of
-from dptune.job.run_spec import training_plan
+from dptune.job.run_spec import schedule_of, training_plan
 from dptune.job.search.space import SEARCHED
 from dptune.job.settings import RENAMED, TuneSettings, rows_of
 from tasks.settings.params import commented

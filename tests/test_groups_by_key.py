@@ -30,8 +30,7 @@ from dptune.records.parquet_file import encode_content
 from dptune.records.reading.read import read, read_sides
 from dptune.records.reading.record import Record
 from dptune.records.reading.source import Fractions, RecordSource
-from dptune.training.privacy_units import PrivacyUnits
-from dptune.training.unit_groups import Turn
+from dptune.training.privacy_units import PrivacyUnits, Turn
 
 RUN, BANDS, SHARDS = "a" * 32, 5, 4
 Row = dict[str, Any]

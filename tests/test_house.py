@@ -15,11 +15,11 @@ FRAGMENTS = {"told", "telling", "met", "before", "after", "standing", "beginning
 FRAGMENTS |= {"finished", "drawn", "verifying", "loading", "places", "plain", "together", "shown"}
 #: Names of one thing that has a file in several rooms: its section of params.yaml, task, flow, page, chart, command.
 ONE_THING = {
-    *("__init__", "__main__", "audit", "benchmarks", "booking", "canaries", "ensembles", "experiment"),
+    *("__init__", "__main__", "audit", "benchmarks", "booking", "canaries", "experiment"),
     *("learner", "options", "policy", "prediction", "pretrain", "prompts"),
-    *("run", "schedule", "scoring", "search", "settings", "suggest"),
+    *("run", "search", "settings", "suggest"),
     *("training", "tune", "preparation", "mechanisms", "data"),
-    *("page", "registry", "scores"),
+    *("page", "registry"),
 }
 
 

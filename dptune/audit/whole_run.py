@@ -17,16 +17,14 @@ import numpy as np
 from scipy.special import ndtri
 from scipy.stats import chi2
 
-from dptune.audit.draws.sample_rate import SampleRate, Unseen, audited_sample_rate
-from dptune.audit.one_run import OneRun, one_run
+from dptune.audit.one_run import OneRun, SampleRate, Unseen, audited_sample_rate, one_run
 from dptune.audit.refutation import Refutation, refutation, run_certificate
 from dptune.core.digits import at_least, at_most, shown_above
 from dptune.core.errors import ConfigError, DataError
 from dptune.core.files import sha256
 from dptune.job.audit_canaries import KeptCanaries
-from dptune.job.delivery.named_base import read_base
 from dptune.job.delivery.verification import check_deliverable
-from dptune.job.delivery.weights import weights_file
+from dptune.job.delivery.weights import read_base, weights_file
 from dptune.job.path_checks import kind_of
 from dptune.job.result import RunResult
 from dptune.privacy.entropy import FixedSeed

@@ -12,13 +12,12 @@ from typing import Annotated
 import typer
 
 from dptune import __version__
+from dptune.cli.answer_commands import generate, sample, score, serve
 from dptune.cli.audit_commands import audit, audit_draw, audit_run
 from dptune.cli.console import Group, reports_errors
-from dptune.cli.ensembles import generate, serve
 from dptune.cli.ledgers import export, set_aside, spent, verify
 from dptune.cli.mechanisms import mechanisms
 from dptune.cli.pricing import account, calibrate, samplers, search
-from dptune.cli.scoring import sample, score
 from dptune.cli.suggest import suggest
 from dptune.cli.tune import tune
 

@@ -294,7 +294,7 @@ def audit_run(
 
     from dptune.audit.whole_run import audit_run as audited
     from dptune.core.files import sha256
-    from dptune.job.delivery.audit_section import write_audit
+    from dptune.job.delivery.deliverable import write_audit
     from dptune.privacy.run_folder import RunFolder
 
     found = audited(run, confidence, false_alarms)

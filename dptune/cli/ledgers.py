@@ -40,7 +40,7 @@ def verify(
     certified. Status 2: the ledger or folder is refused.
     """
     from dptune.cli.figures import of_certificate, of_ledger, of_winner
-    from dptune.job.delivery.audit_section import audits
+    from dptune.job.delivery.deliverable import audits
     from dptune.job.delivery.verification import CARD, check_deliverable, consistent_certificate, deliverable_within
     from dptune.privacy.certificate import FILE, read_certificate
     from dptune.privacy.ledger_file import read_ledger
@@ -101,10 +101,10 @@ def _end(certified: float, leaks: Sequence[str], *, no_guarantee: bool) -> None:
 
 def _say(contents: LedgerContents, card: Path | None, *, searched: bool) -> None:
     """Print what was compared, and what the figures are about."""
-    from dptune.job.delivery.audit_section import audit_note
     from dptune.job.delivery.card import covered, has_guarantee
-    from dptune.job.delivery.named_base import NO_DIGEST, read_base
+    from dptune.job.delivery.deliverable import audit_note
     from dptune.job.delivery.verification import beside, compared, linked
+    from dptune.job.delivery.weights import NO_DIGEST, read_base
     from dptune.prediction.protocols import PROTOCOLS
     from dptune.privacy.run_folder import RunFolder
 
@@ -232,8 +232,8 @@ def set_aside(
     folder: Annotated[Path, typer.Argument(help="Folder of the run, such as data/runs/<run>.")],
 ) -> None:
     """Move a run that cannot continue out of the way of a new one, with its ledger; print what it has spent."""
-    from dptune.privacy.set_aside import said_within
-    from dptune.privacy.set_aside import set_aside as keep
+    from dptune.privacy.run_folder import said_within
+    from dptune.privacy.run_folder import set_aside as keep
 
     # The path is not resolved: renaming a link itself keeps the run among those that the report counts.
     target, spent = keep(folder.absolute())

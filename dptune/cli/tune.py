@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -27,6 +28,7 @@ from dptune.core.declarations import assignments
 from dptune.core.errors import ConfigError, FullDeviceError, is_out_of_memory
 from dptune.core.files import read_json
 from dptune.core.interrupts import ends_like_ctrl_c
+from dptune.core.settings import RECORD
 from dptune.job.settings import TuneSettings
 from dptune.records.reading.formats import ENDINGS, Format
 from dptune.records.reading.source import RecordsAre, RecordSource
@@ -132,10 +134,36 @@ def records_of_options(
         if options:
             raise ConfigError("--source-set", "is for a plug-in's --source", fix="leave it out")
         return RecordSource(str(data), unit=unit, **columns), "own records"
-    from dptune.job.plugin_source import records_of
-
     found, called = records_of(source, unit, dict(assignments(options or ())))
     return replace(found, **columns), called
+
+
+def records_of(name: str, unit: str | None, options: Mapping[str, str]) -> tuple[RecordSource, str]:
+    """The records of a plug-in's source or of a benchmark, and the label under which the ledger names them.
+
+    Args:
+        unit: the column whose values name units; None: every record is one.
+        options: the function's arguments, as texts; each becomes what its annotation says.
+
+    Raises: ConfigError for an unknown source, one of dptune's own, an unknown unit, or arguments that the function does
+        not take.
+    """
+    from dptune.mechanisms.options import convert
+    from dptune.records.catalogue import SourceSettings, find_source, label_of, plugin_sources
+
+    found = find_source(name)
+    if found.rows is None:
+        fix = f"use one of {', '.join(plugin_sources())}, or name your own module: dptune --plugin MODULE tune ..."
+        problem = f"{name!r} is neither a benchmark nor a plug-in's source"
+        raise ConfigError("source", problem, fix=f"{fix}; files are read by data")
+    if unit is not None and found.units is not None and unit not in found.units:
+        problem = f"source {name} yields texts, which have no column {unit!r}"
+        raise ConfigError("data.unit", problem, fix="leave it out, or register the source with rows=True")
+    kinds = {key: kind for key in options if (kind := found.kinds.get(key)) in (bool, int, float, str)}
+    values = {key: convert(f"source.{key}", value, kinds.get(key, str)) for key, value in options.items()}
+    settings = SourceSettings(unit=unit or RECORD, options=values)
+    found.check(settings)
+    return found.rows(settings), label_of(name, values)
 
 
 def _tune(
@@ -194,7 +222,7 @@ def _power_of_canaries(prepared: PreparedRun) -> str:
 
 def _plan(prepared: PreparedRun) -> dict[str, Any]:
     """The run's settings, with the reason for each one that the user left open."""
-    from dptune.job.settings_rows import public_settings
+    from dptune.job.delivery.settings_rows import public_settings
     from dptune.records.reading.fields import WAYS
 
     settings, chosen, units = prepared.settings, prepared.schedule, prepared.units
@@ -226,7 +254,7 @@ def _plan(prepared: PreparedRun) -> dict[str, Any]:
 
 def _resources(prepared: PreparedRun) -> dict[str, Any]:
     from dptune.core.settings import RECORD
-    from dptune.job.estimate import estimate
+    from dptune.job.suggest import estimate
 
     units, private = prepared.units, prepared.settings.telemetry == "private"
     brought = [units.most] if private else [min(len(members), units.most) for members in units.members]

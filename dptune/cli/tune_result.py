@@ -157,7 +157,7 @@ def standard_error(accuracy: float, records: int) -> float:
 
 
 def printed_scores(scores: Mapping[str, float], records: int) -> dict[str, float]:
-    """Fields of ``training.scores.Scores`` by names that explain themselves, with the accuracy's standard error."""
+    """Fields of ``training.evaluation.Scores`` by names that explain themselves, with the accuracy's standard error."""
     found: dict[str, float] = {}
     for name, value in scores.items():
         found["constant_answer_accuracy" if name == "largest_class" else name] = value

@@ -52,7 +52,7 @@ class Metric:
         return self.source == "private records"
 
 
-#: Scores of a classifier: a field of ``dptune.training.scores.Scores`` each.
+#: Scores of a classifier: a field of ``dptune.training.evaluation.Scores`` each.
 LABEL_SCORES = (
     Metric("accuracy", "accuracy", better="higher", unit="share", shown=("change",)),
     Metric("f1", "F1", "F1 is the mean over labels", better="higher", unit="share", shown=("change",)),

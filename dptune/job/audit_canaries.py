@@ -20,11 +20,11 @@ import numpy as np
 from dptune.core.digits import at_least, at_most
 from dptune.core.errors import ConfigError, DataError
 from dptune.core.files import private_directory, read_json, write_json
-from dptune.job.defaults import TuneSchedule
+from dptune.job.run_spec import TuneSchedule
 from dptune.mechanisms.mechanism import Mechanism
 from dptune.privacy.certificate import commitment_of
 from dptune.privacy.ledger import Booked
-from dptune.privacy.set_aside import fresh_start
+from dptune.privacy.run_folder import fresh_start
 from dptune.training.crafted_canaries import CraftedCanaries
 from dptune.training.spec import RunSpec
 

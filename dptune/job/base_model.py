@@ -16,12 +16,12 @@ from transformers.pytorch_utils import Conv1D
 
 from dptune.core.errors import ConfigError, first_line
 from dptune.core.settings import Lora, TrainedWeights
-from dptune.job.delivery.named_base import NamedBase
+from dptune.job.delivery.weights import NamedBase
 from dptune.job.path_checks import check_model
 from dptune.job.settings import JobSettings
-from dptune.training.gradients.gradient_checkpointing import layers_of
 from dptune.training.gradients.parameter_groups import PairModules
 from dptune.training.gradients.shared_pass import shared_copy
+from dptune.training.gradients.step_memory import layers_of
 from dptune.training.losses import is_classifier
 from dptune.training.models.causal import (
     auto_class,
@@ -36,10 +36,13 @@ from dptune.training.models.causal import (
 from dptune.training.models.classifier import (
     check_classifier_weights,
     classifier_class,
+    cut_at_beginning,
     empty_classifier,
     head_names,
     load_classifier,
     load_classifier_config,
+    load_verbalizer,
+    load_verbalizer_config,
     takes_mean,
 )
 from dptune.training.models.model import (
@@ -56,8 +59,7 @@ from dptune.training.models.model_names import is_packaged, name_of, rounding
 from dptune.training.models.model_source import check_memory
 from dptune.training.models.own_weights import groups_of, own_weights, start_training
 from dptune.training.models.quantization import BYTES_EACH, METHOD, keep_layout, method_of
-from dptune.training.models.target_modules import linear_layers, said_share
-from dptune.training.models.verbalizer import cut_at_beginning, load_verbalizer, load_verbalizer_config
+from dptune.training.models.trained_layers import linear_layers, said_share
 from dptune.training.models.weight_files import check_finite, digest_of_weights
 
 _MIB = 2**20

@@ -15,17 +15,24 @@ from dptune.core.errors import ConfigError
 from dptune.core.settings import MADE_OF_OTHERS, RECORD
 from dptune.job.audit_canaries import check_count, price_of
 from dptune.job.base_model import Base
-from dptune.job.defaults import TuneSchedule, at_whole_bins, max_length_of, schedule_of
 from dptune.job.delivery.verification import LABELS, RECORDS, WORDS
-from dptune.job.run_spec import job_header, mechanism_of, training_plan
+from dptune.job.run_spec import (
+    TuneSchedule,
+    at_whole_bins,
+    job_header,
+    max_length_of,
+    mechanism_of,
+    schedule_of,
+    training_plan,
+)
 from dptune.job.settings import TuneSettings, check_labels
-from dptune.job.versions import versions_of
-from dptune.mechanisms.agents.idle_agent import idle_agent
+from dptune.mechanisms.agents.rl import idle_agent
 from dptune.mechanisms.controllers.rldp import Rldp
 from dptune.mechanisms.descriptions import describe_options
 from dptune.mechanisms.mechanism import Mechanism
 from dptune.mechanisms.planning import Calibrated
 from dptune.mechanisms.registry import MECHANISMS, PARTS, build, of_model, takes_noise
+from dptune.mechanisms.versions import versions_of
 from dptune.privacy.calibration import delta_warning
 from dptune.privacy.entropy import OsEntropy
 from dptune.privacy.run_header import RunHeader
@@ -39,8 +46,7 @@ from dptune.training.privacy_units import PrivacyUnits
 from dptune.training.run_start import check_masks
 from dptune.training.spec import TrainingPlan
 from dptune.training.tokens.chat_template import check_template
-from dptune.training.tokens.encoding import tokens_of
-from dptune.training.tokens.labelled_texts import BESIDE_TEXT, labelled_tokens
+from dptune.training.tokens.encoding import BESIDE_TEXT, labelled_tokens, tokens_of
 
 #: Signals (``signal_of``), and the percentage of SST-2's dev set that heads on frozen states of all-MiniLM-L6-v2 had
 #: right with default settings, where a constant answer has 51 %: means of four runs (``benchmarks.heads``) with 50, 400

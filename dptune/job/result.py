@@ -84,7 +84,7 @@ class RunResult:
         synthetic: whether no real person is behind the records.
         history: points of the learning curves: step, releases, metrics and epsilons.
         agent: whether an agent moved the knobs.
-        learning: what that agent did (``idle_agent.learning_of``); empty without one that learns.
+        learning: what that agent did (``agents.rl.learning_of``); empty without one that learns.
         set_aside: earlier runs of the cell that were set aside: epsilon_certified and folder.
         public_data: label of the public records.
         pairs: names of the parameter groups, in the order of the knobs' numbers.

@@ -23,6 +23,7 @@ from dptune.core.progress import Meter
 from dptune.job.audit_canaries import KeptCanaries, canaries_of
 from dptune.job.delivery.adapter_loading import with_trained
 from dptune.job.delivery.deliverable import deliver, write_card, write_weights
+from dptune.job.delivery.settings_rows import public_settings
 from dptune.job.delivery.verification import CARD, check_deliverable
 from dptune.job.delivery.weights import partial_of
 from dptune.job.path_checks import check_folder
@@ -30,9 +31,8 @@ from dptune.job.preparation import PreparedRun
 from dptune.job.result import HELD_OUT, PUBLIC, SIDES, Figures, RunResult, charged, check_converged
 from dptune.job.run_spec import job_spec
 from dptune.job.settings import FREE, as_written_now
-from dptune.job.settings_rows import public_settings
-from dptune.job.versions import VERSIONS, check_versions
 from dptune.mechanisms.planning import as_charged, planned
+from dptune.mechanisms.versions import VERSIONS, check_versions
 from dptune.privacy.accountants import Epsilons
 from dptune.privacy.certificate import SearchCertificate
 from dptune.privacy.entropy import OsEntropy
@@ -45,19 +45,17 @@ from dptune.privacy.ledger_file import (
     is_complete,
     read_ledger,
 )
-from dptune.privacy.run_folder import RunFolder
+from dptune.privacy.run_folder import RunFolder, fresh_start, said_within
 from dptune.privacy.run_header import RunHeader
-from dptune.privacy.set_aside import fresh_start, said_within
 from dptune.privacy.spent_budgets.booking import booked
 from dptune.privacy.spent_budgets.register import Register, said
 from dptune.training.checkpoints import restarts
-from dptune.training.evaluation import Measurement, measure_model, perplexity
+from dptune.training.evaluation import Measurement, measure_model, perplexity, score_classifier
 from dptune.training.gradients.gradient_check import first_evaluation
 from dptune.training.loop import train
 from dptune.training.losses import is_classifier
 from dptune.training.run import StepReport
 from dptune.training.run_start import rehearse_run
-from dptune.training.scores import score_classifier
 from dptune.training.spec import RunSpec
 
 _log = logging.getLogger(__name__)
@@ -73,7 +71,7 @@ class Tuned:
         perplexity: perplexities before and after, by the records they were measured on (``HELD_OUT``, ``PUBLIC``);
             empty for a classifier. Those of held-out private records are private: no epsilon covers them.
         scores: scores of a classifier before and after, by those records and by their names in
-            ``training.scores.Scores``; empty for other models. Private likewise.
+            ``training.evaluation.Scores``; empty for other models. Private likewise.
         certificate: what the guarantee of a search is computed from; None for a single run.
         restarts: how often correlated noise began anew, because the process before had ended; 0 for a search.
         folder: the run's folder; ``save`` copies ``folder / "adapter"``.

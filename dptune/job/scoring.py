@@ -26,9 +26,17 @@ from dptune.records.reading.read import Records, read_and_say
 from dptune.records.reading.record import Chat, PromptTarget, Text
 from dptune.records.reading.source import RecordSource, make_same_texts
 from dptune.training.data import Tokens
-from dptune.training.evaluation import BlockScores, beginning, in_blocks, score_blocks
+from dptune.training.evaluation import BlockScores, beginning, in_blocks, score_blocks, score_classifier
 from dptune.training.models.causal import most_positions
-from dptune.training.models.classifier import empty_classifier, head_names, load_classifier, load_classifier_config
+from dptune.training.models.classifier import (
+    cut_at_beginning,
+    empty_classifier,
+    head_names,
+    load_classifier,
+    load_classifier_config,
+    load_verbalizer,
+    load_verbalizer_config,
+)
 from dptune.training.models.model import (
     ModelSource,
     check_device,
@@ -37,10 +45,7 @@ from dptune.training.models.model import (
     load_tokenizer,
     without_weights,
 )
-from dptune.training.models.verbalizer import cut_at_beginning, load_verbalizer, load_verbalizer_config
-from dptune.training.scores import score_classifier
-from dptune.training.tokens.encoding import tokens_of
-from dptune.training.tokens.labelled_texts import labelled_tokens
+from dptune.training.tokens.encoding import labelled_tokens, tokens_of
 
 _log = logging.getLogger(__name__)
 

@@ -175,7 +175,7 @@ class JobSettings(ScheduleSettings, Lora):
 class TuneSettings(JobSettings):
     """The settings of ``dptune.tune``, apart from its model and records. Public.
 
-    Those of its bases are declared there, and have other defaults here. What is None, ``defaults`` chooses from public
+    Those of its bases are declared there, and have other defaults here. What is None, ``run_spec`` chooses from public
     facts: the number of units, the size of the model and its context. The budget decides the noise.
 
     Example:
@@ -191,7 +191,7 @@ class TuneSettings(JobSettings):
     epsilon: Epsilon
     eval_share: Annotated[float, Ge(0), Lt(1)] = 0.1
     audit_canaries: CountOrZero = 0
-    # Declared in the bases, with their bounds and sentences: other defaults, and None where ``defaults`` chooses.
+    # Declared in the bases, with their bounds and sentences: other defaults, and None where ``run_spec`` chooses.
     expected_batch_size: BatchSize | None = None  # type: ignore[assignment]
     epochs: Epochs | None = None  # type: ignore[assignment]
     max_length: Width | None = None  # type: ignore[assignment]

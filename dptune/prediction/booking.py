@@ -11,9 +11,8 @@ from dptune.core.errors import ConfigError
 from dptune.core.files import read_json
 from dptune.privacy.ledger_file import LedgerError, read_ledger
 from dptune.privacy.release import Composition
-from dptune.privacy.run_folder import RunFolder
+from dptune.privacy.run_folder import RunFolder, earlier_runs, spending_of
 from dptune.privacy.run_header import RunHeader
-from dptune.privacy.set_aside import earlier_runs, spending_of
 from dptune.privacy.spent_budgets.booking import FILE, read_booking, write_booking
 from dptune.privacy.spent_budgets.register import Register, said
 

@@ -28,9 +28,8 @@ from dptune.privacy.ledger_file import (
     is_complete,
     read_ledger,
 )
-from dptune.privacy.run_folder import RunFolder
+from dptune.privacy.run_folder import RunFolder, Spending, earlier_runs, fresh_start, spending_of
 from dptune.privacy.run_header import RunHeader
-from dptune.privacy.set_aside import Spending, earlier_runs, fresh_start, spending_of
 from dptune.training.data import open_ids
 from dptune.training.gradients.stacked_adapters import PUBLIC, StackedAdapters
 from dptune.training.models.causal import plain_tokens

@@ -22,8 +22,7 @@ from numpy.typing import NDArray
 
 from dptune.core.errors import ConfigError
 from dptune.core.files import private_directory, read_json, write_json
-from dptune.core.settings import RECORD, Lora, check_unit
-from dptune.prediction.shard_tuning import ShardTuning
+from dptune.core.settings import RECORD, Lora, ShardTuning, check_unit
 from dptune.training.data import Tokens
 from dptune.training.gradients.gradient_check import rehearse
 from dptune.training.gradients.parameter_groups import lora_pairs
@@ -37,7 +36,7 @@ from dptune.training.models.model import (
     train_adapters,
     trainable_state,
 )
-from dptune.training.models.plain_training import fit
+from dptune.training.models.pretrain import fit
 from dptune.training.models.weight_files import read_tensors
 
 _MANIFEST = "ensemble.json"

@@ -15,7 +15,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-#: Version of the samplers: ``poisson_sample`` here, ``PrivacyUnits.draw`` and ``training.draws``. Raise it when a
+#: Version of the samplers: ``poisson_sample`` here, ``PrivacyUnits.draw`` and ``training.data``. Raise it when a
 #: change moves what they draw from the same words: tests/golden says when.
 VERSION = 1
 _SMALL = np.uint64(2**47)

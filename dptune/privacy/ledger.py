@@ -23,10 +23,9 @@ from dptune.privacy.ledger_file import (
     seal,
 )
 from dptune.privacy.release import Composition, Release
-from dptune.privacy.run_folder import RunFolder
+from dptune.privacy.run_folder import RunFolder, fresh_start, witnessed_releases
 from dptune.privacy.run_header import FORMAT, RunHeader
 from dptune.privacy.samplers.sampler import TRAINED
-from dptune.privacy.set_aside import fresh_start, witnessed_releases
 
 #: Makes the context in which a new ledger gets its first line, as ``booking.booked``.
 Booked = Callable[[], AbstractContextManager[object]]

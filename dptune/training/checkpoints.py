@@ -23,8 +23,8 @@ from dptune.core.files import replacing
 from dptune.mechanisms.mechanism import Mechanism
 from dptune.privacy.ledger import Ledger
 from dptune.privacy.ledger_file import chain_after
-from dptune.privacy.set_aside import fresh_start
-from dptune.training.draws import check_kept
+from dptune.privacy.run_folder import fresh_start
+from dptune.training.data import check_kept
 from dptune.training.optimizers import AVERAGED, State, kind_of
 
 

@@ -18,11 +18,10 @@ from dptune.privacy.entropy import Entropy, uniform
 from dptune.privacy.ledger import Ledger
 from dptune.training.data import Tokens, by_width
 from dptune.training.gradients.frozen_layers import FrozenLayers, frozen_layers
-from dptune.training.gradients.gradient_checkpointing import checkpointed
 from dptune.training.gradients.layer_gradients import layer_gradients
-from dptune.training.gradients.micro_batches import micro_batches, public_widths
 from dptune.training.gradients.parameter_groups import Block, LayerModules
 from dptune.training.gradients.per_sample import PairGradients, per_sample_gradients
+from dptune.training.gradients.step_memory import checkpointed, micro_batches, public_widths
 from dptune.training.losses import model_losses
 from dptune.training.models.model import set_modes, train_adapters
 from dptune.training.ranks import Ranks

@@ -37,7 +37,7 @@ from numpy.typing import NDArray
 from dptune.core.errors import ConfigError
 from dptune.mechanisms.interfaces import Knobs, Statistics
 from dptune.mechanisms.mechanism import Mechanism
-from dptune.training.unit_groups import Turn
+from dptune.training.privacy_units import Turn
 
 _LONGEST_WAIT = timedelta(hours=12)  # longer than any evaluation of a living rank; a dead one is noticed at once
 

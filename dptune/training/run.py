@@ -35,19 +35,17 @@ from dptune.privacy.budget_gate import BudgetError
 from dptune.privacy.entropy import Entropy
 from dptune.privacy.ledger import Ledger
 from dptune.privacy.release import Composition
-from dptune.privacy.run_folder import RunFolder
-from dptune.privacy.set_aside import fresh_start
+from dptune.privacy.run_folder import RunFolder, fresh_start
 from dptune.training.checkpoints import Progress, save_checkpoint
-from dptune.training.draws import Bins, drawn_units
+from dptune.training.data import Bins, drawn_units
 from dptune.training.evaluation import mean_loss
 from dptune.training.gradients.frozen_layers import FrozenLayers
 from dptune.training.gradients.parameter_groups import Block, PairModules
 from dptune.training.models.model import assert_trained
 from dptune.training.optimizers import apply_average, average_weights, moments, set_rate, tell_noise
-from dptune.training.privacy_units import PrivacyUnits, split_batch
+from dptune.training.privacy_units import PrivacyUnits, Turn, split_batch
 from dptune.training.ranks import Order, Ranks
 from dptune.training.spec import RunSpec, TrainingPlan, mark_used
-from dptune.training.unit_groups import Turn
 
 _PUBLIC_RECORDS = 32  # number of public records on which a controller's public loss is computed
 

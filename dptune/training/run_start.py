@@ -22,19 +22,17 @@ from dptune.privacy.entropy import Entropy
 from dptune.privacy.ledger import Ledger
 from dptune.privacy.ledger_file import first_release
 from dptune.privacy.release import DEALT_BY_RANK
-from dptune.privacy.run_folder import RunFolder
+from dptune.privacy.run_folder import RunFolder, fresh_start
 from dptune.privacy.run_header import composition_of
-from dptune.privacy.set_aside import fresh_start
 from dptune.training.checkpoints import CheckpointError, Progress, load_checkpoint
-from dptune.training.data import Tokens
-from dptune.training.draws import Bins, keys_of
+from dptune.training.data import Bins, Tokens, keys_of
 from dptune.training.gradients.gradient_check import check_width, rehearse
-from dptune.training.gradients.micro_batches import public_widths
 from dptune.training.gradients.parameter_groups import Block
+from dptune.training.gradients.step_memory import public_widths
 from dptune.training.models.causal import most_positions
-from dptune.training.models.head import HeadModules
 from dptune.training.models.model import freeze_down, frozen_fingerprint, trainable_state, uses_dropout
 from dptune.training.models.own_weights import groups_of, own_weights, what_trains
+from dptune.training.models.trained_layers import HeadModules
 from dptune.training.optimizers import check_rule, make_optimizer
 from dptune.training.privacy_units import PrivacyUnits
 from dptune.training.ranks import Ranks

@@ -28,13 +28,13 @@ from dptune.core.declarations import plain
 from dptune.core.files import jsonable, sha256, write_json
 from dptune.core.settings import RECORD
 from dptune.privacy.run_folder import RunFolder
-from dptune.records.canaries import SECRET_LENGTH, Canary, content_with, public_texts
+from dptune.records.canaries import SECRET_LENGTH, Canary, content_with
+from dptune.records.diabetes.narratives import public_texts
 from dptune.records.parquet_file import Records, decode_content, encode_content, read_records
 from dptune.records.reading.record import Record
+from dptune.training.evaluation import label_probabilities
 from dptune.training.models.model import attach_lora, load_base
-from dptune.training.scores import label_probabilities
-from dptune.training.tokens.encoding import stored_tokens
-from dptune.training.tokens.labelled_texts import labelled_tokens
+from dptune.training.tokens.encoding import labelled_tokens, stored_tokens
 from tasks.audit.mechanism_attacks import crafted_attack, one_run_figures, sampling_audit, step_attack
 from tasks.audit.registry import comparisons, parts, violations
 from tasks.audit.target import Target, load_target, shadow_scores

@@ -11,10 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dptune.audit.draws.draw_test import audit_bins, audit_draw
-from dptune.audit.draws.sample_rate import audited_sample_rate
 from dptune.audit.games.run_twin import audit_twin, unplayable
 from dptune.audit.games.step import audit_step
-from dptune.audit.one_run import one_run
+from dptune.audit.one_run import audited_sample_rate, one_run
 from dptune.audit.refutation import refutation, run_certificate
 from dptune.audit.text.membership import auc
 from dptune.audit.verdict import certificate, judged
@@ -28,9 +27,9 @@ from dptune.privacy.entropy import OsEntropy
 from dptune.privacy.release import Release
 from dptune.privacy.run_folder import RunFolder
 from dptune.privacy.samplers.sampler import POISSON
-from dptune.training.draws import Bins, keys_of
+from dptune.training.data import Bins, keys_of
 from dptune.training.gradients.parameter_groups import trained_blocks
-from dptune.training.unit_groups import Turn
+from dptune.training.privacy_units import Turn
 from tasks.audit.target import Target
 from tasks.experiment.preparation import corpus_of, plan_of, units_of
 from tasks.paths import TRAIN

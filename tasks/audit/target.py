@@ -27,8 +27,7 @@ from dptune.job.result import RunResult
 from dptune.mechanisms.registry import build, of_model
 from dptune.privacy.entropy import FixedSeed
 from dptune.privacy.ledger_file import LedgerContents, LedgerError, read_ledger
-from dptune.privacy.run_folder import RunFolder
-from dptune.privacy.set_aside import fresh_start
+from dptune.privacy.run_folder import RunFolder, fresh_start
 from dptune.records.canaries import Canary, Secrets, content_with, read_secrets
 from dptune.records.diabetes.narratives import PLAIN
 from dptune.records.parquet_file import encode_content, form_at, read_about, read_records

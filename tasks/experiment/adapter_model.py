@@ -20,7 +20,7 @@ import yaml
 
 from dptune.core.files import read_json, write_json, write_text
 from dptune.job.delivery.deliverable import write_card
-from dptune.job.delivery.named_base import BASE, NamedBase
+from dptune.job.delivery.weights import BASE, NamedBase
 from dptune.job.result import RunResult
 from dptune.job.settings import rows_of
 from dptune.privacy.run_folder import RunFolder

@@ -24,7 +24,14 @@ from dptune.privacy.ledger_file import LedgerContents
 from dptune.privacy.run_folder import RunFolder
 from dptune.training.checkpoints import restarts
 from dptune.training.data import Tokens
-from dptune.training.evaluation import LossGroups, Measure, Measurement, measure_model, perplexity_in_groups
+from dptune.training.evaluation import (
+    LossGroups,
+    Measure,
+    Measurement,
+    measure_model,
+    perplexity_in_groups,
+    score_classifier,
+)
 from dptune.training.gradients.gradient_check import first_evaluation
 from dptune.training.gradients.shared_pass import train_together
 from dptune.training.loop import train
@@ -32,7 +39,6 @@ from dptune.training.losses import is_classifier
 from dptune.training.ranks import Ranks
 from dptune.training.run import Run, StepReport
 from dptune.training.run_start import open_run, rehearse_run
-from dptune.training.scores import score_classifier
 from tasks.charts.curves import draw_curves
 from tasks.experiment.cells import Cell
 from tasks.experiment.energy import EnergyMeter

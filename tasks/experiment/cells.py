@@ -23,7 +23,6 @@ from dptune.core.declarations import plain
 from dptune.core.errors import ConfigError
 from dptune.core.files import read_json, sha256, sha256_once, write_text
 from dptune.core.settings import Lora
-from dptune.job.versions import versions_of
 from dptune.mechanisms.gradient_interfaces import Federation
 from dptune.mechanisms.registry import (
     build,
@@ -33,8 +32,8 @@ from dptune.mechanisms.registry import (
     plugin_modules,
     takes_noise,
 )
-from dptune.privacy.run_folder import RunFolder
-from dptune.privacy.set_aside import fresh_start
+from dptune.mechanisms.versions import versions_of
+from dptune.privacy.run_folder import RunFolder, fresh_start
 from dptune.records.parquet_file import read_about
 from dptune.training.models.model_names import path_of
 from tasks.identity import changes, name_digest
@@ -54,7 +53,7 @@ class Cell(StrictModel):
     Attributes:
         inputs: digests of the data and of the base model; of a hyper-policy and of plug-ins where there are some. Cells
             of before parts had versions also have one of the code here, and no ``versions``.
-        versions: the versions of the parts that the run uses (``dptune.job.versions.versions_of``).
+        versions: the versions of the parts that the run uses (``dptune.mechanisms.versions.versions_of``).
         folder: name of its folder, where an earlier version named it otherwise; None else.
     """
 

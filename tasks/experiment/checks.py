@@ -12,7 +12,7 @@ from typing import Any
 
 from dptune.core.errors import ConfigError, DataError
 from dptune.core.files import write_json
-from dptune.mechanisms.agents.idle_agent import idle_agent
+from dptune.mechanisms.agents.rl import idle_agent
 from dptune.mechanisms.registry import build, lacks_noise
 from dptune.records.canaries import POOL
 from dptune.records.catalogue import find_source
@@ -158,7 +158,8 @@ def _check_template(settings: Settings, tokenizer: Any) -> None:
 def _check_canaries(settings: Settings, tokenizer: Any) -> None:
     """Raise ConfigError if every canary would be cut before its secret: all attacks on canaries would be in vain."""
     from dptune.audit.text.likelihood import canary_passage, passage_ids
-    from dptune.records.canaries import ALPHABET, SECRET_LENGTH, public_texts
+    from dptune.records.canaries import ALPHABET, SECRET_LENGTH
+    from dptune.records.diabetes.narratives import public_texts
 
     canaries, form, longest = settings.canaries, settings.data.form, settings.training.max_length
     coded = canaries.audit if canaries.audit_kind == "code" else 0  # others are short, and begin with the text
@@ -178,7 +179,7 @@ def _check_canaries(settings: Settings, tokenizer: Any) -> None:
 def _positions_of_own(settings: Settings) -> int:
     from dptune.training.models.own_weights import start_training
     from dptune.training.models.pretrain import without_weights
-    from dptune.training.models.target_modules import lora_targets
+    from dptune.training.models.trained_layers import lora_targets
 
     shape, task = settings.pretrain.shape, settings.task
     if shape == "roberta" and (task.words or not task.classifies):

@@ -17,13 +17,12 @@ from dptune.core.declarations import declared
 from dptune.core.errors import ConfigError
 from dptune.core.settings import Lora, ScheduleSettings
 from dptune.job.base_model import Base, open_base
-from dptune.job.defaults import largest_batch
-from dptune.job.run_spec import job_header, job_spec, mechanism_of, training_plan
+from dptune.job.run_spec import job_header, job_spec, largest_batch, mechanism_of, training_plan
 from dptune.job.settings import JobSettings
-from dptune.job.versions import versions_of
-from dptune.mechanisms.agents.idle_agent import idle_agent
+from dptune.mechanisms.agents.rl import idle_agent
 from dptune.mechanisms.planning import Schedule
 from dptune.mechanisms.registry import of_model
+from dptune.mechanisms.versions import versions_of
 from dptune.privacy.calibration import check_delta, delta_warning, sampling
 from dptune.privacy.entropy import Entropy
 from dptune.records.canaries import SECRETS_IN_RECORDS

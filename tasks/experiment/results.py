@@ -12,11 +12,9 @@ from typing import Any
 from dptune.core.digits import at_most
 from dptune.core.files import jsonable, naming, sha256, write_text
 from dptune.job.result import RunResult, charged
-from dptune.mechanisms.agents.idle_agent import learning_of
-from dptune.mechanisms.agents.rl import LearnedControl
+from dptune.mechanisms.agents.rl import LearnedControl, learning_of
 from dptune.privacy.ledger_file import LedgerContents, read_ledger
-from dptune.privacy.run_folder import RunFolder
-from dptune.privacy.set_aside import Spending, earlier_runs, spending_of
+from dptune.privacy.run_folder import RunFolder, Spending, earlier_runs, spending_of
 from dptune.records.parquet_file import read_about
 from dptune.training.models.model_names import name_of
 from dptune.training.models.own_weights import own_weights

@@ -18,8 +18,8 @@ from dptune.core.declarations import plain
 from dptune.core.errors import ConfigError
 from dptune.core.files import jsonable, private_directory, write_json
 from dptune.core.progress import Meter
-from dptune.policy.environments.schedule import PolicyTraining
 from dptune.policy.method import NAME, PUBLISHED_ACCOUNTANT, Dppg
+from dptune.policy.schedules import PolicyTraining
 from dptune.privacy.accountants import Epsilons
 from dptune.privacy.ledger import Ledger
 from dptune.privacy.ledger_file import read_ledger
@@ -178,8 +178,8 @@ def _dppg(cell: PolicyCell, training: PolicyTraining, directory: Path, meter: Me
 
 
 def _ucb_vi(cell: PolicyCell, training: PolicyTraining, directory: Path, meter: Meter) -> list[dict[str, Any]]:
+    from dptune.policy.environments.baselines import UcbVi, run_ucb_vi
     from dptune.policy.environments.environment import RIVERSWIM
-    from dptune.policy.environments.ucb_vi import UcbVi, run_ucb_vi
     from dptune.privacy.entropy import OsEntropy
 
     if cell.environment != RIVERSWIM:

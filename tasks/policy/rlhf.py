@@ -34,7 +34,7 @@ from dptune.privacy.spent_budgets.register import Register
 from dptune.records.canaries import ALPHABET, SECRET_LENGTH, suffix
 from dptune.records.parquet_file import Records, read_records
 from dptune.records.splits import keys_of
-from dptune.training.unit_groups import hash_keys, turns_of
+from dptune.training.privacy_units import hash_keys, turns_of
 from tasks.experiment.spent_budgets import plan_booking, run_id_of
 from tasks.paths import DATA, PUBLIC_MODEL, PUBLIC_NARRATIVES, SPENT, SPLITS
 from tasks.settings.policy import Rlhf, rlhf_of
@@ -211,10 +211,9 @@ def _log_point(cell: RlhfCell, point: Figures) -> None:
 
 
 def _learner(cell: RlhfCell, device: str) -> LanguageLearner:
-    from dptune.policy.language.learner import LanguageLearner
-    from dptune.policy.language.policy import LanguagePolicy
+    from dptune.policy.language.learner import LanguageLearner, LanguagePolicy
     from dptune.policy.language.prompts import CLINICAL
-    from dptune.policy.language.schedule import Bandit
+    from dptune.policy.schedules import Bandit
     from dptune.training.models.model import ModelSource, check_device, load_base, load_tokenizer
 
     base, settings = ModelSource(str(PUBLIC_MODEL)), cell.settings

@@ -24,17 +24,15 @@ from dptune.core.digits import at_most
 from dptune.core.errors import DataError
 from dptune.core.files import jsonable, locked, private_directory, read_json, sha256, write_json
 from dptune.core.settings import UpdateRule
-from dptune.job.versions import versions_of
-from dptune.privacy.run_folder import RunFolder
-from dptune.privacy.set_aside import set_aside, spending_of
+from dptune.mechanisms.versions import versions_of
+from dptune.privacy.run_folder import RunFolder, set_aside, spending_of
 from tasks.paths import DATA, PUBLIC_MODEL, PUBLIC_NARRATIVES
 from tasks.settings.policy import Tenants, tenants_of
 from tasks.settings.strict import as_json
 from tasks.stage import run_command
 
 if TYPE_CHECKING:
-    from dptune.policy.tenants.ablation import Outcome
-    from dptune.policy.tenants.runs import Setting, Tenant
+    from dptune.policy.tenants.runs import Outcome, Setting, Tenant
     from dptune.training.spec import TrainingPlan
 
 #: Version of these results, part of their names. Raise it when a change moves their figures: tests/golden says when.
@@ -53,7 +51,7 @@ def run_tenants(settings: Tenants, directory: Path = TENANTS, device: str = "cpu
     Returns: what results.json says. Its perplexities on held-out records are raw figures of (simulated) tenants.
     """
     from dptune.core.progress import Meter
-    from dptune.policy.tenants.ablation import ablate, ablation_entries
+    from dptune.policy.tenants.runs import ablate, ablation_entries
 
     private_directory(directory.parent)
     with locked(directory.parent / f"{directory.name}.lock"):
@@ -138,7 +136,7 @@ def _train(settings: Tenants, setting: Setting, tenants: Sequence[Tenant], direc
     from dptune.mechanisms.agents.linear_agent import FEATURES, OUTPUTS, PARAMETERS
     from dptune.mechanisms.agents.policy_file import SavedPolicy
     from dptune.policy.method import Dppg
-    from dptune.policy.tenants.schedule import MetaTraining
+    from dptune.policy.schedules import MetaTraining
     from dptune.policy.tenants.training import meta_train
     from dptune.privacy.accountants import epsilons
     from dptune.privacy.entropy import OsEntropy

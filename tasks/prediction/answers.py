@@ -12,7 +12,7 @@ import torch
 from dptune.core.files import jsonable, private_directory, read_json, write_json
 from dptune.core.settings import MADE_OF_OTHERS
 from dptune.job.delivery.adapter_loading import with_trained
-from dptune.prediction.perplexity import score_model, summed_up
+from dptune.prediction.predictor import score_model, summed_up
 from dptune.prediction.protocols import priced_answers
 from dptune.privacy.run_folder import RunFolder
 from dptune.records.parquet_file import read_about

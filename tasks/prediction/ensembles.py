@@ -20,12 +20,11 @@ import typer
 from dptune.core.declarations import plain
 from dptune.core.errors import ConfigError
 from dptune.core.files import locked, private_directory, write_json, write_text
-from dptune.core.settings import Lora
+from dptune.core.settings import Lora, ShardTuning
 from dptune.prediction import ensemble
 from dptune.prediction.deployment import SERVED_OPTIONS, has_answered
 from dptune.prediction.ensemble import partition
 from dptune.prediction.protocols import FixedMixture, Published
-from dptune.prediction.shard_tuning import ShardTuning
 from dptune.records.parquet_file import Records, form_at, read_about, read_records
 from dptune.training.data import Tokens
 from dptune.training.models.model import check_device, frozen_fingerprint, load_base, load_tokenizer

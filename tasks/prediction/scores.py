@@ -16,7 +16,7 @@ from dptune.core.declarations import plain
 from dptune.core.errors import ConfigError, DataError
 from dptune.core.files import jsonable, private_directory, read_json, write_json
 from dptune.prediction.ensemble import load_adapters, read_manifest
-from dptune.prediction.perplexity import RecordScore, score_records
+from dptune.prediction.predictor import RecordScore, score_records
 from dptune.records.parquet_file import read_records
 from dptune.training.data import Tokens
 from dptune.training.models.model import check_device, load_base, load_tokenizer

@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from dptune.core.files import read_json, replacing, write_json, write_text
-from dptune.privacy.run_folder import RunFolder
-from dptune.privacy.set_aside import Spending, spending_of
+from dptune.privacy.run_folder import RunFolder, Spending, spending_of
 from tasks.audit.registry import parts
 from tasks.charts.audits import Audit, Curve, rocs, run_profiles, step_profiles
 from tasks.charts.canvas import Figure, save

@@ -15,8 +15,7 @@ from dptune.core.digits import at_most
 from dptune.core.files import read_json
 from dptune.job.search.space import Domain, Range, Space
 from dptune.privacy.certificate import FILE, SearchCertificate, read_certificate
-from dptune.privacy.run_folder import RunFolder
-from dptune.privacy.set_aside import FOLDER, said_within
+from dptune.privacy.run_folder import FOLDER, RunFolder, said_within
 from tasks.charts.canvas import save
 from tasks.charts.search import WAY_LOOKS, choosing, ranking
 from tasks.report.numbers import digits4

@@ -29,8 +29,7 @@ from dptune.job.run import Tuned, check_same, run
 from dptune.job.search.rehearsal import Rehearsed
 from dptune.job.search.space import Configuration
 from dptune.mechanisms.planning import price
-from dptune.privacy.run_folder import RunFolder
-from dptune.privacy.set_aside import FOLDER, earlier_runs, runs_within, spending_of
+from dptune.privacy.run_folder import FOLDER, RunFolder, earlier_runs, runs_within, spending_of
 from dptune.privacy.spent_budgets.register import Register
 
 _log = logging.getLogger(__name__)

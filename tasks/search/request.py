@@ -18,8 +18,7 @@ from dptune.core.settings import RECORD, Lora, ScheduleSettings
 from dptune.job.delivery.weights import weights_in
 from dptune.job.search.space import Space
 from dptune.job.settings import RENAMED, TuneSettings
-from dptune.privacy.run_folder import RunFolder
-from dptune.privacy.set_aside import runs_within
+from dptune.privacy.run_folder import RunFolder, runs_within
 from dptune.privacy.spent_budgets.register import Register
 from dptune.records.diabetes.narratives import PLAIN, write_narratives
 from dptune.records.diabetes.sources import acquire_synthetic

@@ -34,8 +34,7 @@ from dptune.job.search.search import NoWinnerError, id_of, search
 from dptune.job.settings import TuneSettings
 from dptune.mechanisms.planning import price
 from dptune.privacy.certificate import FILE, SearchCertificate, read_certificate
-from dptune.privacy.run_folder import RunFolder
-from dptune.privacy.set_aside import runs_within
+from dptune.privacy.run_folder import RunFolder, runs_within
 from dptune.privacy.spent_budgets.register import Register
 from dptune.records.parquet_file import read_about
 from dptune.records.reading.read import Sides

@@ -11,10 +11,9 @@ from pydantic import AfterValidator, Field, ValidationInfo, field_validator, mod
 
 from dptune.core.declarations import NAMES_NOTHING, Count, CountOrZero, Delta, Epsilon, Few, Rows, Seed, Share
 from dptune.core.errors import ConfigError
-from dptune.core.settings import ScheduleSettings, TrainedWeights, UpdateRule
+from dptune.core.settings import Pretraining, ScheduleSettings, TrainedWeights, UpdateRule
 from dptune.job.settings import HIDDEN, HIDDEN_NAMED, RENAME_HIDDEN
 from dptune.records.reading.spelling import spelled
-from dptune.training.models.public_model import Pretraining
 from tasks.settings.strict import Name, StrictModel, Title, distinct, printable
 
 if TYPE_CHECKING:

@@ -26,10 +26,8 @@ from dptune.core.declarations import (
 from dptune.core.errors import ConfigError
 from dptune.core.settings import Lora, StepSettings
 from dptune.mechanisms.options import make_part
-from dptune.policy.environments.schedule import PolicyTraining
-from dptune.policy.language.schedule import BanditSettings
 from dptune.policy.method import Dppg, calibrated_method, check_accounting, method_of
-from dptune.policy.tenants.schedule import MetaTraining
+from dptune.policy.schedules import BanditSettings, MetaTraining, PolicyTraining
 from dptune.privacy.run_header import ACCOUNTINGS
 from tasks.settings.strict import (
     STRICT,
@@ -194,7 +192,7 @@ class Study(StrictModel):
     Attributes:
         environment: id of an environment of gymnasium, or of dptune.
         options: options of the environment's constructor.
-        training: schedule that all runs share; fields of ``dptune.policy.environments.schedule.PolicyTraining``.
+        training: schedule that all runs share; fields of ``dptune.policy.schedules.PolicyTraining``.
         runs: options of each run by its label: noise_multiplier or epsilon, critic, accounting, and the entries of the
             schedule that differ; or ``baseline``. A list under ``sweep`` makes one run for each of its values.
     """

@@ -9,8 +9,7 @@ from annotated_types import Ge, Gt, Le
 from pydantic import Field, model_validator
 
 from dptune.core.declarations import Chance, Count, Epsilon, Rows
-from dptune.core.settings import RECORD
-from dptune.prediction.shard_tuning import ShardTuning
+from dptune.core.settings import RECORD, ShardTuning
 from tasks.settings.strict import LibrarySection, StrictModel, Unit
 
 Order = Annotated[float, Ge(1 + 1e-6), Le(1e6)] | Literal["auto"]

@@ -16,8 +16,7 @@ import torch
 from scipy.signal import lfilter
 from scipy.stats import norm
 
-from dptune.audit.draws.sample_rate import SampleRate, Unseen, audited_sample_rate
-from dptune.audit.one_run import OneRun, one_run
+from dptune.audit.one_run import OneRun, SampleRate, Unseen, audited_sample_rate, one_run
 from dptune.audit.refutation import refutation, run_certificate
 from dptune.core.errors import ConfigError
 from dptune.mechanisms.mechanism import Mechanism

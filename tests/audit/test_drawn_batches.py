@@ -16,9 +16,8 @@ from scipy.stats import kstest
 from dptune.audit.draws import draw_test as module
 from dptune.audit.draws.draw_test import DrawAudit, audit_bins, audit_draw
 from dptune.privacy.entropy import Entropy, FixedSeed, uniform
-from dptune.training.draws import Bins, keys_of
-from dptune.training.privacy_units import PrivacyUnits
-from dptune.training.unit_groups import Turn
+from dptune.training.data import Bins, keys_of
+from dptune.training.privacy_units import PrivacyUnits, Turn
 
 DRAW = PrivacyUnits.draw
 COUNT, RATE, ALARM = 600, 0.1, 0.001 / 30

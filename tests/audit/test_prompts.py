@@ -17,12 +17,11 @@ from dptune.audit.text.prompts import attack_figures, insert_secret, log_ratios,
 from dptune.audit.verdict import Certificate
 from dptune.core.errors import ConfigError
 from dptune.core.settings import Lora
-from dptune.policy.language.learner import LanguageLearner
-from dptune.policy.language.policy import LanguagePolicy
+from dptune.policy.language.learner import LanguageLearner, LanguagePolicy
 from dptune.policy.language.prompts import Lexicon, Prompts, Stream
-from dptune.policy.language.schedule import Bandit
 from dptune.policy.language.training import train
 from dptune.policy.method import Dppg
+from dptune.policy.schedules import Bandit
 from dptune.privacy.entropy import OsEntropy
 from dptune.privacy.run_header import RunHeader
 from dptune.records.canaries import ALPHABET

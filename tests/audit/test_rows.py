@@ -21,8 +21,7 @@ from dptune.mechanisms.registry import build
 from dptune.privacy.accounting.strategy import column_norm
 from dptune.privacy.entropy import FixedSeed
 from dptune.privacy.release import Release
-from dptune.training.privacy_units import PrivacyUnits
-from dptune.training.unit_groups import Turn
+from dptune.training.privacy_units import PrivacyUnits, Turn
 
 pytestmark = pytest.mark.long
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from dptune.audit.draws.sample_rate import SampleRate, Unseen, audited_sample_rate
+from dptune.audit.one_run import SampleRate, Unseen, audited_sample_rate
 from dptune.privacy.entropy import FixedSeed
 
 STEPS, RATE = 20, 0.25

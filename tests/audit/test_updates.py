@@ -11,9 +11,9 @@ import torch
 from dptune.audit.epsilon_bounds import best_cuts
 from dptune.audit.games.updates import _INTERFACE, _TRAINING, SCENES, _first, _later, _Runs, audit_updates
 from dptune.core.errors import ConfigError
-from dptune.policy.aggregate import noisy_means
 from dptune.policy.environments.learner import PolicyLearner
 from dptune.policy.method import Dppg
+from dptune.policy.user_updates import noisy_means
 from dptune.privacy.entropy import OsEntropy
 
 pytestmark = pytest.mark.long

@@ -19,15 +19,15 @@ from typer.testing import CliRunner, Result
 
 from dptune import tune
 from dptune.audit import whole_run
-from dptune.audit.draws.sample_rate import audited_sample_rate
+from dptune.audit.one_run import audited_sample_rate
 from dptune.audit.whole_run import NoiseBound, audit_run, audited_noise
 from dptune.cli import app
 from dptune.core.digits import at_least, at_most
 from dptune.core.errors import ConfigError, DataError, DptuneError
 from dptune.core.files import NO_TIME, read_json, sha256, write_json
 from dptune.job.audit_canaries import KeptCanaries
-from dptune.job.delivery.audit_section import BEGIN, FINISH, write_audit
 from dptune.job.delivery.card import END, START
+from dptune.job.delivery.deliverable import BEGIN, FINISH, write_audit
 from dptune.mechanisms.noises.gaussian import Gaussian
 from dptune.privacy.entropy import FixedSeed
 from dptune.privacy.ledger_file import GENESIS, encode, read_ledger, seal

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from benchmarks import tune
-from dptune.training.gradients.micro_batches import public_widths
+from dptune.training.gradients.step_memory import public_widths
 
 ONE = {"wall": 2.0, "cpu": 1.0, "memory": 100.0, "positions": 300.0, "tokens": 200.0}
 

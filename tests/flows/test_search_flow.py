@@ -19,8 +19,7 @@ from tiny_pipeline import ROOT, copied, prepare_environment, write_params
 from dptune.core.errors import DivergedError, DptuneError
 from dptune.core.files import write_text
 from dptune.job.search import rehearsal
-from dptune.job.search.journal import Journal
-from dptune.job.search.plan import Plan
+from dptune.job.search.plan import Journal, Plan
 from dptune.job.search.search import working_folder
 from dptune.privacy.certificate import FILE, read_certificate
 from dptune.privacy.selection_law import SelectionLaw

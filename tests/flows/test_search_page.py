@@ -10,8 +10,7 @@ import pytest
 from tiny_pipeline import prepare_environment, write_params
 
 from dptune.core.files import private_directory, write_json
-from dptune.privacy.run_folder import RunFolder
-from dptune.privacy.set_aside import FOLDER
+from dptune.privacy.run_folder import FOLDER, RunFolder
 from flows import search as module
 from flows.common.command import FlowError
 from tasks.search.request import folder_of

@@ -21,45 +21,38 @@ from dptune.audit.games.step import audit_step
 from dptune.audit.games.updates import audit_updates
 from dptune.audit.one_run import one_run
 from dptune.audit.text.membership import membership_report
-from dptune.core.settings import Lora, Optimizer, UpdateRule
+from dptune.core.settings import Lora, Optimizer, Pretraining, ShardTuning, UpdateRule
 from dptune.mechanisms.agents.linear_agent import PARAMETERS
 from dptune.mechanisms.interfaces import Observation, RunFacts
 from dptune.mechanisms.planning import Schedule, calibrated, fitted, price
 from dptune.mechanisms.registry import MECHANISMS, build, takes_noise
-from dptune.policy.aggregate import noisy_means
+from dptune.policy.environments.baselines import UcbVi, run_ucb_vi
 from dptune.policy.environments.environment import Environment
-from dptune.policy.environments.schedule import PolicyTraining
 from dptune.policy.environments.training import train as train_policy
-from dptune.policy.environments.ucb_vi import UcbVi, run_ucb_vi
 from dptune.policy.method import NAME, Dppg
-from dptune.policy.tenants.experience import Experience
-from dptune.policy.tenants.training import meta_updates
+from dptune.policy.schedules import PolicyTraining
+from dptune.policy.tenants.training import Experience, meta_updates
+from dptune.policy.user_updates import noisy_means
 from dptune.prediction.ensemble import _fit as fit_shard
-from dptune.prediction.mixture import law
-from dptune.prediction.mollify import renyi_weights
+from dptune.prediction.mixture import law, renyi_weights
 from dptune.prediction.protocols import FixedMixture
-from dptune.prediction.shard_tuning import ShardTuning
 from dptune.privacy.accountants import PUBLISHED_ACCOUNTANTS, epsilons, published_epsilon
 from dptune.privacy.accounting.laplace_mixtures import InverseScale
 from dptune.privacy.entropy import FixedSeed
 from dptune.privacy.release import Composition, Release
 from dptune.privacy.run_header import RunHeader
 from dptune.records.reading.record import Labelled, PromptTarget, Record, Text
-from dptune.training.data import Tokens, encode
-from dptune.training.draws import Bins, truncated_sample
+from dptune.training.data import Bins, Tokens, encode, truncated_sample
 from dptune.training.evaluation import mean_loss
 from dptune.training.gradients.parameter_groups import lora_pairs
 from dptune.training.gradients.per_sample import PairGradients
 from dptune.training.loop import train
 from dptune.training.models.model import attach_lora
 from dptune.training.models.pretrain import pretrain
-from dptune.training.models.public_model import Pretraining
-from dptune.training.privacy_units import PrivacyUnits
+from dptune.training.privacy_units import PrivacyUnits, Turn
 from dptune.training.run import StepReport
 from dptune.training.spec import RunSpec, TrainingPlan, header_of
-from dptune.training.tokens.encoding import encode_records
-from dptune.training.tokens.labelled_texts import encode_labelled
-from dptune.training.unit_groups import Turn
+from dptune.training.tokens.encoding import encode_labelled, encode_records
 
 Figures = dict[str, float]
 _SIZES, _BATCH, _STEPS = (3, 1, 4), 16.0, 12

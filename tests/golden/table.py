@@ -20,13 +20,12 @@ import yaml
 from dptune.core import settings
 from dptune.core.declarations import defaults_of, plain
 from dptune.core.plugins import is_outside
-from dptune.core.settings import Lora
-from dptune.job.versions import SHARED
+from dptune.core.settings import Lora, ShardTuning
 from dptune.mechanisms.options import option_defaults
 from dptune.mechanisms.registry import PARTS, part_version
-from dptune.policy.environments.schedule import PolicyTraining
+from dptune.mechanisms.versions import SHARED
 from dptune.policy.method import Dppg
-from dptune.prediction.shard_tuning import ShardTuning
+from dptune.policy.schedules import PolicyTraining
 from tasks.experiment.cells import Cell
 from tasks.identity import ROOT
 from tasks.settings.experiment import Audit, Model, Pretrain, Task, TrainingSettings

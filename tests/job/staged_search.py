@@ -15,8 +15,7 @@ from tiny_search import asked, outcomes, usual
 
 from dptune.job.search import candidates as candidates_module
 from dptune.job.search import search as search_module
-from dptune.job.search.journal import Journal
-from dptune.job.search.plan import Plan
+from dptune.job.search.plan import Journal, Plan
 from dptune.job.search.search import search, working_folder
 from dptune.privacy.ledger import Ledger
 from dptune.privacy.selection_law import SelectionLaw

@@ -26,10 +26,10 @@ from dptune.core.errors import ConfigError, DataError
 from dptune.core.settings import UpdateRule
 from dptune.job import run_spec
 from dptune.job.base_model import open_base
-from dptune.job.defaults import schedule_of
 from dptune.job.delivery.verification import CardError, check_deliverable
 from dptune.job.preparation import prepare, with_labels
 from dptune.job.result import HELD_OUT, PUBLIC
+from dptune.job.run_spec import schedule_of
 from dptune.job.settings import TuneSettings
 from dptune.job.suggest import suggest
 from dptune.records.reading.read import read
@@ -37,7 +37,7 @@ from dptune.records.reading.record import Labelled, Record
 from dptune.records.reading.source import RecordSource
 from dptune.training.data import plain_ids
 from dptune.training.models.model import ModelSource, attach_lora, load_tokenizer
-from dptune.training.tokens.labelled_texts import labelled_tokens
+from dptune.training.tokens.encoding import labelled_tokens
 
 ARGUMENTS = ["--task", "classify", "--text", "sentence", "--epsilon", "8", "--expected-batch-size", "16", "--rank", "2"]
 

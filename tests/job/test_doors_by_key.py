@@ -30,9 +30,8 @@ from dptune.privacy.ledger_file import read_ledger
 from dptune.privacy.run_folder import RunFolder
 from dptune.records.reading.source import RecordSource
 from dptune.training import run_start
-from dptune.training.privacy_units import PrivacyUnits
+from dptune.training.privacy_units import PrivacyUnits, Turn
 from dptune.training.spec import RunSpec
-from dptune.training.unit_groups import Turn
 
 Row = dict[str, Any]
 RUN, BANDS = "a" * 32, 2

@@ -26,8 +26,7 @@ from dptune.job.delivery.card import END, SENTENCE, START
 from dptune.job.delivery.verification import CARD, CardError, check_deliverable, consistent_certificate, section_of
 from dptune.job.run import Tuned
 from dptune.job.search.candidates import SearchRun, prepared_candidate
-from dptune.job.search.journal import Journal
-from dptune.job.search.plan import Plan
+from dptune.job.search.plan import Journal, Plan
 from dptune.job.search.search import certificate_of, plan_of_search
 from dptune.privacy.certificate import SearchCertificate
 from dptune.privacy.entropy import OsEntropy
@@ -37,8 +36,7 @@ from dptune.privacy.release import DEALT_BY_RANK, Release
 from dptune.privacy.run_header import RunHeader
 from dptune.privacy.spent_budgets.register import Register
 from dptune.training import run_start
-from dptune.training.privacy_units import PrivacyUnits
-from dptune.training.unit_groups import Turn
+from dptune.training.privacy_units import PrivacyUnits, Turn
 
 BANDS, STOPS = 3, 4
 

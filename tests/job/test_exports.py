@@ -14,7 +14,7 @@ from typer.testing import CliRunner, Result
 from dptune.cli import app
 from dptune.core.digits import at_most
 from dptune.core.errors import ConfigError
-from dptune.job.delivery.audit_section import audit_section
+from dptune.job.delivery.deliverable import audit_section
 from dptune.job.delivery.exports import TO_FILL_IN, Exported
 from dptune.privacy.ledger import Ledger
 from dptune.privacy.ledger_file import LedgerContents

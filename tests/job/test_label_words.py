@@ -20,11 +20,11 @@ from dptune.cli import app
 from dptune.core.errors import ConfigError
 from dptune.core.settings import Lora
 from dptune.job.base_model import open_base
-from dptune.job.defaults import schedule_of
 from dptune.job.delivery.verification import CardError, check_deliverable
 from dptune.job.preparation import prepare, with_labels
 from dptune.job.result import PUBLIC
 from dptune.job.run import Tuned
+from dptune.job.run_spec import schedule_of
 from dptune.job.scoring import score_adapter
 from dptune.job.settings import TuneSettings
 from dptune.records.reading.source import RecordSource

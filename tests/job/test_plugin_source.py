@@ -10,9 +10,9 @@ from tiny_tuning import checkpoint
 from typer.testing import CliRunner, Result
 
 from dptune.cli import app
+from dptune.cli.tune import records_of
 from dptune.core.errors import ConfigError, DataError
 from dptune.job.delivery.verification import check_deliverable
-from dptune.job.plugin_source import records_of
 from dptune.records import catalogue
 
 MODULE = """

@@ -22,7 +22,7 @@ import dptune
 from dptune.cli import app
 from dptune.core.errors import ConfigError, DptuneError
 from dptune.job.delivery.adapter_loading import check_base
-from dptune.job.delivery.named_base import BASE, NamedBase, read_base
+from dptune.job.delivery.weights import BASE, NamedBase, read_base
 from dptune.training.models.model import ModelSource
 from dptune.training.models.weight_files import digest_of_weights
 

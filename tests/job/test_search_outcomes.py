@@ -11,8 +11,7 @@ from tiny_search import draws, outcomes, start
 
 from dptune.core.errors import FullDeviceError
 from dptune.job.search import candidates as module
-from dptune.job.search.journal import Journal
-from dptune.job.search.plan import Plan
+from dptune.job.search.plan import Journal, Plan
 from dptune.job.search.search import working_folder
 from dptune.privacy.ledger import Ledger
 from dptune.privacy.ledger_file import is_complete, read_ledger

@@ -14,8 +14,7 @@ from tiny_search import asked, draws, killed, start, usual
 from dptune.core.errors import ConfigError, DivergedError
 from dptune.core.files import NO_TIME
 from dptune.job.search import candidates as candidates_module
-from dptune.job.search.journal import Journal
-from dptune.job.search.plan import Drawn, Plan, asked_of, changes
+from dptune.job.search.plan import Drawn, Journal, Plan, asked_of, changes
 from dptune.job.search.search import NoWinnerError, id_of, working_folder
 from dptune.privacy.certificate import read_certificate
 from dptune.privacy.entropy import OsEntropy

@@ -19,9 +19,9 @@ from dptune.core.files import sha256
 from dptune.job.delivery.verification import CardError
 from dptune.job.search import candidates as candidates_module
 from dptune.job.search import search as search_module
-from dptune.job.search.journal import FILE, Journal, LostError
+from dptune.job.search.plan import JOURNAL, Journal, LostError
 from dptune.job.search.search import working_folder
-from dptune.privacy.set_aside import spending_of
+from dptune.privacy.run_folder import spending_of
 from dptune.privacy.spent_budgets.register import Register
 
 
@@ -107,7 +107,7 @@ def test_a_journal_that_lost_its_last_lines_is_shown_by_the_ledgers(
         with pytest.raises(KeyboardInterrupt):
             stopped.start()
         stopped.kill_at = 0
-        journal = working_folder(folder / "out") / FILE
+        journal = working_folder(folder / "out") / JOURNAL
         lines = journal.read_bytes().splitlines(keepends=True)
         kept = 1 if moment == "after save" else next(at for at, line in enumerate(lines) if b"outcome" in line)
         journal.write_bytes(b"".join(lines[:kept]))
@@ -254,7 +254,7 @@ def test_a_line_that_the_disk_refuses_leaves_nothing_of_it_in_the_journal(
     """Whole or in part on a full disk, it would join the next line, or count for an outcome that nobody was told of."""
     journal = Journal.create(tmp_path, "id")
     journal.begin("a")
-    path, real = tmp_path / FILE, os.write
+    path, real = tmp_path / JOURNAL, os.write
     before = path.read_bytes()
 
     def write(descriptor: int, line: bytes) -> int:
@@ -269,7 +269,7 @@ def test_a_line_that_the_disk_refuses_leaves_nothing_of_it_in_the_journal(
         patch.setattr(os, "write", write)
         if fails == "fsync":
             patch.setattr(os, "fsync", fsync)
-        with pytest.raises(OSError, match=FILE):
+        with pytest.raises(OSError, match=JOURNAL):
             journal.end("a", 1.5, "")
     assert path.read_bytes() == before
     assert not journal.outcomes
@@ -305,7 +305,7 @@ def test_a_journal_that_was_cut_or_edited_is_refused(tmp_path: Path) -> None:
     journal.begin("a")
     journal.end("a", 1.5, "")
     journal.end("a", 9.0, "")
-    path = tmp_path / FILE
+    path = tmp_path / JOURNAL
     content = path.read_bytes()
     assert path.stat().st_mode & 0o777 == 0o600
     assert Journal(tmp_path, "id").outcomes == {"a": {"score": 1.5, "why": "", "files": {}}}
@@ -314,7 +314,7 @@ def test_a_journal_that_was_cut_or_edited_is_refused(tmp_path: Path) -> None:
     lines = content.splitlines(keepends=True)
     for damaged in (b"", b"[]\n", b"null\n", lines[0] + lines[2], content.replace(b"1.5", b"2.5")):
         path.write_bytes(damaged)
-        with pytest.raises(LostError, match=FILE):
+        with pytest.raises(LostError, match=JOURNAL):
             Journal(tmp_path, "id")
     for size in range(len(lines[0]), len(content)):
         path.write_bytes(content[:size])

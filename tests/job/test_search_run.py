@@ -26,8 +26,7 @@ from dptune.job.sampling import Sampled
 from dptune.job.search import candidates as candidates_module
 from dptune.job.search import search as search_module
 from dptune.job.search.candidates import charge_score, is_charged, score_header
-from dptune.job.search.journal import Journal
-from dptune.job.search.plan import Plan
+from dptune.job.search.plan import Journal, Plan
 from dptune.job.search.score import ONE, best_of, clipped_sum, draw_noise, noisy_score
 from dptune.job.search.search import NoWinnerError, search, working_folder
 from dptune.job.search.settings import SearchSettings

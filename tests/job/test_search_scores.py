@@ -16,7 +16,7 @@ from dptune.job.search import candidates as candidates_module
 from dptune.job.search import score as score_module
 from dptune.job.search import search as search_module
 from dptune.job.search.candidates import scored_units
-from dptune.job.search.journal import Journal, LostError
+from dptune.job.search.plan import Journal, LostError
 from dptune.job.search.score import ONE, clipped_sum, unit_losses
 from dptune.privacy.ledger import Ledger
 from dptune.privacy.ledger_file import read_ledger

@@ -23,7 +23,7 @@ from dptune.job.search.plan import PlanError
 from dptune.job.search.search import check_prepared, prepare_search, search, working_folder
 from dptune.job.settings import TuneSettings
 from dptune.privacy.certificate import read_certificate
-from dptune.privacy.set_aside import set_aside
+from dptune.privacy.run_folder import set_aside
 from dptune.privacy.spent_budgets.register import Register
 from dptune.records.reading.source import RecordSource
 from dptune.training import run as training_run

@@ -20,7 +20,7 @@ from dptune.core.settings import Lora
 from dptune.job.delivery.adapter_loading import load_adapter
 from dptune.training.gradients.parameter_groups import lora_pairs
 from dptune.training.models.model import ModelSource, attach_lora, load_base, load_config, without_weights
-from dptune.training.models.target_modules import linear_layers
+from dptune.training.models.trained_layers import linear_layers
 
 _USUAL = ("gemma3", "qwen3_5", "mistral3")
 _FAMILIES = [family if family in _USUAL else pytest.param(family, marks=pytest.mark.slow) for family in KINDS]

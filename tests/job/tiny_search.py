@@ -14,8 +14,7 @@ from dptune.job.base_model import open_base
 from dptune.job.preparation import PreparedRun, prepare
 from dptune.job.run import Tuned
 from dptune.job.search import search as search_module
-from dptune.job.search.journal import Journal
-from dptune.job.search.plan import Plan
+from dptune.job.search.plan import Journal, Plan
 from dptune.job.search.search import search, working_folder
 from dptune.job.search.settings import SearchSettings
 from dptune.job.settings import TuneSettings

@@ -14,8 +14,8 @@ from typing import Any
 import tiny_ensemble
 
 from dptune.job.delivery.deliverable import write_card
-from dptune.job.delivery.named_base import BASE
 from dptune.job.delivery.verification import LABELS
+from dptune.job.delivery.weights import BASE
 from dptune.job.result import RunResult
 
 #: What a run of a second or two needs.

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from dptune.mechanisms.agents.idle_agent import idle_agent
+from dptune.mechanisms.agents.rl import idle_agent
 from dptune.mechanisms.mechanism import Mechanism
 from dptune.mechanisms.registry import build
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from dptune.policy.environments.environment import Interface
+from dptune.policy.environments.environment import Interface, Trajectories
 from dptune.policy.environments.learner import PolicyLearner
-from dptune.policy.environments.rollout import Trajectories
-from dptune.policy.environments.schedule import PolicyTraining
 from dptune.policy.method import Dppg
+from dptune.policy.schedules import PolicyTraining
 
 _NOTHING = np.zeros(0, dtype=np.float32)
 INTERFACE = Interface(3, 2, False, False, _NOTHING, _NOTHING, _NOTHING, _NOTHING)

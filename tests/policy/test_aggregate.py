@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dptune.core.errors import ConfigError
-from dptune.policy.aggregate import noisy_means, project_to_ball
+from dptune.policy.user_updates import noisy_means, project_to_ball
 from dptune.privacy.entropy import FixedSeed, OsEntropy
 
 _ANY = st.floats(allow_nan=True, allow_infinity=True, width=32)

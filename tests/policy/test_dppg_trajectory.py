@@ -17,11 +17,11 @@ from policy_helpers import INTERFACE, trajectories
 from scipy.stats import ncx2
 from transcriptions import Words, cut, norm, normals, rounded
 
-from dptune.policy.aggregate import noisy_means
+from dptune.policy.environments.environment import Trajectories
 from dptune.policy.environments.learner import PolicyLearner, PolicyState
-from dptune.policy.environments.rollout import Trajectories
-from dptune.policy.environments.schedule import PolicyTraining
 from dptune.policy.method import Dppg
+from dptune.policy.schedules import PolicyTraining
+from dptune.policy.user_updates import noisy_means
 
 USERS, STEPS, UPDATES, KILL, NOISE = 4, 6, 10, 5, 0.5
 FEATURES, ACTIONS = INTERFACE.features, INTERFACE.actions

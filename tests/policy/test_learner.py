@@ -13,8 +13,8 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from dptune.policy.learner import updates_left
 from dptune.policy.method import NAME, Dppg
+from dptune.policy.user_updates import updates_left
 from dptune.privacy.budget_gate import BudgetError
 from dptune.privacy.entropy import OsEntropy
 from dptune.privacy.ledger import Ledger
@@ -72,4 +72,4 @@ def test_no_room_charges_or_draws_by_itself(room: str) -> None:
         names |= {alias.name for node in nodes if isinstance(node, ast.ImportFrom) for alias in node.names}
         if found := names & {"charge", "noisy_means", "release_means", "standard_normal", "Gaussian"}:
             own[file.stem] = found
-    assert own == ({"ucb_vi": {"standard_normal"}} if room == "environments" else {})
+    assert own == ({"baselines": {"standard_normal"}} if room == "environments" else {})

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from policy_helpers import INTERFACE, learner, trajectories
 from torch.func import grad, vmap
 
+from dptune.policy.environments.environment import advantages
 from dptune.policy.environments.learner import PolicyState, gradients, policy_loss
-from dptune.policy.environments.rollout import advantages
-from dptune.policy.local import Steps, local_updates, normalise_advantages
 from dptune.policy.policies import Linear, Perceptron, Policy
+from dptune.policy.user_updates import Steps, local_updates, normalise_advantages
 
 POLICY = Policy(Perceptron((3, 4, 2)), 2, False)
 

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from dptune.core.errors import ConfigError
+from dptune.policy.environments.environment import Trajectories
 from dptune.policy.environments.learner import fisher_extent
-from dptune.policy.environments.rollout import Trajectories
 from dptune.policy.policies import Linear, Policy
-from dptune.policy.trust_region import Update, kl_radius, l2_radius
+from dptune.policy.schedules import Update, kl_radius, l2_radius
 
 positive = st.floats(0.01, 20.0)
 

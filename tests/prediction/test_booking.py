@@ -27,9 +27,8 @@ from dptune.prediction.ensemble import read_manifest, write_manifest
 from dptune.privacy.ledger import Ledger
 from dptune.privacy.ledger_file import LedgerError, read_ledger
 from dptune.privacy.release import Composition, Release
-from dptune.privacy.run_folder import RunFolder
+from dptune.privacy.run_folder import RunFolder, set_aside
 from dptune.privacy.run_header import RunHeader
-from dptune.privacy.set_aside import set_aside
 from dptune.privacy.spent_budgets.register import Register, SpentTotal
 
 

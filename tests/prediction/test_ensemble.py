@@ -19,7 +19,7 @@ from tiny_families import tiny
 from tiny_models import CPU, FAMILIES, adapted, gpt2, records, trainable
 
 from dptune.core.errors import ConfigError
-from dptune.core.settings import Lora
+from dptune.core.settings import Lora, ShardTuning
 from dptune.prediction.ensemble import (
     load_adapters,
     partition,
@@ -30,11 +30,10 @@ from dptune.prediction.ensemble import (
     write_manifest,
 )
 from dptune.prediction.predictor import next_log_probabilities
-from dptune.prediction.shard_tuning import ShardTuning
 from dptune.training.data import tokenize
 from dptune.training.gradients.stacked_adapters import PUBLIC, StackedAdapters
 from dptune.training.models.model import ModelSource, attach_lora, load_base, load_tokenizer, save_adapter
-from dptune.training.models.plain_training import SCHEDULES, linear, one_cycle
+from dptune.training.models.pretrain import SCHEDULES, linear, one_cycle
 
 RECORDS = st.lists(st.tuples(st.text(min_size=1, max_size=5), st.integers(0, 9)), min_size=1, max_size=40)
 

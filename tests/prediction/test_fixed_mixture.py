@@ -12,8 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dptune.core.errors import ConfigError
-from dptune.prediction.mixture import Slots, law
-from dptune.prediction.mollify import moment_weights, renyi_weights
+from dptune.prediction.mixture import Slots, law, moment_weights, renyi_weights
 from dptune.prediction.protocols import FixedMixture, planned_answers, protocol_of
 from dptune.privacy.accountants import epsilons, pld_epsilon, rdp_epsilon, smallest_epsilon
 from dptune.privacy.release import Release

@@ -12,8 +12,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from scipy.optimize import brentq
 
-from dptune.prediction import mollify
-from dptune.prediction.mollify import moment_weights, renyi_weights
+from dptune.prediction import mixture
+from dptune.prediction.mixture import moment_weights, renyi_weights
 
 LOGITS = st.lists(st.floats(-400, 400), min_size=2, max_size=6)
 
@@ -130,11 +130,11 @@ def test_pieces_of_a_large_vocabulary_give_what_the_whole_gives(weigh: Any, monk
     generator = torch.Generator().manual_seed(2)
     public = torch.log_softmax(3 * torch.randn(6, 50_257, generator=generator), -1)
     private = torch.log_softmax(public + 2 * torch.randn(2, 6, 50_257, generator=generator), -1)
-    monkeypatch.setattr(mollify, "_MOST_ON_CPU", 12 * 50_257)
+    monkeypatch.setattr(mixture, "_MOST_ON_CPU", 12 * 50_257)
     whole = weigh(public, private, 3, 0.03, 0.05)
     assert whole.dtype == torch.float64
     assert 0 < float(whole.min()) < float(whole.max()) < 1
-    monkeypatch.setattr(mollify, "_MOST_ON_CPU", 5 * 50_257)
+    monkeypatch.setattr(mixture, "_MOST_ON_CPU", 5 * 50_257)
     assert torch.allclose(weigh(public, private, 3, 0.03, 0.05), whole, rtol=2e-6)
 
 

@@ -10,8 +10,15 @@ import numpy as np
 import pytest
 
 from dptune.core.errors import ConfigError
-from dptune.prediction.protocols import Published, planned_answers, protocol_of
-from dptune.prediction.published_radius import amplified_epsilon, one_model_epsilon, published_beta, theorem_epsilon
+from dptune.prediction.protocols import (
+    Published,
+    amplified_epsilon,
+    one_model_epsilon,
+    planned_answers,
+    protocol_of,
+    published_beta,
+    theorem_epsilon,
+)
 from dptune.privacy.accountants import epsilons
 from dptune.privacy.accounting.renyi_filter import budget_at
 

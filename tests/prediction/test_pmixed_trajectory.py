@@ -17,7 +17,7 @@ import pytest
 import torch
 from transcriptions import Words
 
-from dptune.prediction import perplexity
+from dptune.prediction import predictor
 from dptune.prediction import predictor as module
 from dptune.prediction.predictor import PrivatePredictor
 from dptune.prediction.protocols import PUBLISHED_ACCOUNTANT, FixedMixture, Published, planned_answers
@@ -190,9 +190,9 @@ def test_published_laws_are_those_of_algorithm_1(subsample: float) -> None:
     protocol = Published(epsilon=EPSILON, delta=DELTA, alpha=order, tokens=64, models=MODELS, subsample=subsample)
     numbers = [number for number in range(40) if number % 7 != 3]  # without laws that are no numbers
     laws = torch.tensor([laws_of(number) for number in numbers], dtype=torch.float64)
-    record = perplexity._Record(laws[:, 0], laws[:, 1:].transpose(0, 1), torch.zeros(len(numbers), dtype=torch.long))
-    by_size = perplexity._published_weights(protocol, record)
-    parts = perplexity._sampled_parts(protocol, by_size, np.random.default_rng(5))
+    record = predictor._Record(laws[:, 0], laws[:, 1:].transpose(0, 1), torch.zeros(len(numbers), dtype=torch.long))
+    by_size = predictor._published_weights(protocol, record)
+    parts = predictor._sampled_parts(protocol, by_size, np.random.default_rng(5))
     coins, sizes = np.random.default_rng(5), set()
     e = budget(order) / 64
     for place, number in enumerate(numbers):

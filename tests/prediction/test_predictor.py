@@ -23,7 +23,7 @@ from tiny_models import CPU
 from typer.testing import CliRunner
 
 from dptune.cli import app
-from dptune.cli.ensembles import TOKEN_VARIABLE
+from dptune.cli.answer_commands import TOKEN_VARIABLE
 from dptune.core.errors import ConfigError
 from dptune.prediction import deployment as deployment_module
 from dptune.prediction.deployment import MOST_CHARACTERS, Deployment, deploy, has_answered, open_ledger

@@ -15,12 +15,17 @@ import torch
 from tiny_ensemble import WIDTH, base, build, texts
 from tiny_models import CPU
 
-from dptune.prediction import perplexity
+from dptune.prediction import predictor
 from dptune.prediction.ensemble import load_adapters, read_manifest
-from dptune.prediction.mixture import law
-from dptune.prediction.mollify import renyi_weights
-from dptune.prediction.perplexity import RecordScore, score_model, score_records, summed_up
-from dptune.prediction.predictor import next_log_probabilities, weights_of
+from dptune.prediction.mixture import law, renyi_weights
+from dptune.prediction.predictor import (
+    RecordScore,
+    next_log_probabilities,
+    score_model,
+    score_records,
+    summed_up,
+    weights_of,
+)
 from dptune.prediction.protocols import FixedMixture, Published
 from dptune.training.data import tokenize, with_context
 from dptune.training.gradients.stacked_adapters import PUBLIC
@@ -94,10 +99,10 @@ def test_a_memorised_token_is_scored_on_the_whole_vocabulary(monkeypatch: pytest
     public = torch.tensor([[0.5, 0.3, 0.2 - 1e-13, 1e-13]] * 2, dtype=torch.float64).log()
     private = torch.tensor([0.2, 0.2, 0.6 - 1e-4, 1e-4], dtype=torch.float64).log().expand(80, 2, -1)
     records = [
-        perplexity._Record(public[:1], private[:, :1], torch.tensor([2])),
-        perplexity._Record(public, private, torch.tensor([2, 3])),
+        predictor._Record(public[:1], private[:, :1], torch.tensor([2])),
+        predictor._Record(public, private, torch.tensor([2, 3])),
     ]
-    monkeypatch.setattr(perplexity, "_records", lambda *_: iter(records))
+    monkeypatch.setattr(predictor, "_records", lambda *_: iter(records))
     given: tuple[Any, Any, Any] = (None, None, SimpleNamespace(rows=[0, 1]))
     protocols = {"published": Published(), "mine": FixedMixture()}
     (_, common), (_, both) = score_records(*given, protocols, 0, [0, 1])

@@ -11,14 +11,12 @@ import numpy as np
 import torch
 from tiny_models import CPU
 
-from dptune.core.settings import Lora
+from dptune.core.settings import Lora, Pretraining, ShardTuning
 from dptune.prediction.ensemble import Manifest, partition, tune_shard, write_manifest
 from dptune.prediction.protocols import FixedMixture
-from dptune.prediction.shard_tuning import ShardTuning
 from dptune.training.data import tokenize
 from dptune.training.models.model import ModelSource, frozen_fingerprint, load_base, load_tokenizer
 from dptune.training.models.pretrain import pretrain
-from dptune.training.models.public_model import Pretraining
 
 LORA = Lora(rank=2, alpha=4, dropout=0.0)
 WIDTH = 24

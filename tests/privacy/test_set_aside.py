@@ -21,10 +21,9 @@ from dptune.core.files import locked
 from dptune.privacy.ledger import Ledger
 from dptune.privacy.ledger_file import LedgerError, discard_unborn, read_ledger
 from dptune.privacy.release import Release
-from dptune.privacy.run_folder import RunFolder
-from dptune.privacy.run_header import RunHeader
-from dptune.privacy.set_aside import (
+from dptune.privacy.run_folder import (
     FOLDER,
+    RunFolder,
     Spending,
     _together,
     earlier_runs,
@@ -34,6 +33,7 @@ from dptune.privacy.set_aside import (
     spending_of,
     spending_within,
 )
+from dptune.privacy.run_header import RunHeader
 
 ROOT = Path(__file__).parents[2]
 DELTA = 1e-5

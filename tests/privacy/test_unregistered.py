@@ -23,9 +23,8 @@ from dptune.privacy.certificate import write_certificate
 from dptune.privacy.ledger import Ledger
 from dptune.privacy.ledger_file import LedgerError, read_ledger
 from dptune.privacy.release import Composition
-from dptune.privacy.run_folder import CHARGES, RunFolder
+from dptune.privacy.run_folder import CHARGES, RunFolder, set_aside
 from dptune.privacy.run_header import RunHeader
-from dptune.privacy.set_aside import set_aside
 from dptune.privacy.spent_budgets import booking
 from dptune.privacy.spent_budgets.booking import booked, read_booking, write_booking
 from dptune.privacy.spent_budgets.register import Register

@@ -19,7 +19,7 @@ from dptune.records.published_files import read_published
 from dptune.records.reading.record import PromptTarget, Record
 from dptune.records.wikitext import articles
 from dptune.training.data import Tokens, plain_ids
-from dptune.training.models.verbalizer import word_tokens
+from dptune.training.models.classifier import word_tokens
 from dptune.training.tokens.encoding import tokens_of
 
 PROMPT = (

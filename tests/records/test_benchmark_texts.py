@@ -14,8 +14,7 @@ import pytest
 
 from dptune.core.errors import ConfigError, DataError
 from dptune.records import catalogue, published_files
-from dptune.records.benchmarks import dart, e2e, glue, meaning_prompt
-from dptune.records.billion_words import billion_words
+from dptune.records.benchmarks import billion_words, dart, e2e, glue, meaning_prompt
 from dptune.records.catalogue import SOURCES, SourceSettings, find_source, label_of
 from dptune.records.parquet_file import form_at, read_records
 from dptune.records.reading.read import read

@@ -15,17 +15,8 @@ from corpus_helpers import verbalised, write_train
 from dptune.core.errors import ConfigError, DataError
 from dptune.core.files import read_json, sha256
 from dptune.records import canaries
-from dptune.records.canaries import (
-    CanaryPlan,
-    Secrets,
-    are_planted,
-    content_with,
-    inject,
-    public_texts,
-    read_secrets,
-    suffix,
-)
-from dptune.records.diabetes.narratives import PLAIN, WORDINGS
+from dptune.records.canaries import CanaryPlan, Secrets, are_planted, content_with, inject, read_secrets, suffix
+from dptune.records.diabetes.narratives import PLAIN, WORDINGS, public_texts
 from dptune.records.diabetes.synthetic_cohort import generate_cohort
 from dptune.records.parquet_file import Records, decode_content, read_records, write_records
 from dptune.records.reading.record import Chat, PromptTarget

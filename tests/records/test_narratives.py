@@ -14,9 +14,8 @@ from corpus_helpers import needs_uci, uci_path, write_source
 from dptune.core.errors import DataError
 from dptune.core.files import sha256
 from dptune.records.diabetes.narratives import verbalise, write_narratives
-from dptune.records.diabetes.schema import COLUMNS, DRUGS
 from dptune.records.diabetes.sources import acquire_uci
-from dptune.records.diabetes.table import Table, read_ids_mapping, read_table
+from dptune.records.diabetes.table import COLUMNS, DRUGS, Table, read_ids_mapping, read_table
 from dptune.records.parquet_file import read_records
 from dptune.records.splits import write_splits
 

@@ -12,11 +12,9 @@ from corpus_helpers import needs_uci, uci_path, write_source
 from test_narratives import FULL, IDS, SPARSE
 
 from dptune.core.errors import ConfigError
-from dptune.records.canaries import public_texts
-from dptune.records.diabetes.narratives import verbalise, write_narratives
-from dptune.records.diabetes.schema import COLUMNS
+from dptune.records.diabetes.narratives import public_texts, verbalise, write_narratives
 from dptune.records.diabetes.sources import acquire_synthetic, copy_pair
-from dptune.records.diabetes.table import Table, read_table
+from dptune.records.diabetes.table import COLUMNS, Table, read_table
 from dptune.records.parquet_file import read_records
 from tasks.settings.params import load_settings
 

@@ -11,9 +11,8 @@ import pytest
 from corpus_helpers import write_source
 
 from dptune.core.errors import ConfigError
-from dptune.records.diabetes.schema import COLUMNS, DRUGS
 from dptune.records.diabetes.synthetic_cohort import Kind, generate_cohort, synthetic_ids_mapping
-from dptune.records.diabetes.table import read_ids_mapping, read_table
+from dptune.records.diabetes.table import COLUMNS, DRUGS, read_ids_mapping, read_table
 
 KINDS: tuple[Kind, ...] = ("private", "public")
 SIZE = 6000

@@ -9,8 +9,7 @@ import pytest
 from corpus_helpers import write_source
 
 from dptune.core.errors import DataError
-from dptune.records.diabetes.schema import COLUMNS, DRUGS, SCHEMA, accepts
-from dptune.records.diabetes.table import read_ids_mapping, read_table
+from dptune.records.diabetes.table import COLUMNS, DRUGS, SCHEMA, accepts, read_ids_mapping, read_table
 
 Lines = list[str]
 

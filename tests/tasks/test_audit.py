@@ -46,8 +46,7 @@ from dptune.privacy.release import Release
 from dptune.privacy.run_folder import RunFolder
 from dptune.records.canaries import read_secrets
 from dptune.records.parquet_file import read_records
-from dptune.training.privacy_units import PrivacyUnits
-from dptune.training.unit_groups import Turn
+from dptune.training.privacy_units import PrivacyUnits, Turn
 from tasks.audit import attacks as audit_task
 from tasks.audit import mechanism_attacks, registry
 from tasks.audit.attacks import audit_cell, audit_file, audit_key

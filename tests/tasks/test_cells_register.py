@@ -21,8 +21,7 @@ from dptune.job.result import RunResult
 from dptune.privacy.ledger import Ledger
 from dptune.privacy.ledger_file import read_ledger
 from dptune.privacy.release import Release
-from dptune.privacy.run_folder import RunFolder
-from dptune.privacy.set_aside import set_aside
+from dptune.privacy.run_folder import RunFolder, set_aside
 from dptune.privacy.spent_budgets.register import Register
 from dptune.records.parquet_file import read_records, write_records
 from tasks.corpus.canaries import plant

@@ -26,7 +26,7 @@ from dptune.privacy.calibration import sampling
 from dptune.privacy.entropy import FIXED_SEED_LEAK, FixedSeed
 from dptune.privacy.ledger import Ledger
 from dptune.privacy.ledger_file import read_ledger
-from dptune.privacy.set_aside import spending_of
+from dptune.privacy.run_folder import spending_of
 from dptune.records.parquet_file import read_records
 from dptune.training import evaluation
 from dptune.training import run as running

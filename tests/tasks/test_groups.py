@@ -16,7 +16,7 @@ from dptune.core.errors import ConfigError, DivergedError, DptuneError
 from dptune.job import base_model
 from dptune.privacy.entropy import OsEntropy
 from dptune.privacy.ledger_file import read_ledger
-from dptune.privacy.set_aside import set_aside
+from dptune.privacy.run_folder import set_aside
 from dptune.records.parquet_file import read_records, write_records
 from dptune.training import loop
 from dptune.training.gradients import shared_pass

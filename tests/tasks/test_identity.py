@@ -55,7 +55,7 @@ def test_the_digest_of_code_follows_what_an_entry_reaches(tmp_path: Path, monkey
 def test_imports_in_functions_and_names_of_processes_are_found_and_those_for_types_are_not() -> None:
     assert "dptune.policy.language.training" in imported("tasks.policy.rlhf"), "inside functions"
     assert "tasks.experiment.finetune" in imported("flows.experiment"), "as the name of a process"
-    assert "dptune.records.reading.jsonl_file" in imported("dptune.records.reading.formats"), "as the name of a reader"
+    assert "dptune.records.reading.text_files" in imported("dptune.records.reading.formats"), "as the name of a reader"
     base, interfaces = "dptune.mechanisms.noises.additive_noise", "dptune.mechanisms.interfaces"
     assert f"from {interfaces} import" in file_of(base).read_text(encoding="utf-8")
     assert interfaces not in imported(base), "for type checkers"

@@ -12,7 +12,7 @@ from tiny_pipeline import read_json, static
 
 from dptune.core.metric import CHANGES, LABEL_SCORES, Metric
 from dptune.job.delivery import card
-from dptune.training.scores import Scores
+from dptune.training.evaluation import Scores
 from tasks import metrics
 from tasks.charts.curves import curves
 from tasks.charts.looks import looks

@@ -23,7 +23,7 @@ from dptune.mechanisms.controllers.quantile import Quantile
 from dptune.mechanisms.options import option_defaults
 from dptune.mechanisms.registry import MECHANISMS, NOISES, differing_options
 from dptune.privacy import accountants, entropy
-from dptune.privacy.set_aside import set_aside
+from dptune.privacy.run_folder import set_aside
 from tasks import grid
 from tasks.experiment.cell_list import renamed_runs
 from tasks.experiment.cells import Cell, write_cell

@@ -21,7 +21,7 @@ from dptune.core.errors import ConfigError, DataError
 from dptune.core.files import write_text
 from dptune.prediction.deployment import deploy
 from dptune.privacy.ledger_file import read_ledger
-from dptune.records.canaries import public_texts
+from dptune.records.diabetes.narratives import public_texts
 from dptune.records.parquet_file import read_records
 from dptune.training.evaluation import perplexity
 from dptune.training.models.model import load_base, load_tokenizer

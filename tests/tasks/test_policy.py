@@ -150,7 +150,7 @@ def test_an_interrupted_ucb_vi_is_charged_twice(empty: Path, monkeypatch: pytest
     (cell, _) = policy_cells(settings({"a": {"baseline": "ucb_vi", "epsilon": 3}}))
     with monkeypatch.context() as patched:
         patched.setattr(
-            "dptune.policy.environments.ucb_vi.run_ucb_vi", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt)
+            "dptune.policy.environments.baselines.run_ucb_vi", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt)
         )
         with pytest.raises(KeyboardInterrupt):
             run_cell(cell)

@@ -20,10 +20,9 @@ from dptune.privacy.run_folder import RunFolder
 from dptune.records.parquet_file import read_about, read_records, write_records
 from dptune.training.data import tokenize
 from dptune.training.models.model import ModelSource, load_tokenizer
-from dptune.training.privacy_units import PrivacyUnits
+from dptune.training.privacy_units import PrivacyUnits, Turn
 from dptune.training.tokens import token_file
 from dptune.training.tokens.token_file import MappedRows
-from dptune.training.unit_groups import Turn
 from tasks.experiment.cells import Cell
 from tasks.experiment.finetune import run_cells
 from tasks.experiment.preparation import PreparedCell, _token_file, prepare, shared_inputs

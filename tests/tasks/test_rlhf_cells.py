@@ -17,12 +17,12 @@ from peft import PeftModel
 
 from dptune.audit.refutation import Refutation
 from dptune.core.errors import ConfigError
+from dptune.core.settings import Pretraining
 from dptune.policy.language import training
 from dptune.policy.language.learner import LanguageLearner
 from dptune.privacy.ledger_file import LedgerError, read_ledger
 from dptune.privacy.release import Release
-from dptune.privacy.run_folder import RunFolder
-from dptune.privacy.set_aside import set_aside
+from dptune.privacy.run_folder import RunFolder, set_aside
 from dptune.privacy.spent_budgets.register import Register
 from dptune.records.diabetes.narratives import write_narratives
 from dptune.records.diabetes.sources import acquire_synthetic
@@ -30,7 +30,6 @@ from dptune.records.parquet_file import Records, read_records, write_records
 from dptune.records.splits import write_splits
 from dptune.training.models.model import ModelSource, load_base
 from dptune.training.models.pretrain import pretrain
-from dptune.training.models.public_model import Pretraining
 from tasks.corpus.canaries import secret_of
 from tasks.experiment.spent_budgets import run_id_of
 from tasks.paths import NARRATIVES, PUBLIC_MODEL, PUBLIC_NARRATIVES, SPENT, SPLITS

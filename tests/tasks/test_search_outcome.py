@@ -14,9 +14,8 @@ from dptune.core.files import private_directory, replacing, write_json, write_te
 from dptune.job.delivery.weights import partial_of, weights_in
 from dptune.privacy.ledger import Ledger
 from dptune.privacy.release import Release
-from dptune.privacy.run_folder import RunFolder
+from dptune.privacy.run_folder import FOLDER, RunFolder
 from dptune.privacy.run_header import RunHeader
-from dptune.privacy.set_aside import FOLDER
 from dptune.privacy.spent_budgets.register import Register
 from tasks.search import ranking
 from tasks.search.ranking import FILE, forget_losers, forget_weights

@@ -19,8 +19,7 @@ from dptune.core.files import private_directory, write_json, write_text
 from dptune.job.delivery.verification import CARD
 from dptune.job.search import rehearsal as rehearsal_module
 from dptune.privacy.ledger_file import read_ledger
-from dptune.privacy.run_folder import RunFolder
-from dptune.privacy.set_aside import FOLDER, runs_within, said_within
+from dptune.privacy.run_folder import FOLDER, RunFolder, runs_within, said_within
 from dptune.privacy.spent_budgets.register import Register
 from dptune.records.parquet_file import read_records, write_records
 from dptune.training.run import Run

@@ -16,8 +16,7 @@ from dptune.core.errors import DptuneError
 from dptune.core.files import sha256, write_json
 from dptune.privacy.ledger import Ledger
 from dptune.privacy.ledger_file import LedgerError, read_ledger
-from dptune.privacy.run_folder import RunFolder
-from dptune.privacy.set_aside import Spending, set_aside
+from dptune.privacy.run_folder import RunFolder, Spending, set_aside
 from dptune.training import run as running
 from dptune.training.checkpoints import CheckpointError
 from tasks.experiment import cell_training

@@ -34,10 +34,9 @@ from dptune.training import loop, run_start
 from dptune.training import run as running
 from dptune.training.checkpoints import progress_of
 from dptune.training.gradients.parameter_groups import lora_pairs
-from dptune.training.privacy_units import PrivacyUnits
+from dptune.training.privacy_units import PrivacyUnits, Turn
 from dptune.training.run import Run
 from dptune.training.spec import _OWNER, RunSpec
-from dptune.training.unit_groups import Turn
 
 STEPS, EVERY, BANDS, RATE = 14, 3, 4, 0.2
 KILLS = 200

@@ -16,11 +16,11 @@ from tiny_models import DEVICE, FAMILIES, adapted, gpt2, records, row_gradient, 
 from torch.profiler import ProfilerActivity, profile
 
 from dptune.core.errors import ConfigError
-from dptune.training.gradients import gradient_checkpointing as checkpointing
-from dptune.training.gradients.gradient_checkpointing import checkpointed, layers_of
+from dptune.training.gradients import step_memory
 from dptune.training.gradients.parameter_groups import lora_pairs
 from dptune.training.gradients.per_sample import PairGradients, per_sample_gradients
 from dptune.training.gradients.shared_pass import train_together
+from dptune.training.gradients.step_memory import checkpointed, layers_of
 from dptune.training.loop import local_update
 from dptune.training.models.model import Lora, attach_lora
 
@@ -152,8 +152,8 @@ def test_a_layers_own_forward_comes_back() -> None:
 def again(monkeypatch: pytest.MonkeyPatch) -> list[object]:
     """Grows by one whenever a layer is run so that it keeps its inputs alone."""
     calls: list[object] = []
-    real = checkpointing.checkpoint
-    monkeypatch.setattr(checkpointing, "checkpoint", lambda *a, **k: (calls.append(a), real(*a, **k))[1])
+    real = step_memory.checkpoint
+    monkeypatch.setattr(step_memory, "checkpoint", lambda *a, **k: (calls.append(a), real(*a, **k))[1])
     return calls
 
 

@@ -16,8 +16,7 @@ from dptune.core.errors import ConfigError
 from dptune.mechanisms.planning import Schedule, calibrated
 from dptune.mechanisms.registry import build
 from dptune.privacy.entropy import FixedSeed, OsEntropy
-from dptune.training.privacy_units import PrivacyUnits, split_batch
-from dptune.training.unit_groups import Turn
+from dptune.training.privacy_units import PrivacyUnits, Turn, split_batch
 
 RUN, OTHER = "a" * 32, "b" * 32
 ANY_KEY = st.integers(-(2**63) + 1000, 2**63 - 1)

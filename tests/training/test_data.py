@@ -18,7 +18,7 @@ from transformers import PreTrainedTokenizerFast
 from dptune.core.errors import ConfigError
 from dptune.privacy.entropy import FixedSeed, OsEntropy, poisson_sample, uniform
 from dptune.training.data import Tokens, plain_ids, tokenize, with_context
-from dptune.training.gradients.micro_batches import micro_batches
+from dptune.training.gradients.step_memory import micro_batches
 from dptune.training.privacy_units import PrivacyUnits, split_batch
 
 patients = st.lists(st.integers(0, 9), min_size=1, max_size=40).map(np.array)

@@ -30,7 +30,7 @@ from dptune.privacy.release import Release
 from dptune.privacy.samplers.sampler import Sampler
 from dptune.privacy.samplers.sampler_bounds import advised_batch
 from dptune.training.checkpoints import CheckpointError, progress_of
-from dptune.training.draws import Bins, check_kept, keys_of, truncated_sample
+from dptune.training.data import Bins, check_kept, keys_of, truncated_sample
 from dptune.training.gradients.parameter_groups import lora_pairs
 from dptune.training.gradients.shared_pass import shared_copy, train_together
 from dptune.training.loop import train

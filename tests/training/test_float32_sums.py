@@ -11,10 +11,10 @@ from tiny_models import CPU, gpt2, records
 
 from dptune.core.errors import ConfigError
 from dptune.mechanisms.registry import build
-from dptune.training.gradients import outer_products
+from dptune.training.gradients import layer_kinds
 from dptune.training.gradients.gradient_check import rehearse
 from dptune.training.gradients.layer_gradients import FLOAT32_MARGIN, layer_gradients
-from dptune.training.gradients.outer_products import Products, Units, sizes_of, square_norms, within_float32
+from dptune.training.gradients.layer_kinds import Products, Units, sizes_of, square_norms, within_float32
 from dptune.training.gradients.parameter_groups import layer_groups
 
 
@@ -76,6 +76,6 @@ def test_a_sum_counts_units_whose_tokens_cancel_for_less(monkeypatch: pytest.Mon
     """A limit that every text exceeds: what is left of a unit is at most half its norm."""
     model = gpt2().requires_grad_(True)
     found = layer_gradients(model, layer_groups(model), *records(1).batch(np.arange(1), CPU), None, 1)
-    monkeypatch.setattr(outer_products, "_MOST_CANCELLED", 0.5)
+    monkeypatch.setattr(layer_kinds, "_MOST_CANCELLED", 0.5)
     length = float(torch.cat(found.weighted_sum(torch.ones_like(found.norms()))).double().norm())
     assert 0.1 < length / float(found.norms().norm()) <= 0.5

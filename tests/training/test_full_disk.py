@@ -14,7 +14,7 @@ from tiny_models import release_lines
 
 from dptune.core.files import naming, write_text
 from dptune.privacy.ledger import Ledger
-from dptune.privacy.set_aside import spending_of
+from dptune.privacy.run_folder import spending_of
 from dptune.training import checkpoints
 from tasks.stage import run_stage
 

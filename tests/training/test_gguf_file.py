@@ -16,10 +16,10 @@ from tiny_gguf import CHAT, write_gguf
 from transformers import AutoModelForCausalLM
 
 from dptune.core.errors import ConfigError
-from dptune.training.models import gguf_file, model_source
-from dptune.training.models.gguf_file import converted, read_header
+from dptune.training.models import model_source
 from dptune.training.models.model import ModelSource, load_base, load_tokenizer
 from dptune.training.models.model_names import rounding
+from dptune.training.models.model_source import converted, read_header
 from dptune.training.models.weight_files import digest_of_weights
 
 pytest.importorskip("gguf", reason="needs the library gguf (pip install 'dptune[models]')")
@@ -146,7 +146,7 @@ def test_an_unknown_architecture_is_named(tmp_path: Path, cache: Path) -> None:
 
 def test_the_library_that_is_missing_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = write_gguf(tmp_path / "tiny.gguf")
-    monkeypatch.setattr(gguf_file, "find_spec", lambda name: None)
+    monkeypatch.setattr(model_source, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"pip install 'dptune\[models\]'"):
         converted(file, "float32", lambda needed: None)
 
@@ -186,14 +186,14 @@ def test_what_lies_beside_a_file_is_not_read_and_no_code_of_it_is_asked_for(
 def test_a_file_that_changes_while_it_is_converted_leaves_nothing(
     tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    file, convert = write_gguf(tmp_path / "tiny.gguf"), gguf_file._convert
+    file, convert = write_gguf(tmp_path / "tiny.gguf"), model_source._convert
 
     def late(*given: Any) -> None:
         write_gguf(file, seed=1)
         convert(*given)
 
     with monkeypatch.context() as patch:
-        patch.setattr(gguf_file, "_convert", late)
+        patch.setattr(model_source, "_convert", late)
         with pytest.raises(ConfigError, match="changed while it was converted"):
             _ = ModelSource(str(file)).location
     assert not any(path.is_dir() for path in cache.iterdir())
@@ -213,7 +213,7 @@ def test_a_checkpoint_that_another_user_could_have_put_into_the_cache_is_refused
     if whose == "link":
         target.symlink_to(target.rename(tmp_path / "elsewhere"))
     else:
-        monkeypatch.setattr(gguf_file, "_owner", lambda path: path == target)
+        monkeypatch.setattr(model_source, "_owner", lambda path: path == target)
     with pytest.raises(ConfigError, match="is a link, or of another user") as refused:
         _ = ModelSource(str(file)).location
     assert str(target) in str(refused.value)

@@ -45,8 +45,8 @@ from dptune.training.models.classifier import (
     load_classifier,
     load_classifier_config,
 )
-from dptune.training.models.head import HEAD, HeadModules
 from dptune.training.models.model import ModelSource, attach_lora
+from dptune.training.models.trained_layers import HEAD, HeadModules
 from dptune.training.privacy_units import PrivacyUnits
 from dptune.training.run import Run
 from dptune.training.spec import RunSpec

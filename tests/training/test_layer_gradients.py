@@ -18,10 +18,10 @@ from torch import nn
 from dptune.core.errors import ConfigError
 from dptune.training.data import Tokens
 from dptune.training.gradients import layer_gradients as engine
-from dptune.training.gradients import layer_kinds, outer_products
+from dptune.training.gradients import layer_kinds
 from dptune.training.gradients.gradient_check import in_float64, rehearse
 from dptune.training.gradients.layer_gradients import LayerGradients, layer_gradients
-from dptune.training.gradients.outer_products import Products, Units, square_norms
+from dptune.training.gradients.layer_kinds import Products, Units, square_norms
 from dptune.training.gradients.parameter_groups import layer_groups
 from dptune.training.losses import model_losses
 
@@ -163,8 +163,8 @@ def test_a_layer_that_runs_twice_has_the_norm_of_the_sum_of_its_runs() -> None:
 @pytest.mark.parametrize("by", ["grams", "gradients"])
 @pytest.mark.parametrize("uses", ["dense", "lookup", "tied", "dense dense", "lookup lookup dense"])
 def test_both_ways_to_a_norm_are_the_norm(uses: str, by: str, at_a_time: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(outer_products, "_AT_A_TIME", at_a_time)
-    monkeypatch.setattr(outer_products, "_OF_ENTRY", math.inf if by == "grams" else -math.inf)
+    monkeypatch.setattr(layer_kinds, "_AT_A_TIME", at_a_time)
+    monkeypatch.setattr(layer_kinds, "_OF_ENTRY", math.inf if by == "grams" else -math.inf)
     generator, (rows, length, width) = torch.Generator().manual_seed(5), (7, 6, 4)
 
     def of(use: str, tokens: int) -> Products:
@@ -269,7 +269,7 @@ def test_in_half_precision_norms_are_those_of_what_is_added_up() -> None:
 
 def test_a_norm_is_exact_however_much_its_tokens_cancel(monkeypatch: pytest.MonkeyPatch) -> None:
     """Gram matrices hold the squares of what cancels: rounding of float32 would be larger than this norm's square."""
-    monkeypatch.setattr(outer_products, "_OF_ENTRY", math.inf)
+    monkeypatch.setattr(layer_kinds, "_OF_ENTRY", math.inf)
     generator = torch.Generator().manual_seed(0)
     left, right = torch.randn(3, 1, 8, generator=generator), torch.randn(3, 1, 5, generator=generator)
     products = Products(left.expand(-1, 2, -1), torch.cat([right, -right * (1 + 1e-5)], dim=1))

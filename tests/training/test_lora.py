@@ -24,7 +24,7 @@ from dptune.training.gradients.parameter_groups import lora_pairs
 from dptune.training.gradients.shared_pass import shared_copy, train_together
 from dptune.training.loop import train
 from dptune.training.models.model import ModelSource, attach_lora, frozen_fingerprint, load_base, save_adapter
-from dptune.training.models.target_modules import lora_targets
+from dptune.training.models.trained_layers import lora_targets
 from dptune.training.run_start import open_run
 from dptune.training.spec import RunSpec
 

@@ -117,7 +117,7 @@ def test_the_two_real_models_are_found(package: str, kind: str | None, parameter
     found = find_model(f"package:{package}")
     assert found.version == installed
     if kind:
-        from dptune.training.models.gguf_file import read_header
+        from dptune.training.models.model_source import read_header
 
         header = read_header(found.path)
         assert (header.kind, header.architecture, header.numbers) == (kind, "llama", parameters)

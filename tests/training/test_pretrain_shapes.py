@@ -11,11 +11,11 @@ import torch
 from transformers import AutoModelForMaskedLM, AutoTokenizer
 
 from dptune.core.errors import ConfigError
+from dptune.core.settings import Pretraining
 from dptune.training.data import Tokens
 from dptune.training.models.classifier import empty_classifier, head_names, load_classifier, load_classifier_config
 from dptune.training.models.model import ModelSource, load_base, load_tokenizer
 from dptune.training.models.pretrain import _model, _rows, masked_losses, pretrain, train_tokenizer
-from dptune.training.models.public_model import Pretraining
 from tasks.settings.experiment import Pretrain
 
 TEXTS = [f"The river {number} runs through the old town, and the town of {number} is red." for number in range(60)]

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 from tiny_classifiers import adapted_classifier, labelled, row_loss
 
-from dptune.training.evaluation import mean_loss
-from dptune.training.scores import label_probabilities, score_classifier, scores_of
+from dptune.training.evaluation import label_probabilities, mean_loss, score_classifier, scores_of
 
 
 def drawn(records: int = 200, labels: int = 4) -> tuple[np.ndarray, np.ndarray]:

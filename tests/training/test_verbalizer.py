@@ -15,10 +15,9 @@ from dptune.core.settings import Lora
 from dptune.training.gradients.parameter_groups import PairModules, trained_blocks
 from dptune.training.losses import is_classifier, model_losses
 from dptune.training.models.causal import plain_tokens
-from dptune.training.models.classifier import declares_mean
+from dptune.training.models.classifier import declares_mean, load_verbalizer, word_tokens
 from dptune.training.models.model import ModelSource, attach_lora, load_base
 from dptune.training.models.pretrain import train_tokenizer
-from dptune.training.models.verbalizer import load_verbalizer, word_tokens
 
 TEXTS = [f"The film was {word} and long." for word in ("good", "bad", "fine", "poor") for _ in range(20)]
 CPU = torch.device("cpu")
@@ -103,6 +102,6 @@ def test_a_family_that_does_more_to_its_logits_is_refused(
         model.forward = twice
         return model
 
-    monkeypatch.setattr("dptune.training.models.verbalizer.load_base", scaled)
+    monkeypatch.setattr("dptune.training.models.classifier.load_base", scaled)
     with pytest.raises(ConfigError, match="does more to its logits"):
         load_verbalizer(source, ["no", "yes"], ["3", "7"], Ids(), CPU)

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from tiny_models import DEVICE, adapted, make_plan, row_gradient
 
 from dptune.training.data import Tokens, by_width
-from dptune.training.gradients.micro_batches import public_widths
 from dptune.training.gradients.parameter_groups import lora_pairs
+from dptune.training.gradients.step_memory import public_widths
 from dptune.training.loop import BatchGradients
 
 LENGTHS = st.lists(st.lists(st.integers(0, 128), min_size=1, max_size=3), max_size=12)

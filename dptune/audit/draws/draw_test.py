@@ -18,9 +18,8 @@ from scipy.stats import binom, chi2
 
 from dptune.core.digits import at_most
 from dptune.privacy.entropy import Entropy, uniform
-from dptune.training.draws import Bins, truncated_sample
-from dptune.training.privacy_units import PrivacyUnits
-from dptune.training.unit_groups import Turn
+from dptune.training.data import Bins, truncated_sample
+from dptune.training.privacy_units import PrivacyUnits, Turn
 
 _FEWEST_DRAWS = 100
 _MOST_ENTRIES = 2_000_000  # largest number of units in all batches together, about five seconds of one core

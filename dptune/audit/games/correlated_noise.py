@@ -28,7 +28,7 @@ from dptune.core.plugins import naming_plugins
 from dptune.core.progress import Meter
 from dptune.mechanisms.mechanism import Mechanism
 from dptune.privacy.entropy import Entropy
-from dptune.training.unit_groups import Turn
+from dptune.training.privacy_units import Turn
 
 #: Scenes of such an audit: radii do not move, so there is less to try than with one step of any mechanism.
 ROW_SCENES = (SCENES[0], SCENES[2])

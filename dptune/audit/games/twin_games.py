@@ -18,8 +18,7 @@ from dptune.mechanisms.interfaces import Knobs, Observation, Released, RunFacts
 from dptune.mechanisms.mechanism import Mechanism
 from dptune.mechanisms.planning import Schedule
 from dptune.privacy.entropy import Entropy, OsEntropy
-from dptune.training.privacy_units import PrivacyUnits, split_batch
-from dptune.training.unit_groups import Turn
+from dptune.training.privacy_units import PrivacyUnits, Turn, split_batch
 
 Array = NDArray[np.float64]
 

@@ -1,9 +1,10 @@
 """White-box audit of DP policy gradient: one user's trajectory is in or out, and the attacker sees all releases.
 
-The attacker chooses every trajectory, their own and the others', and sees the noisy means. The bounds hold whatever
-any accountant says; the attack reads releases only. Updates are made and released by the code of runs
-(``dptune.policy.environments.training.step``, ``dptune.policy.learner.release_means``), with any critic. Environments
-and rollouts are not audited: trajectories are fixed in advance, for a small linear policy with local PPO steps.
+The attacker chooses every trajectory, their own and the others', and sees the noisy means. The bounds hold whatever any
+accountant says; the attack reads releases only. Updates are made and released by the code of runs
+(``dptune.policy.environments.training.step``, ``dptune.policy.user_updates.release_means``), with any critic.
+Environments and rollouts are not audited: trajectories are fixed in advance, for a small linear policy with local PPO
+steps.
 """
 
 from __future__ import annotations
@@ -21,14 +22,13 @@ from dptune.audit.epsilon_bounds import best_cuts, errors
 from dptune.audit.games.scene import Fit, StepAudit
 from dptune.core.errors import ConfigError
 from dptune.core.progress import Meter
-from dptune.policy.environments.environment import Interface
+from dptune.policy.environments.environment import Interface, Trajectories
 from dptune.policy.environments.learner import PolicyLearner, PolicyState
-from dptune.policy.environments.rollout import Trajectories
-from dptune.policy.environments.schedule import PolicyTraining
 from dptune.policy.environments.training import step
-from dptune.policy.learner import release_means
 from dptune.policy.method import Dppg
 from dptune.policy.run_files import UserRegister
+from dptune.policy.schedules import PolicyTraining
+from dptune.policy.user_updates import release_means
 from dptune.privacy.entropy import Entropy
 from dptune.privacy.release import Release
 
@@ -149,7 +149,7 @@ class _Learner(PolicyLearner):
 
 @dataclass(frozen=True)
 class _Stream:
-    """A replacement of ``dptune.policy.environments.rollout.Users`` with fixed trajectories, whatever the policy."""
+    """A replacement of ``environments.environment.Users`` with fixed trajectories, whatever the policy."""
 
     first: Trajectories
 

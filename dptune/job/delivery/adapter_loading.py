@@ -8,8 +8,7 @@ from typing import Any
 from peft import PeftModel, get_peft_model_state_dict
 
 from dptune.core.errors import ConfigError, first_line
-from dptune.job.delivery.named_base import BASE, NO_DIGEST, base_of, read_base
-from dptune.job.delivery.weights import CHECKPOINT, LORA, form_within, weights_file
+from dptune.job.delivery.weights import BASE, CHECKPOINT, LORA, NO_DIGEST, base_of, form_within, read_base, weights_file
 from dptune.training.models.model import ModelSource, frozen_fingerprint, fuse_activations
 from dptune.training.models.model_names import name_of
 from dptune.training.models.weight_files import digest_of_weights, read_tensors

@@ -15,8 +15,7 @@ from typing import Any
 from dptune.core.digits import at_most
 from dptune.core.metric import CHANGES
 from dptune.job.delivery.card_code import cell, rule_of_words, use_of
-from dptune.job.delivery.named_base import NamedBase
-from dptune.job.delivery.weights import LORA, form_of
+from dptune.job.delivery.weights import LORA, NamedBase, form_of
 from dptune.job.result import PUBLIC, RunResult
 from dptune.privacy.certificate import SearchCertificate
 from dptune.privacy.ledger_file import LedgerContents

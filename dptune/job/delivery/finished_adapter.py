@@ -8,8 +8,8 @@ from pathlib import Path
 from dptune.core.errors import ConfigError, DptuneError
 from dptune.core.files import read_json
 from dptune.job.delivery.card import certified_epsilon, has_guarantee, why_not
-from dptune.job.delivery.named_base import base_of
 from dptune.job.delivery.verification import LABELS, RECORDS, adapter_within, certificate_of, check_deliverable
+from dptune.job.delivery.weights import base_of
 from dptune.privacy.certificate import SearchCertificate
 from dptune.privacy.ledger_file import LedgerContents
 from dptune.privacy.run_folder import RunFolder

@@ -9,8 +9,7 @@ from typing import Any
 from dptune.core.files import sha256
 from dptune.job.delivery.card import NO_GUARANTEE, guarantee_rows, has_guarantee, table, why_not
 from dptune.job.delivery.finished_adapter import FinishedAdapter
-from dptune.job.delivery.named_base import read_base
-from dptune.job.delivery.weights import weights_file
+from dptune.job.delivery.weights import read_base, weights_file
 from dptune.privacy.certificate import FILE
 from dptune.privacy.run_folder import RunFolder
 

@@ -34,8 +34,7 @@ from dptune.job.delivery.card import (
     table,
     why_not,
 )
-from dptune.job.delivery.named_base import BASE, read_base
-from dptune.job.delivery.weights import FORMS, LORA, check_names, form_of, form_within, weights_file
+from dptune.job.delivery.weights import BASE, FORMS, LORA, check_names, form_of, form_within, read_base, weights_file
 from dptune.job.search.space import Space
 from dptune.privacy.certificate import FILE, SCORE_LEDGER, SearchCertificate, exceeds, read_certificate
 from dptune.privacy.ledger_file import LedgerContents, read_ledger

@@ -10,7 +10,7 @@ pass, of several candidates or of one, has the same rule:
     disk, ledger, settings              end the search, which goes on later
 
 A candidate that failed is never drawn again: that would condition the law of their number on success. Nor is one whose
-files were removed; see ``journal``.
+files were removed; see ``plan``.
 """
 
 from __future__ import annotations
@@ -37,9 +37,8 @@ from dptune.job.delivery.deliverable import write_weights
 from dptune.job.delivery.weights import partial_of
 from dptune.job.preparation import PreparedRun, trained_schedule
 from dptune.job.run import spec_of
-from dptune.job.search.journal import Journal, LostError
 from dptune.job.search.kinds import build_mechanism, candidate_schedule, settings_of
-from dptune.job.search.plan import Drawn, Plan, PlanError
+from dptune.job.search.plan import Drawn, Journal, LostError, Plan, PlanError
 from dptune.job.search.score import Array, draw_noise, noisy_score, unit_losses
 from dptune.mechanisms.planning import Calibrated, planned
 from dptune.privacy.budget_gate import BudgetError
@@ -48,9 +47,8 @@ from dptune.privacy.entropy import OsEntropy
 from dptune.privacy.ledger import Ledger
 from dptune.privacy.ledger_file import LedgerError, discard_unborn, is_complete, read_ledger
 from dptune.privacy.release import Release
-from dptune.privacy.run_folder import RunFolder
+from dptune.privacy.run_folder import RunFolder, read_acknowledged, witnessed_releases
 from dptune.privacy.run_header import RunHeader
-from dptune.privacy.set_aside import read_acknowledged, witnessed_releases
 from dptune.training.checkpoints import CheckpointError
 from dptune.training.data import Tokens
 from dptune.training.evaluation import mean_loss
@@ -170,7 +168,7 @@ def _outcome(shared: SearchRun, candidate: Drawn) -> dict[str, Any] | None:
 def _check_kept(shared: SearchRun, candidate: Drawn) -> None:
     """Check that a candidate without an outcome is what its process left, and nothing of it was removed since.
 
-    Raises: LostError if a file is missing without which it would be drawn again; see ``journal``.
+    Raises: LostError if a file is missing without which it would be drawn again; see ``plan``.
     """
     folder, begun = shared.folder_of(candidate), candidate.name in shared.journal.begun
     if not folder.has_begun:

@@ -14,17 +14,17 @@ import torch
 from dptune.core.digits import at_most
 from dptune.core.errors import ConfigError
 from dptune.job.base_model import Base
-from dptune.job.defaults import TuneSchedule, schedule_of
 from dptune.job.preparation import check_mechanism, check_public
+from dptune.job.run_spec import TuneSchedule, schedule_of
 from dptune.job.search.settings import SearchSettings
 from dptune.job.search.space import OPTION, Configuration
 from dptune.job.settings import RENAMED, TuneSettings
-from dptune.job.versions import versions_of
-from dptune.mechanisms.agents.idle_agent import idle_agent
+from dptune.mechanisms.agents.rl import idle_agent
 from dptune.mechanisms.interfaces import RunFacts
 from dptune.mechanisms.mechanism import Mechanism
 from dptune.mechanisms.planning import calibrated_candidate, fitted, noise_options, planned
 from dptune.mechanisms.registry import build, of_model
+from dptune.mechanisms.versions import versions_of
 from dptune.privacy.accounting.loss_profile import average, gaussian_profile, profile_of
 from dptune.privacy.calibration import calibrate
 from dptune.privacy.certificate import ScoreTerms

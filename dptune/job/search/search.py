@@ -44,14 +44,12 @@ from dptune.job.search.candidates import (
     run_candidates,
     score_of,
 )
-from dptune.job.search.journal import FIX, Journal, LostError
 from dptune.job.search.kinds import CandidateKind, price_kinds, score_terms
-from dptune.job.search.plan import FILE as PLAN
-from dptune.job.search.plan import Drawn, Plan, asked_of, changes
+from dptune.job.search.plan import FIX, PLAN, Drawn, Journal, LostError, Plan, asked_of, changes
 from dptune.job.search.score import best_of
 from dptune.job.search.settings import SearchSettings
 from dptune.job.settings import TuneSettings
-from dptune.job.versions import VERSIONS, check_versions
+from dptune.mechanisms.versions import VERSIONS, check_versions
 from dptune.privacy.certificate import (
     FILE,
     SCORE_LEDGER,

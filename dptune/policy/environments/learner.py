@@ -9,14 +9,11 @@ import torch
 from torch.func import grad, vmap
 
 from dptune.core.errors import ConfigError
-from dptune.policy.environments.environment import Interface
-from dptune.policy.environments.rollout import Trajectories, Users, advantages
-from dptune.policy.environments.schedule import PolicyTraining
-from dptune.policy.learner import ReleaseMeans
-from dptune.policy.local import Loss, Steps, local_updates
+from dptune.policy.environments.environment import Interface, Trajectories, Users, advantages
 from dptune.policy.method import Dppg
 from dptune.policy.policies import Function, Linear, Perceptron, Policy
-from dptune.policy.trust_region import Update, kl_radius, l2_radius
+from dptune.policy.schedules import PolicyTraining, Update, kl_radius, l2_radius
+from dptune.policy.user_updates import Loss, ReleaseMeans, Steps, local_updates
 
 
 @dataclass

@@ -2,7 +2,7 @@
 
 trajectories = users.meet(number, policy)               # under the released policy; each user once
 updates      = what each user computes from their own trajectory and released values
-means        = release(updates, radii)                  # charged, clipped, with noise: dptune.policy.learner
+means        = release(updates, radii)                  # charged, clipped, with noise: dptune.policy.user_updates
 policy      += mean of the policy's updates             # and the critic's, in one Gaussian mechanism
 """
 
@@ -18,15 +18,14 @@ import torch
 from numpy.typing import NDArray
 
 from dptune.core.errors import ConfigError
-from dptune.policy.environments.environment import RIVERSWIM, Environment, Interface
+from dptune.policy.environments.environment import RIVERSWIM, Environment, Interface, Users, advantages
 from dptune.policy.environments.learner import PolicyLearner, PolicyState
 from dptune.policy.environments.riverswim import STATES, value
-from dptune.policy.environments.rollout import Users, advantages
-from dptune.policy.environments.schedule import PolicyTraining
-from dptune.policy.learner import ReleaseMeans, updates_left
 from dptune.policy.method import Dppg
 from dptune.policy.policies import Policy
 from dptune.policy.run_files import UserRegister, is_finished, open_ledger, read_progress, save_progress
+from dptune.policy.schedules import PolicyTraining
+from dptune.policy.user_updates import ReleaseMeans, updates_left
 from dptune.privacy.entropy import Entropy
 from dptune.privacy.run_folder import RunFolder
 from dptune.privacy.run_header import RunHeader

@@ -56,7 +56,7 @@ class Stream:
         keys: (N,) the users' own keys, which decide the random numbers of their samples; equal ones sample alike.
         prompts: prompts of the users.
         updates: (N,) number of each user's update. It must be a function of the user's own key and of public values,
-            as ``dptune.training.unit_groups.turns_of`` is: then no user who leaves moves another.
+            as ``dptune.training.privacy_units.turns_of`` is: then no user who leaves moves another.
         present: (N,) whether the user takes part; one who does not adds nothing.
 
     Raises: ConfigError if the four differ in length.

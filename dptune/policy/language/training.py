@@ -2,7 +2,7 @@
 
 rollouts  = respond(released adapter, prompts)          # K users, each in one update, each with a sample of their own
 updates   = what each user computes from their own rollout and released values
-mean      = release(updates, radius)                    # charged, clipped, with noise: dptune.policy.learner
+mean      = release(updates, radius)                    # charged, clipped, with noise: dptune.policy.user_updates
 adapter  += server_step * mean
 
 The problem is a contextual bandit: each user takes one action, the whole continuation, so there is no critic. LoRA
@@ -23,9 +23,9 @@ from dptune.core.errors import ConfigError, first_line
 from dptune.core.progress import progress
 from dptune.policy.language.learner import USERS, Figures, LanguageLearner
 from dptune.policy.language.prompts import Prompts, Stream
-from dptune.policy.learner import ReleaseMeans, updates_left
 from dptune.policy.method import NAME
 from dptune.policy.run_files import is_finished, open_ledger, read_progress, save_progress
+from dptune.policy.user_updates import ReleaseMeans, updates_left
 from dptune.privacy.entropy import Entropy
 from dptune.privacy.ledger import Booked
 from dptune.privacy.ledger_file import first_header

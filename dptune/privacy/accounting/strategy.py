@@ -20,7 +20,7 @@ dominated by one Poisson-sampled Gaussian. Dominating pairs compose adaptively (
 has k_j blocks.
 
 Of the deal into groups the proof needs one thing: that no other unit's group hangs on this unit, or the known vector is
-another one without it. So a unit's group is a hash of its own key (``training.unit_groups``). Groups may be known,
+another one without it. So a unit's group is a hash of its own key (``training.privacy_units``). Groups may be known,
 and of any sizes: p, sigma and what divides the sums are the same for all.
 
 Nothing above needs g to be independent of earlier rows, T to be known, or b to divide T. Where a process dies, the

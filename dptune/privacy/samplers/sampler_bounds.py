@@ -37,7 +37,7 @@ def sampled_epsilon(composition: Composition, delta: float, *, quick: bool = Fal
     Gaussian DP composes exactly.
 
     The bound holds after every release: those of an epoch that was begun are a part of the whole epoch's, whose price
-    counts. Epochs begin with the first release, and their bins are never drawn anew within one (``training.draws``).
+    counts. Epochs begin with the first release, and their bins are never drawn anew within one (``training.data``).
     Where noise differs, as by its last digits where a controller moves radii, the least counts for all: more noise is
     less noise with some added.
 

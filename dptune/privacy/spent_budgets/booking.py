@@ -20,8 +20,7 @@ from dptune.core.errors import ConfigError
 from dptune.core.files import read_json, write_json
 from dptune.privacy.certificate import read_certificate
 from dptune.privacy.ledger_file import LedgerError, first_header, is_complete
-from dptune.privacy.run_folder import CHARGES, RunFolder
-from dptune.privacy.set_aside import FOLDER, Spending, certificate_of, spending_of, unknown_cost
+from dptune.privacy.run_folder import CHARGES, FOLDER, RunFolder, Spending, certificate_of, spending_of, unknown_cost
 from dptune.privacy.spent_budgets.totals import Spent, said
 
 FILE = RunFolder(Path()).booking.name

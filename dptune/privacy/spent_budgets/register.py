@@ -31,8 +31,8 @@ from dptune.core.files import locked
 from dptune.privacy.certificate import SearchCertificate, read_certificate
 from dptune.privacy.ledger_file import LedgerContents, LedgerError, encode
 from dptune.privacy.release import Composition
+from dptune.privacy.run_folder import read_acknowledged
 from dptune.privacy.run_header import RunHeader
-from dptune.privacy.set_aside import read_acknowledged
 from dptune.privacy.spent_budgets.booking import Beside, fault, ledgers_beside, registers_of
 from dptune.privacy.spent_budgets.register_file import DamagedRegisterError, append_line, read_lines, whole_lines
 from dptune.privacy.spent_budgets.totals import (

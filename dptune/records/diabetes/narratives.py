@@ -1,6 +1,7 @@
 """Verbalises the diabetes table: one paragraph per encounter, one clause per attribute (spec rldp.md, section 2).
 
 Two templates: ``plain`` is dptune's; ``published`` is RLDP's (arXiv 2507.22565, tables 1 and 6.1), word for word.
+``public_texts`` makes narratives that depend on no record of anyone, for canaries.
 """
 
 from __future__ import annotations
@@ -8,8 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from hashlib import blake2b
 from pathlib import Path
-from typing import Any
+from tempfile import TemporaryDirectory
+from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
@@ -17,10 +20,10 @@ import pyarrow as pa
 
 from dptune.core.errors import DataError
 from dptune.core.files import read_json, sha256
-from dptune.records.diabetes.schema import COLUMNS, DIAGNOSES, DRUGS, ID_COLUMNS, MISSING
-from dptune.records.diabetes.sources import IDS_NAME, TABLE_NAME
-from dptune.records.diabetes.table import UNKNOWN, Table, read_table
+from dptune.records.diabetes.sources import IDS_NAME, TABLE_NAME, acquire_synthetic
+from dptune.records.diabetes.table import COLUMNS, DIAGNOSES, DRUGS, ID_COLUMNS, MISSING, UNKNOWN, Table, read_table
 from dptune.records.parquet_file import Records, write_records
+from dptune.records.reading.formats import FORMATS
 
 NEVER_VERBALISED = ("encounter_id", "patient_nbr")
 _ACQUIRE = "acquire it again (`dvc repro -f acquire`), or restore the file"
@@ -235,3 +238,37 @@ def _diagnosis(words: Wording, order: str, code: str) -> str:
 
 def _drug(drug: str, dose: str) -> str:
     return f"{drug} is {_DOSE[dose]}."
+
+
+# Public texts that carry secrets: synthetic narratives, which depend on no record of anyone.
+#
+# A secret in a record of the data would make that canary depend on the record, and the choice of records on their
+# number. With public carriers no canary depends on private data, so what an attack on canaries finds is a function of
+# the released model, of public text and of the auditor's own secrets.
+
+#: What texts are for. Each purpose has seeds of its own, and none has the seed of the pre-training texts.
+Purpose = Literal["canaries", "contexts", "words"]
+_SENTENCES = 3  # length of a carrier beside records of one's own, which may be far shorter than narratives
+
+
+def public_texts(count: int, seed: int, purpose: Purpose, source: str, template: str = PLAIN) -> list[str]:
+    """``count`` public narratives; equal for equal arguments.
+
+    Args:
+        seed: public.
+        source: name of the source of the train records. Beside narratives of the diabetes table the texts are whole.
+            Beside a user's own files they are short, because ``training.max_length`` cuts a text's end, where the
+            secret is.
+        template: wording of the narratives, one of ``TEMPLATES``.
+    """
+    if count == 0:
+        return []
+    own_seed = int.from_bytes(blake2b(f"{purpose} {seed}".encode(), digest_size=8).digest(), "little")
+    with TemporaryDirectory(prefix="dptune-") as folder:
+        made = acquire_synthetic(Path(folder), count, own_seed, kind="public")
+        whole = verbalise(read_table(made.table, made.ids_mapping), template)
+    return [_first_sentences(text) for text in whole] if source in FORMATS else whole
+
+
+def _first_sentences(text: str) -> str:
+    return ". ".join(text.split(". ")[:_SENTENCES]).removesuffix(".") + "."

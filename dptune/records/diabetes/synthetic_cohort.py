@@ -8,7 +8,6 @@ import numpy as np
 import pandas as pd
 
 from dptune.core.errors import ConfigError
-from dptune.records.diabetes.schema import AGE_BANDS, COLUMNS, DIAGNOSES, DRUGS, SCHEMA
 from dptune.records.diabetes.synthetic_private import (
     DIAGNOSIS_CODES,
     DISCHARGES,
@@ -20,6 +19,7 @@ from dptune.records.diabetes.synthetic_private import (
     pick,
     private_columns,
 )
+from dptune.records.diabetes.table import AGE_BANDS, COLUMNS, DIAGNOSES, DRUGS, SCHEMA
 
 Kind = Literal["private", "public"]
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from dptune.records.diabetes.schema import DRUGS
+from dptune.records.diabetes.table import DRUGS
 
 Columns = dict[str, np.ndarray]
 

@@ -41,9 +41,9 @@ class FileFormat:
 
 
 FORMATS: dict[Format, FileFormat] = {
-    "text": FileFormat("dptune.records.reading.text_file.text_rows", "text", (".txt", ".text", ".md")),
+    "text": FileFormat("dptune.records.reading.text_files.text_rows", "text", (".txt", ".text", ".md")),
     "table": FileFormat("dptune.records.reading.table_file.table_rows", "a table", (".csv", ".tsv", ".parquet", ".pq")),
-    "jsonl": FileFormat("dptune.records.reading.jsonl_file.jsonl_rows", "JSON", (".jsonl", ".ndjson", ".json")),
+    "jsonl": FileFormat("dptune.records.reading.text_files.jsonl_rows", "JSON", (".jsonl", ".ndjson", ".json")),
     "datasets": FileFormat("dptune.records.reading.read.saved_rows", "a saved data set"),
 }
 ENDINGS: dict[str, Format] = {ending: name for name, form in FORMATS.items() for ending in form.endings}

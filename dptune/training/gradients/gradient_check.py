@@ -16,9 +16,8 @@ from typing import Any
 import torch
 
 from dptune.core.errors import ConfigError, DptuneError, first_line, is_of_device
-from dptune.training.gradients.double_precision import Float64
 from dptune.training.gradients.layer_gradients import layer_gradients
-from dptune.training.gradients.layer_kinds import FIELD, LEAVE_OUT
+from dptune.training.gradients.layer_kinds import FIELD, LEAVE_OUT, Float64
 from dptune.training.gradients.parameter_groups import Block, LayerModules, PairModules
 from dptune.training.gradients.per_sample import per_sample_gradients
 from dptune.training.losses import CONTEXT, COUNTED, attention_mask, base_of, is_classifier, label_logits, model_losses

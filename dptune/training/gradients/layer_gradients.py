@@ -16,15 +16,24 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.overrides import TorchFunctionMode
 from transformers.pytorch_utils import Conv1D
 
 from dptune.core.errors import ConfigError
-from dptune.training.gradients.gradient_checkpointing import checkpointed
-from dptune.training.gradients.layer_kinds import FIELD, LEAVE_OUT, gradient_parts, trained_weights
-from dptune.training.gradients.outer_products import Products, Units, sizes_of, square_norms, within_float32
+from dptune.training.gradients.layer_kinds import (
+    FIELD,
+    LEAVE_OUT,
+    Products,
+    Units,
+    gradient_parts,
+    lookups,
+    sizes_of,
+    square_norms,
+    trained_weights,
+    within_float32,
+)
 from dptune.training.gradients.parameter_groups import LayerModules
 from dptune.training.gradients.per_sample import Tap
+from dptune.training.gradients.step_memory import checkpointed
 from dptune.training.losses import counted_tokens, model_losses
 
 #: Bytes of output gradients that may be kept for each trained weight. Plain training holds 16 for the weight, its
@@ -209,7 +218,7 @@ class _Layers:
             for number, group in enumerate(self.groups):
                 for layer in group.modules:
                     if isinstance(layer, nn.Embedding):
-                        stack.enter_context(_lookups(layer, partial(self._tap, number, layer)))
+                        stack.enter_context(lookups(layer, partial(self._tap, number, layer)))
                     else:
                         handle = layer.register_forward_hook(partial(self._hook, number), with_kwargs=True)
                         stack.callback(handle.remove)
@@ -284,40 +293,6 @@ class _Layers:
             return states
         shape, batch = tuple(states.shape), f"{self.rows} rows of {self.tokens} tokens"
         raise self.refusal(number, f"saw a tensor of shape {shape} for {batch}, so no record's part of it is known")
-
-
-@contextmanager
-def _lookups(layer: nn.Embedding, tap: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> Iterator[None]:
-    """Context in which what an embedding looks up is tapped, with the row numbers that its own code computes."""
-    own: Any = layer  # whose forward functions are set for a while
-    forward, before = layer.forward, vars(layer).get("forward")
-
-    def run(*args: Any, **named: Any) -> Any:
-        with _Lookups(layer.weight, tap):
-            return forward(*args, **named)
-
-    own.forward = run
-    try:
-        yield
-    finally:
-        vars(layer).pop("forward", None)
-        if before is not None:
-            own.forward = before
-
-
-class _Lookups(TorchFunctionMode):
-    """Taps ``torch.nn.functional.embedding``: some embeddings shift the numbers, or scale what they looked up."""
-
-    def __init__(self, weight: torch.Tensor, tap: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> None:
-        super().__init__()
-        self._weight, self._tap = weight, tap
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Call ``func``, and tap it if it looks up rows of the weight."""
-        output = func(*args, **(kwargs or {}))
-        if func is nn.functional.embedding and len(args) > 1 and args[1] is self._weight:
-            return self._tap(args[0], output)
-        return output
 
 
 class _Norms:

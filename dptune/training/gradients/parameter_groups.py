@@ -11,7 +11,7 @@ from peft.tuners.lora import LoraLayer
 
 from dptune.core.errors import ConfigError
 from dptune.training.gradients.layer_kinds import check_layer, is_known
-from dptune.training.models.head import HeadModules, head_of
+from dptune.training.models.trained_layers import HeadModules, head_of
 
 #: PEFT's LoRA on a linear layer, in any bits: an update of B A added to its output, and nothing else.
 _PLAIN = ("peft.tuners.lora.layer.Linear", "peft.tuners.lora.bnb.Linear4bit")

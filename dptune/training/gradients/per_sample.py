@@ -17,10 +17,10 @@ from typing import Any
 import torch
 
 from dptune.core.errors import ConfigError
-from dptune.training.gradients.gradient_checkpointing import checkpointed
 from dptune.training.gradients.parameter_groups import _FIELD, Block, LayerModules
+from dptune.training.gradients.step_memory import checkpointed
 from dptune.training.losses import counted_tokens, model_losses
-from dptune.training.models.head import HeadModules
+from dptune.training.models.trained_layers import HeadModules
 
 _LEAVE_OUT = "name the other layers that are to train, without this one"
 

@@ -20,13 +20,12 @@ from torch.nn.functional import dropout
 
 from dptune.core.errors import ConfigError
 from dptune.core.interrupts import stop_request
-from dptune.training.gradients.gradient_checkpointing import checkpointed
-from dptune.training.gradients.micro_batches import MicroBatch, micro_batches
 from dptune.training.gradients.parameter_groups import LayerModules, PairModules
 from dptune.training.gradients.per_sample import Layout, PairGradients, Taps, by_row, by_unit
+from dptune.training.gradients.step_memory import MicroBatch, checkpointed, micro_batches
 from dptune.training.losses import counted_tokens, model_losses
-from dptune.training.models.head import HeadModules
 from dptune.training.models.model import set_modes, train_adapters
+from dptune.training.models.trained_layers import HeadModules
 from dptune.training.run import Run, Step, seed_dropout
 
 

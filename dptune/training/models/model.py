@@ -30,12 +30,19 @@ from dptune.training.models.causal import (
     check_reads,
     check_weights,
 )
-from dptune.training.models.head import HeadModules, keep_in_float32, start_head
 from dptune.training.models.model_names import name_of
 from dptune.training.models.model_source import ModelSource as ModelSource
 from dptune.training.models.model_source import check_memory, named_as
 from dptune.training.models.quantization import check_library, in_4bit, keep_layout, loading_options, states_of
-from dptune.training.models.target_modules import beside_words, layers_to_name, linear_layers, lora_targets
+from dptune.training.models.trained_layers import (
+    HeadModules,
+    beside_words,
+    keep_in_float32,
+    layers_to_name,
+    linear_layers,
+    lora_targets,
+    start_head,
+)
 from dptune.training.models.weight_files import (
     check_enough,
     check_finite,

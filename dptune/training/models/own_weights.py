@@ -20,10 +20,10 @@ from dptune.core.files import naming, write_json
 from dptune.core.settings import Lora, TrainedWeights
 from dptune.training.gradients.parameter_groups import Block, layer_groups, trained_blocks
 from dptune.training.losses import is_classifier
-from dptune.training.models.head import start_head
 from dptune.training.models.model import attach_lora, save_adapter
 from dptune.training.models.model_names import CHANGED, CHANGED_WEIGHTS, name_of
 from dptune.training.models.quantization import method_of
+from dptune.training.models.trained_layers import start_head
 
 _FIELD, _LAYERS = "train", "train_layers"
 #: Attribute of a model without adapters that says what of it trains.

@@ -1,11 +1,14 @@
 """A small public base model with a tokenizer of its own, trained on public texts from scratch: a GPT-2 or a RoBERTa.
 
 It stands in for a hub model where none can be downloaded. It never sees a private record.
+
+Plain training has no privacy: it is for public models, and for models that only answer through a protocol.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,13 +20,13 @@ from torch.nn.functional import cross_entropy
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast, RobertaConfig, RobertaForMaskedLM
 
 from dptune.core.files import naming
+from dptune.core.progress import progress
+from dptune.core.settings import Pretraining
 from dptune.training.data import Tokens, tokenize
 from dptune.training.evaluation import perplexity
 from dptune.training.losses import attention_mask, model_losses
 from dptune.training.models.causal import evaluation_mode
 from dptune.training.models.model import fuse_activations
-from dptune.training.models.plain_training import fit
-from dptune.training.models.public_model import Pretraining
 
 #: Raised by hand with a change that gives other weights or another tokenizer for the same texts and plan: until then,
 #: the pipeline keeps a model that it made of the same ones.
@@ -223,3 +226,67 @@ def masked_perplexity(model: Any, tokens: Tokens, mask_token: int, rows: int, se
             ids, mask = tokens.compact(np.arange(start, min(start + rows, len(tokens.rows))), device)
             found.append(masked_losses(model, ids, mask, mask_token=mask_token, draws=draws))
     return math.exp(float(torch.cat(found).double().mean()))
+
+
+def fit(
+    model: Any,
+    tokens: Tokens,
+    *,
+    epochs: int,
+    batch_size: int,
+    learning_rate: float,
+    seed: int,
+    description: str,
+    losses: Callable[[Any, torch.Tensor, torch.Tensor], torch.Tensor] = model_losses,
+    autocast: torch.dtype | None = None,
+    schedule: str = "one_cycle",
+) -> None:
+    """Train what requires a gradient by AdamW with a weight decay of 0.01; the model is in its training mode.
+
+    Args:
+        tokens: the records, at least one.
+        seed: seed of the order of records.
+        description: text of the progress bar.
+        losses: the (rows,) losses of a batch, of the model, its ids and its mask.
+        autocast: dtype of the forward pass.
+        schedule: a key of ``SCHEDULES``.
+    """
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    device, batches_an_epoch = parameters[0].device, math.ceil(len(tokens.rows) / batch_size)
+    steps = epochs * batches_an_epoch
+    optimizer = torch.optim.AdamW(parameters, lr=learning_rate, weight_decay=0.01)
+    rates = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: SCHEDULES[schedule](step, steps))
+    order = np.random.default_rng(seed)
+    # In percent: the number of steps would tell how many records there are.
+    for step in progress(range(steps), description, total=steps, percent=True):
+        if step % batches_an_epoch == 0:
+            batches = np.array_split(order.permutation(len(tokens.rows)), batches_an_epoch)
+        ids, mask = tokens.compact(batches[step % batches_an_epoch], device)
+        with torch.autocast(device.type, dtype=autocast, enabled=autocast is not None):
+            loss = losses(model, ids, mask).mean()
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(parameters, 1.0)
+        optimizer.step()
+        rates.step()
+
+
+def one_cycle(step: int, steps: int) -> float:
+    """Share of the highest learning rate: a cosine from 1/25 up over a tenth of the steps, then down to 1/250,000.
+
+    As torch's ``OneCycleLR``, which divides by zero at ten steps and hardly moves at one: whether a private model can
+    be trained must not depend on how many records it has.
+    """
+    top, first, last = max(0.1 * steps - 1, 0.0), 1 / 25, 1 / 25 / 1e4
+    if step < top:
+        return first + (1 - first) * (1 - math.cos(math.pi * step / top)) / 2
+    done = (step - top) / max(steps - 1 - top, 1.0)
+    return last + (1 - last) * (1 + math.cos(math.pi * min(done, 1.0))) / 2
+
+
+def linear(step: int, steps: int) -> float:
+    """Share of the highest learning rate: from 1 down to 0 after the last step."""
+    return 1 - min(step / max(steps, 1), 1.0)
+
+
+SCHEDULES: dict[str, Callable[[int, int], float]] = {"one_cycle": one_cycle, "linear": linear}

@@ -8,13 +8,12 @@ import pytest
 import torch
 from policy_helpers import learner, trajectories
 
-from dptune.policy.environments.environment import Environment, Interface
+from dptune.policy.environments.environment import Environment, Interface, Trajectories
 from dptune.policy.environments.learner import PolicyLearner, PolicyState
-from dptune.policy.environments.rollout import Trajectories
-from dptune.policy.environments.schedule import PolicyTraining
 from dptune.policy.environments.training import step, streams_of
 from dptune.policy.method import Dppg
 from dptune.policy.run_files import UserRegister
+from dptune.policy.schedules import PolicyTraining
 
 
 class Scripted:

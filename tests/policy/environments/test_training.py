@@ -14,21 +14,20 @@ import torch
 from policy_helpers import learner, trajectories
 
 from dptune.core.errors import ConfigError
-from dptune.policy import learner as shared
-from dptune.policy.aggregate import noisy_means
+from dptune.policy import user_updates as shared
 from dptune.policy.environments import training as module
-from dptune.policy.environments.environment import Environment, Interface
+from dptune.policy.environments.environment import Environment, Interface, Users
 from dptune.policy.environments.learner import PolicyLearner, PolicyState
-from dptune.policy.environments.rollout import Users
-from dptune.policy.environments.schedule import PolicyTraining
 from dptune.policy.environments.training import train
 from dptune.policy.method import NAME, Dppg
 from dptune.policy.run_files import UserRegister, UserReuseError
+from dptune.policy.schedules import PolicyTraining
+from dptune.policy.user_updates import noisy_means
 from dptune.privacy.budget_gate import BudgetError
 from dptune.privacy.entropy import FixedSeed, OsEntropy
 from dptune.privacy.ledger_file import LedgerError, read_ledger
+from dptune.privacy.run_folder import spending_of
 from dptune.privacy.run_header import RunHeader
-from dptune.privacy.set_aside import spending_of
 
 pytest.importorskip("gymnasium", reason="needs the extra dptune[policy]")
 CARTPOLE, RIVERSWIM = "CartPole-v1", "dptune/Riverswim-v0"

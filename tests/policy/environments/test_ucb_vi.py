@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from dptune.core.errors import ConfigError
+from dptune.policy.environments.baselines import UcbVi, _episode, _Tree, run_ucb_vi
 from dptune.policy.environments.riverswim import value
-from dptune.policy.environments.ucb_vi import UcbVi, _episode, _Tree, run_ucb_vi
 from dptune.privacy.accountants import epsilons
 from dptune.privacy.entropy import FixedSeed, OsEntropy
 

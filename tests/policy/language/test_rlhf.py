@@ -21,12 +21,20 @@ from tiny_models import VOCABULARY, gpt2
 
 from dptune.core.errors import ConfigError
 from dptune.core.settings import Lora
-from dptune.policy.language.learner import USERS, Figures, LanguageLearner, bandit_loss
-from dptune.policy.language.policy import Factors, LanguagePolicy, flat_adapters, write_adapters
+from dptune.policy.language.learner import (
+    USERS,
+    Factors,
+    Figures,
+    LanguageLearner,
+    LanguagePolicy,
+    bandit_loss,
+    flat_adapters,
+    write_adapters,
+)
 from dptune.policy.language.prompts import CLINICAL, Lexicon, Prompts, Stream
-from dptune.policy.language.schedule import Bandit
 from dptune.policy.language.training import LanguageState, adapters_by_update, train
 from dptune.policy.method import Dppg
+from dptune.policy.schedules import Bandit
 from dptune.privacy.entropy import OsEntropy
 from dptune.privacy.ledger_file import read_ledger
 from dptune.privacy.run_header import RunHeader

@@ -23,16 +23,23 @@ from dptune.mechanisms.agents.linear_agent import FEATURES, PARAMETERS, initial_
 from dptune.mechanisms.agents.policy_file import SavedPolicy
 from dptune.mechanisms.controllers.rldp import Rldp
 from dptune.mechanisms.registry import build
-from dptune.policy import learner
-from dptune.policy.aggregate import noisy_means
+from dptune.policy import user_updates
 from dptune.policy.method import Dppg
 from dptune.policy.run_files import UserReuseError
+from dptune.policy.schedules import MetaTraining
 from dptune.policy.tenants import training as tenants_module
-from dptune.policy.tenants.ablation import Outcome, ablate, ablation_entries
-from dptune.policy.tenants.experience import Experience, experience_of
-from dptune.policy.tenants.runs import Setting, Tenant, calibrate_entry, fine_tune, tenants_of
-from dptune.policy.tenants.schedule import MetaTraining
-from dptune.policy.tenants.training import meta_train, meta_updates
+from dptune.policy.tenants.runs import (
+    Outcome,
+    Setting,
+    Tenant,
+    ablate,
+    ablation_entries,
+    calibrate_entry,
+    fine_tune,
+    tenants_of,
+)
+from dptune.policy.tenants.training import Experience, experience_of, meta_train, meta_updates
+from dptune.policy.user_updates import noisy_means
 from dptune.privacy.entropy import FixedSeed, OsEntropy
 from dptune.privacy.ledger_file import LedgerError, read_ledger
 from dptune.privacy.run_header import RunHeader
@@ -190,7 +197,7 @@ def test_training_over_tenants_costs_one_update_and_new_tenants_start_from_it(
         charged.append(release_lines(tmp_path))
         return means(*arguments)
 
-    monkeypatch.setattr(learner, "noisy_means", watched)
+    monkeypatch.setattr(user_updates, "noisy_means", watched)
     group = [tenant(number) for number in range(6)]
     group[1] = tenant(1, count=0)
     group[4] = replace(group[4], train=replace(records(6), rows=[np.array([10**6, 1, 2])] * 6))
@@ -457,5 +464,5 @@ def test_a_failure_that_a_tenants_records_decide_stays_private(fault: str, monke
         def diverged(*_: Any) -> Any:
             raise DivergedError("weights")
 
-        monkeypatch.setattr("dptune.policy.tenants.experience.fine_tune", diverged)
+        monkeypatch.setattr("dptune.policy.tenants.training.fine_tune", diverged)
     assert tenants_module.experience_or_none(ready, one, TRAINING) is None

@@ -12,9 +12,9 @@ from tiny_models import gpt2, records
 from dptune.core.settings import Lora
 from dptune.mechanisms.agents.linear_agent import PARAMETERS
 from dptune.policy.method import Dppg
+from dptune.policy.schedules import MetaTraining
 from dptune.policy.tenants import training as module
 from dptune.policy.tenants.runs import Setting, Tenant
-from dptune.policy.tenants.schedule import MetaTraining
 from dptune.policy.tenants.training import meta_train
 from dptune.privacy.entropy import OsEntropy
 from dptune.training.spec import TrainingPlan

@@ -15,7 +15,7 @@ from dptune.core.errors import ConfigError
 from dptune.core.settings import UpdateRule
 from dptune.mechanisms.registry import part_names, part_version
 from dptune.privacy import accountants, entropy
-from dptune.privacy.set_aside import fresh_start, said_within
+from dptune.privacy.run_folder import fresh_start, said_within
 
 _log = logging.getLogger(__name__)
 
