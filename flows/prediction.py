@@ -20,6 +20,7 @@ from dptune.prediction.booking import write_booking
 from dptune.prediction.ensemble import is_tuned
 from flows.child import child
 from flows.command import begin_flow, flow_error, run_flow
+from flows.deployed_run import run_deployed
 from flows.experiment import available_devices, error_of, run_process, tags_of
 from flows.runners import free_place, with_threads
 from flows.server import flow
@@ -165,7 +166,8 @@ def main() -> None:
         return
     check_inputs()
     check_models(settings)
-    run_flow(prediction.with_options(flow_run_name=lambda: f"answers of {settings.experiment.name}"))
+    named = prediction.with_options(flow_run_name=lambda: f"answers of {settings.experiment.name}")
+    run_flow(lambda: run_deployed(named, settings))
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ from prefect.cache_policies import NO_CACHE
 from flows.child import child
 from flows.command import CellError, FlowError, begin_flow, flow_error, run_flow
 from flows.data_stages import check_overrides, make_data
+from flows.deployed_run import run_deployed
 from flows.experiment import available_devices, environment_with, error_of, own_threads, run_process
 from flows.pages import progress_page, search_name, show_file
 from flows.runners import THREADS, SharedFolder, free_place, open_runner, shared_folder
@@ -164,7 +165,7 @@ def main(profile: Annotated[Path | None, typer.Option(help="parameters to lay ov
         return
     _check(settings, over)
     named = search.with_options(flow_run_name=lambda: search_name(settings.search))
-    run_flow(lambda: print(named(overrides=over)))
+    run_flow(lambda: print(run_deployed(named, settings, overrides=over)))
 
 
 if __name__ == "__main__":
