@@ -8,11 +8,13 @@ from pathlib import Path
 
 from dptune.core.errors import DptuneError
 from tasks.paths import REPORT
+from tasks.settings.experiment import Experiment
 from tasks.settings.params import Settings, load_settings
 
 #: Minutes that the shipped study took on two idle cores, without setup: the least and the most of several runs.
 _MEASURED = (10, 12)
 _SHIPPED = ("nonprivate", "static", "quantile", "rldp", "rldp_published")
+_NEXT = "Afterwards     make repro PROFILE=profiles/price-of-privacy.yaml draws what epsilon 1, 2, 4 and 8 cost"
 _TOOK = re.compile(r"^this run took (\d+) seconds$", re.MULTILINE)
 _STAGE = re.compile(r"^Running stage '", re.MULTILINE)
 
@@ -27,7 +29,8 @@ def opening(log: Path) -> list[str]:
         settings = load_settings()
     except (DptuneError, OSError):
         return []
-    return [*_what(settings), f"It takes       {_how_long(settings, log)}. What is done already is skipped."]
+    takes = f"It takes       {_how_long(settings, log)}. What is done already is skipped."
+    return [*_what(settings), takes, *([_NEXT] if _is_shipped(settings.experiment) else [])]
 
 
 def took(seconds: float) -> str:
@@ -52,10 +55,13 @@ def _how_long(settings: Settings, log: Path) -> str:
     if said := _TOOK.search(before):
         stages = len(_STAGE.findall(before))
         return f"what changed; the last run here took {_minutes(int(said[1]))} for {stages} stage{'s' * (stages != 1)}"
-    study = settings.experiment
-    if (tuple(study.mechanisms), tuple(study.epsilons), tuple(study.seeds)) == (_SHIPPED, (2.0,), (0,)):
+    if _is_shipped(settings.experiment):
         return f"{_MEASURED[0]} to {_MEASURED[1]} minutes on two idle cores; here it may use {cores}"
     return f"a time that has not been measured for these settings; here it may use {cores} cores"
+
+
+def _is_shipped(study: Experiment) -> bool:
+    return (tuple(study.mechanisms), tuple(study.epsilons), tuple(study.seeds)) == (_SHIPPED, (2.0,), (0,))
 
 
 def _minutes(seconds: int) -> str:
