@@ -14,6 +14,7 @@ from prefect.context import TaskRunContext
 
 from dptune.core.files import private_directory, sha256, write_json
 from flows.common.command import FlowError, begin_flow, flow_error, run_flow
+from flows.common.deployed_run import run_deployed
 from flows.common.pages import progress_page
 from flows.common.runners import available_devices
 from flows.server import flow
@@ -103,7 +104,8 @@ def main() -> None:
     settings = load_settings()
     listed_cells(EXPERIMENT)
     check_models(settings)
-    run_flow(audit.with_options(flow_run_name=lambda: f"audit of {settings.experiment.name}"))
+    named = audit.with_options(flow_run_name=lambda: f"audit of {settings.experiment.name}")
+    run_flow(lambda: run_deployed(named, settings))
 
 
 if __name__ == "__main__":

@@ -25,6 +25,7 @@ from dptune.core.progress import Meter
 from dptune.privacy.run_folder import RunFolder
 from flows.common.child import child
 from flows.common.command import CellError, begin_flow, flow_error, run_flow
+from flows.common.deployed_run import run_deployed
 from flows.common.pages import grid_name, progress_page
 from flows.common.runners import (
     THREADS,
@@ -50,7 +51,7 @@ from tasks.mlflow.page import run_ids, show
 from tasks.paths import DATA, EXPERIMENT, RUNS
 from tasks.settings.experiment import Experiment
 from tasks.settings.mechanisms import own_epsilons
-from tasks.settings.params import load_settings, merge
+from tasks.settings.params import Settings, load_settings, merge
 from tasks.settings.strict import PlainNumbers
 from tasks.stage import run_stage
 
@@ -136,7 +137,16 @@ def fine_tune(group: CellGroup, context: DispatchContext) -> list[str]:
     return [str(cell.directory) for cell in group.cells]
 
 
-@flow(name="experiment", log_prints=True)
+def _run_name() -> str:
+    """The name of the run under way, from its parameters: a work pool, or Python, starts it with none of ours."""
+    given = {name: value for name, value in flow_run.parameters.items() if name != "folder"}
+    try:
+        return grid_name(_settings(**given))
+    except DptuneError:  # the flow itself says what is wrong
+        return "experiment"
+
+
+@flow(name="experiment", flow_run_name=_run_name, log_prints=True)
 def experiment(
     epsilons: Annotated[list[float], PlainNumbers()] | None = None,
     mechanisms: list[str] | None = None,
@@ -157,12 +167,12 @@ def experiment(
         overrides: sections to merge over the parameter file, such as ``{"training": {"epochs": 3}}``.
         folder: where the list of the cells is written; a study that is not params.yaml's has its own.
 
-    Raises: FlowError naming every cell that failed, after all others have run.
+    Raises: DataError naming the stage whose records are missing; FlowError naming every cell that failed, after all
+    others have run.
     """
     begin_flow()
-    chosen = {"epsilons": epsilons, "mechanisms": mechanisms, "seeds": seeds, "runner": runner}
-    given = {key: value for key, value in chosen.items() if value is not None}
-    settings = load_settings(Path(params), merge(overrides or {}, {"experiment": given}))
+    settings = _settings(params, overrides, epsilons=epsilons, mechanisms=mechanisms, seeds=seeds, runner=runner)
+    check_inputs()
     cells, devices = grid(settings), _own_devices(settings.experiment)
     private = settings.experiment.telemetry == "private"  # whether records are those of before
     if not all(is_finished(cell.directory) for cell in cells) and (paid := paid_so_far(private=private)):
@@ -197,6 +207,11 @@ def experiment(
     if failed:
         raise flow_error(f"{len(failed)} of {len(cells)} cells failed: {', '.join(failed)}", errors)
     return [str(cell.directory) for cell in cells]
+
+
+def _settings(params: str, overrides: dict[str, Any] | None, **chosen: Any) -> Settings:
+    given = {key: value for key, value in chosen.items() if value is not None}
+    return load_settings(Path(params), merge(overrides or {}, {"experiment": given}))
 
 
 def kept_epsilons(own: Mapping[str, Sequence[float]], settings: Experiment) -> str:
@@ -299,8 +314,7 @@ def main() -> None:
     settings = load_settings()
     check_inputs()
     check_models(settings)
-    named = experiment.with_options(flow_run_name=lambda: grid_name(settings))
-    run_flow(named, lambda: standing(_UNDER_WAY))
+    run_flow(lambda: run_deployed(experiment, settings), lambda: standing(_UNDER_WAY))
 
 
 if __name__ == "__main__":

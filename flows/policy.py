@@ -20,6 +20,7 @@ from dptune.core.files import private_directory, read_json, write_json, write_te
 from dptune.privacy.run_folder import RunFolder
 from flows.common.child import child
 from flows.common.command import begin_flow, flow_error, run_flow
+from flows.common.deployed_run import run_deployed
 from flows.common.runners import error_of, free_place, run_process
 from flows.server import flow
 from tasks.experiment.cells import PUBLISHED
@@ -216,12 +217,13 @@ def _publish(
 def main(profile: Annotated[Path | None, typer.Option(help="parameters to lay over params.yaml")] = None) -> None:
     """Run the flow on params.yaml, which is read before Prefect starts a server."""
     over = read_profile(profile) if profile else {}
-    settings = policy_of(load_settings(overrides=over))
+    whole = load_settings(overrides=over)
+    settings = policy_of(whole)
     check_environments(settings)
     # There are as many workers as slots: a worker that waits for a slot looks for one every few seconds only.
     workers: Any = ThreadPoolTaskRunner(max_workers=settings.processes)
     named = policy.with_options(task_runner=workers, flow_run_name=lambda: f"policy: {settings.name}")
-    run_flow(lambda: print(named(overrides=over)))
+    run_flow(lambda: print(run_deployed(named, whole, overrides=over)))
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ from dptune.prediction.booking import write_booking
 from dptune.prediction.ensemble import is_tuned
 from flows.common.child import child
 from flows.common.command import begin_flow, flow_error, run_flow
+from flows.common.deployed_run import run_deployed
 from flows.common.runners import available_devices, error_of, free_place, run_process, with_threads
 from flows.experiment import tags_of
 from flows.server import flow
@@ -164,7 +165,8 @@ def main() -> None:
         return
     check_inputs()
     check_models(settings)
-    run_flow(prediction.with_options(flow_run_name=lambda: f"answers of {settings.experiment.name}"))
+    named = prediction.with_options(flow_run_name=lambda: f"answers of {settings.experiment.name}")
+    run_flow(lambda: run_deployed(named, settings))
 
 
 if __name__ == "__main__":

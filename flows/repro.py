@@ -46,6 +46,7 @@ LOG = DATA / "repro.log"
 #: Minutes that the shipped study took on two idle cores, without setup: the least and the most of several runs.
 _MEASURED = (10, 12)
 _SHIPPED = ("nonprivate", "static", "quantile", "rldp", "rldp_published")
+_NEXT = "Afterwards     make repro PROFILE=profiles/price-of-privacy.yaml draws what epsilon 1, 2, 4 and 8 cost"
 _SECONDS_BETWEEN_READS = 0.3
 _MOST_METERS = 8
 _TOOK = re.compile(r"^this run took (\d+) seconds$", re.MULTILINE)
@@ -254,7 +255,12 @@ def opening(log: Path) -> list[str]:
         f"               at {study.accounting} epsilon {epsilons}, {seeds}, on {', '.join(study.models)}",
         f"You get        {REPORT / 'report.html'}: the best model at the privacy that is paid, proofs and attacks",
         f"It takes       {_how_long(study, log)}. What is done already is skipped.",
+        *([_NEXT] if _is_shipped(study) else []),
     ]
+
+
+def _is_shipped(study: Experiment) -> bool:
+    return (tuple(study.mechanisms), tuple(study.epsilons), tuple(study.seeds)) == (_SHIPPED, (2.0,), (0,))
 
 
 def took(seconds: float) -> str:
@@ -268,7 +274,7 @@ def _how_long(study: Experiment, log: Path) -> str:
     if said := _TOOK.search(before):
         stages = f"\n{before}".count("\nRunning stage '")
         return f"what changed; the last run here took {_duration(int(said[1]))} for {stages} stage{'s' * (stages != 1)}"
-    if (tuple(study.mechanisms), tuple(study.epsilons), tuple(study.seeds)) == (_SHIPPED, (2.0,), (0,)):
+    if _is_shipped(study):
         return f"{_MEASURED[0]} to {_MEASURED[1]} minutes on two idle cores; here it may use {cores}"
     return f"a time that has not been measured for these settings; here it may use {cores} cores"
 

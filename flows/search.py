@@ -19,6 +19,7 @@ from prefect.cache_policies import NO_CACHE
 
 from flows.common.child import child
 from flows.common.command import CellError, FlowError, begin_flow, flow_error, run_flow
+from flows.common.deployed_run import run_deployed
 from flows.common.pages import progress_page, search_name, show_file
 from flows.common.runners import (
     THREADS,
@@ -174,7 +175,7 @@ def main(profile: Annotated[Path | None, typer.Option(help="parameters to lay ov
         return
     _check(settings, over)
     named = search.with_options(flow_run_name=lambda: search_name(settings.search))
-    run_flow(lambda: print(named(overrides=over)))
+    run_flow(lambda: print(run_deployed(named, settings, overrides=over)))
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ import pytest
 from tiny_pipeline import BUDGET, QUICK_AUDIT, built, copied, prepare_environment, write_params
 
 from dptune.core.files import write_text
-from tasks.paths import REPORT
+from tasks.paths import REPORT, RUNS
 from tests.browser.screenshots import keep
 from tests.flows.running_ui import RunningUi, without_dvc
 
@@ -122,6 +122,30 @@ def test_a_run_waits_for_resume_and_shows_the_price_first(served: RunningUi, bro
     assert not list(Path("data/runs").glob("*/ledger.jsonl")), "before anybody approved it"
     card.get_by_role("button", name="Submit").click()
     assert served.ended(run)["state_type"] == "COMPLETED", served.log.read_text()
+    page.close()
+
+
+def test_cancel_on_a_runs_page_ends_it_with_a_checkpoint_and_a_waiting_one_with_nothing_spent(
+    served: RunningUi, browser: Any
+) -> None:
+    """The run's 3000 epochs would take hours."""
+    deployment = served.deployment("experiment")
+    page = browser.new_page(viewport={"width": 1300, "height": 900})
+    sign_in(page, served)
+    for waits in (True, False):
+        asked = {"parameters": {"ask_first": waits, "epochs": 3000.0, "mechanisms": ["static"]}}
+        run = str(served.ask(f"/deployments/{deployment['id']}/create_flow_run", asked)["id"])
+        if waits:
+            served.wait_for(lambda run=run: served.ask(f"/flow_runs/{run}")["state_type"] == "PAUSED")
+        else:
+            served.wait_for(lambda: any('"release"' in one.read_text() for one in RUNS.glob("*/ledger.jsonl")))
+        page.goto(f"{served.prefect}/runs/flow-run/{run}")
+        page.get_by_role("button", name="Cancel").click()
+        page.get_by_role("dialog").get_by_role("button", name="Confirm").click()
+        assert served.ended(run)["state_type"] == "CANCELLED", served.log.read_text()
+        page.get_by_text("Cancelled", exact=True).first.wait_for()
+        assert len(list(RUNS.glob("*/ledger.jsonl"))) == (not waits)
+    assert len(list(RUNS.glob("*/checkpoint.safetensors"))) == 1
     page.close()
 
 

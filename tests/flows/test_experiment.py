@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 from tiny_pipeline import BUDGET, built, cells, copied, prepare_environment, read_json, write_params
 
-from dptune.core.errors import ConfigError
+from dptune.core.errors import ConfigError, DataError
 from dptune.privacy.ledger_file import read_ledger
 from dptune.records.parquet_file import read_records
 from flows import experiment as module
@@ -29,7 +29,18 @@ from flows.common.runners import available_devices
 from flows.experiment import experiment
 from tasks.mlflow import tracking
 from tasks.mlflow.experiments import VIEW, remembered
-from tasks.paths import EVAL, EXPERIMENT, FAILURES, NARRATIVES, REPORT, RUNS, SPLITS, TRAIN, planted_secrets
+from tasks.paths import (
+    EVAL,
+    EXPERIMENT,
+    FAILURES,
+    NARRATIVES,
+    PUBLIC_VALIDATION,
+    REPORT,
+    RUNS,
+    SPLITS,
+    TRAIN,
+    planted_secrets,
+)
 from tasks.report.experiment import report
 from tasks.settings.params import load_settings
 from tasks.stage import ERROR_FILE, run_stage
@@ -352,6 +363,18 @@ def test_settings_that_are_wrong_stop_the_flow_before_any_cell(stand_in: Callabl
     with pytest.raises(ConfigError, match=r"experiment\.epsilons"):
         experiment(epsilons=[-1])
     assert ran() == []
+
+
+@pytest.mark.parametrize(("file", "stage"), [(PUBLIC_VALIDATION, "validation"), (EVAL, "split")])
+def test_a_run_without_its_records_names_the_stage_that_makes_them(
+    stand_in: Callable[..., None], file: Path, stage: str
+) -> None:
+    """A work pool's run begins with the flow: no command has looked before."""
+    write_params(APART)
+    stand_in()
+    file.unlink()
+    with pytest.raises(DataError, match=f"{file.name}: is missing: the stage {stage} makes it. Fix: "):
+        experiment()
 
 
 def test_the_last_line_of_a_failed_command_is_the_first_cells_cause(
