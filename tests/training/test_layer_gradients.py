@@ -159,7 +159,9 @@ def test_a_layer_that_runs_twice_has_the_norm_of_the_sum_of_its_runs() -> None:
     check(found, looped(model, groups, ids, mask, units), 1e-5)
 
 
-@pytest.mark.parametrize("at_a_time", [1, 75, 1 << 22], ids=["one_unit", "some_and_a_rest", "all_units"])
+@pytest.mark.parametrize(
+    "at_a_time", [1, 75, 100, 1 << 22], ids=["one_unit", "some_and_a_rest", "two_of_two_rows_and_a_rest", "all_units"]
+)
 @pytest.mark.parametrize("by", ["grams", "gradients"])
 @pytest.mark.parametrize("uses", ["dense", "lookup", "tied", "dense dense", "lookup lookup dense"])
 def test_both_ways_to_a_norm_are_the_norm(uses: str, by: str, at_a_time: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -179,7 +181,8 @@ def test_both_ways_to_a_norm_are_the_norm(uses: str, by: str, at_a_time: int, mo
     for one in products:
         left = one.left if not one.looks_up else nn.functional.one_hot(one.left, length).double()
         whole += torch.einsum("rtl,rtw->rlw", left, one.right)
-    for owners, units in ((None, rows), (torch.tensor(OWNERS), UNITS)):
+    # Of the last owners, no row only fills, and each number of rows a unit can have is the last unit's of some piece.
+    for owners, units in ((None, rows), (torch.tensor(OWNERS), UNITS), (torch.tensor([0, 1, 0, 1, 2, 2, 3]), 4)):
         of_units = whole if owners is None else torch.stack([whole[owners == unit].sum(0) for unit in range(units)])
         found = square_norms(products, (length, width), Units.of(owners, units, rows))
         assert found[:units] == pytest.approx(of_units.square().sum((1, 2)), rel=1e-12)
