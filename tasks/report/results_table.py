@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tasks.charts.seed_groups import CERTIFIED, PUBLISHED, SAME_EPSILON, SeedGroup
-from tasks.experiment.guarantee import GUARANTEE
+from tasks.experiment.guarantee import own_conditions
 from tasks.report.answer import Ranking
 from tasks.report.claims import refutable_epsilon, shown_epsilon
 from tasks.report.ruler import ruler_end
@@ -155,6 +155,4 @@ def _conditions(group: SeedGroup) -> list[str]:
     """Why there is no guarantee or, where there is one, what it says beyond the sentence that all runs share."""
     if group.first["leaks"]:
         return [f"No guarantee: {'; '.join(group.first['leaks'])}."]
-    said = dict.fromkeys(str(result["guarantee"]) for result in group.results)
-    texts = [text.removeprefix(GUARANTEE[str(group.first["telemetry"])]).strip() for text in said]
-    return list(filter(None, texts))
+    return list(filter(None, dict.fromkeys(map(own_conditions, group.results))))

@@ -243,6 +243,39 @@ def test_two_passes_give_what_one_does_bit_for_bit(kind: str, monkeypatch: pytes
             one.weighted_sum(factors)
 
 
+class Unsteady(torch.autograd.Function):
+    """Passes on, and gives every second backward pass a gradient that is one part in ten million longer."""
+
+    passes = 0
+
+    @staticmethod
+    def forward(ctx: Any, states: torch.Tensor) -> torch.Tensor:
+        return states.view_as(states)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        Unsteady.passes += 1
+        gradient = gradient.clone()
+        gradient[0] *= 1 + 2e-7 * (Unsteady.passes % 2)
+        return gradient
+
+
+@pytest.mark.parametrize("kept", [math.inf, 0], ids=["one_pass", "two_passes"])
+def test_a_second_pass_that_gives_other_gradients_than_the_first_is_refused(
+    kept: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Kernels that add up in any order do that: a norm of one pass would not bound what the other adds up."""
+    monkeypatch.setattr(engine, "_KEPT", kept)
+    model = trained(llama())
+    model.model.layers[0].register_forward_hook(lambda _, __, out: Unsteady.apply(out))
+    found = layer_gradients(model, layer_groups(model), *batch(model), None, 5)
+    ones = torch.ones_like(found.norms())
+    said = r"^train: needs two passes over each batch here, and the second gave other gradients"
+    with nullcontext() if kept else pytest.raises(ConfigError, match=said):
+        found.weighted_sum(ones)
+    assert not torch.are_deterministic_algorithms_enabled()
+
+
 @pytest.mark.parametrize("kind", ["linear without bias, RMSNorm, untied", "a decoder's head"])
 def test_checkpointed_layers_give_the_same(kind: str) -> None:
     model = trained(MODELS[kind]())

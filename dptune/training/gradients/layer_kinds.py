@@ -10,13 +10,15 @@ Of a layer's input and its output's gradient, both by record and token:
 from __future__ import annotations
 
 import inspect
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch import nn
 from torch.func import functional_call, vjp, vmap
 from torch.nn.modules.batchnorm import _NormBase
+from torch.overrides import TorchFunctionMode
 from transformers.pytorch_utils import Conv1D
 
 from dptune.core.errors import ConfigError
@@ -126,3 +128,37 @@ def _tables(
     with Float64() if dtype == torch.float64 else nullcontext():
         found = vmap(of_row)(inputs, gradient)
     return {name: table.flatten(1).to(dtype) for name, table in found.items()}
+
+
+@contextmanager
+def lookups(layer: nn.Embedding, tap: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> Iterator[None]:
+    """Context in which what an embedding looks up is tapped, with the row numbers that its own code computes."""
+    own: Any = layer  # whose forward functions are set for a while
+    forward, before = layer.forward, vars(layer).get("forward")
+
+    def run(*args: Any, **named: Any) -> Any:
+        with _Lookups(layer.weight, tap):
+            return forward(*args, **named)
+
+    own.forward = run
+    try:
+        yield
+    finally:
+        vars(layer).pop("forward", None)
+        if before is not None:
+            own.forward = before
+
+
+class _Lookups(TorchFunctionMode):
+    """Taps ``torch.nn.functional.embedding``: some embeddings shift the numbers, or scale what they looked up."""
+
+    def __init__(self, weight: torch.Tensor, tap: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self._weight, self._tap = weight, tap
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Call ``func``, and tap it if it looks up rows of the weight."""
+        output = func(*args, **(kwargs or {}))
+        if func is nn.functional.embedding and len(args) > 1 and args[1] is self._weight:
+            return self._tap(args[0], output)
+        return output
