@@ -288,6 +288,6 @@ def test_a_rehearsed_search_takes_own_weights(tmp_path: Path) -> None:
 
 
 def test_the_row_of_the_folder_says_what_is_in_it(tmp_path: Path) -> None:
-    for train in ("bias", "lora"):
-        folder = classified(tmp_path / train, train=train, epochs=1).folder / "adapter"
-        assert delivered(folder) == {"weights" if train == "bias" else "adapter": str(folder)}
+    for kind in ("bias", "lora"):
+        folder = classified(tmp_path / kind, train=kind, epochs=1).folder / "adapter"
+        assert delivered(folder) == {"weights" if kind == "bias" else "adapter": str(folder)}
