@@ -195,9 +195,11 @@ def by_weights(case: Case, stand_in: Case) -> list[Run]:
             head = {} if train == "head" else {"head_rate_ratio": float(f"{_HEAD_RATE / rate:.6g}")}
             found.append(Run(stand_in, _TRIED_BUDGET, changes={"train": train, "learning_rate": rate, **head}))
         trials[train] = tuple(found)
+    # One budget by all seeds, then the others by one seed after another: what has run first says most.
+    order = [(3.0, seed) for seed in SEEDS] + [(budget, seed) for seed in SEEDS for budget in (8.0, 1.0)]
     final = [
         Run(case, budget, seed=seed, changes={"train": train}, trials=trials[train])
-        for budget, seed, train in product((3.0, 8.0, 1.0), SEEDS, TRIED)
+        for (budget, seed), train in product(order, TRIED)
     ]
     return [*(run for runs in trials.values() for run in runs), *final]
 
