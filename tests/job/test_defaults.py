@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import replace
 from typing import Any
@@ -148,6 +149,27 @@ def test_a_weak_signal_is_of_the_noise_beside_what_one_unit_moves_at_most() -> N
     (said, _), (of_pairs, mechanism) = found
     assert mechanism.sensitivity(mechanism.knobs()) > 1
     assert said == of_pairs is not None
+
+
+def test_a_run_of_all_weights_warns_where_their_noise_is_longer_than_units_can_move_them() -> None:
+    """By the noise and the number of weights alone; and not with as many units as the warning asks for."""
+    own = {"max_length": 16, "eval_share": 0.0, "telemetry": "private"}
+    notes = {}
+    for train, epsilon in (("all", 1.0), ("layers", 1.0), ("lora", 1.0)):
+        chosen = {"train_layers": "ln_f"} if train == "layers" else {}
+        settings = TuneSettings(epsilon=epsilon, train=train, **chosen, **own)
+        base = open_base(str(checkpoint()), settings)
+        ready = prepare(RecordSource([{"text": f"a {number}"} for number in range(60)], text="text"), base, settings)
+        drawn = [note for note in ready.notes if "weights, and the noise on all of them" in note]
+        mechanism = ready.mechanism.mechanism
+        noise = mechanism.effective_noise_multiplier(mechanism.knobs())
+        times = math.sqrt(base.dimension) / signal_of(ready.schedule, noise)
+        assert bool(drawn) == (times > 1 and train != "lora"), (train, epsilon, times)
+        notes[train, epsilon] = drawn
+        if drawn:
+            assert f"is {times:.2g} times as long as 60 units" in drawn[0]
+            assert f"some {math.ceil(60 * times):,} units" in drawn[0]
+    assert [bool(drawn) for drawn in notes.values()] == [True, False, False]
 
 
 def test_a_run_warns_of_a_weak_signal_by_public_facts_alone() -> None:
