@@ -201,19 +201,20 @@ def weights_numbers(found: Lines, cases: Sequence[Case] = CASES) -> dict[str, An
         line = found[run.name]
         settings = line["settings"]
         common = {"train": run.changes["train"], "rate": settings["learning rate"]}
+        # The deviation of the noise on the mean gradient of a batch, and the length of all of it in clip radii.
+        relative = line["noise_multiplier"] / settings["expected batch"]
+        common |= {"weights": line["base"]["trained"], "memory": line["memory"]}
+        common["noise_length"] = float(f"{relative * line['base']['trained'] ** 0.5:.3g}")
         if not run.trials:
             dev = {name: line["dev"][name][1] for name in (score, "loss")}
             trials.append({**common, "accuracy": round(100 * dev[score], 2), "loss": round(dev["loss"], 4)})
             continue
-        # The deviation of the noise on the mean gradient of a batch, and the length of all of it in clip radii.
-        relative = line["noise_multiplier"] / settings["expected batch"]
         finals.append({
             **common, "radius": settings["max_grad_norm"], "budget": run.budget, "seed": run.seed,
-            "certified": line["epsilon_certified"], "weights": line["base"]["trained"],
+            "certified": line["epsilon_certified"],
             "accuracy": round(100 * line["scores"][score][0], 2), "loss": round(line["scores"]["loss"][0], 4),
             "noise": float(f"{relative * settings['max_grad_norm']:.3g}"),
-            "noise_length": float(f"{relative * line['base']['trained'] ** 0.5:.3g}"),
-            "seconds": line["seconds"], "memory": line["memory"],
+            "seconds": line["seconds"],
         })  # fmt: skip
     counts = {"trials": sum(not run.trials for run in runs), "runs": sum(bool(run.trials) for run in runs)}
     return {"title": own[0].title, "stand_in": own[1].title, "planned": counts, "trials": trials, "runs": finals}

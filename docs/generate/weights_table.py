@@ -71,8 +71,10 @@ def _of_trials(trials: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         for trial in own:
             mark = "**" if trial is best else ""
             figures = f"{trial['rate']:g}", f"{trial['accuracy']:.1f}", f"{trial['loss']:.3f}"
-            rows.append([f"`{train}`", *(f"{mark}{figure}{mark}" for figure in figures)])
-    yield from [*table(["trial of", "rate", "right, % of the dev set", "loss"], rows).splitlines(), ""]
+            cost = f"{trial['noise_length']:.2g}", f"{trial['memory']:.0f}"
+            rows.append([f"`{train}`", f"{trial['weights']:,}", *(f"{mark}{one}{mark}" for one in figures), *cost])
+    head = ["trial of", "weights", "rate", "right, % of the dev set", "loss", "all noise, radii", "memory, MiB"]
+    yield from [*table(head, rows).splitlines(), ""]
 
 
 def _spread(values: Sequence[float]) -> str:

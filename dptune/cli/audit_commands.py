@@ -56,7 +56,7 @@ def audit(
     ] = False,
     train: Annotated[
         Literal["lora", "all"],
-        typer.Option(help="all: gradients of all weights of a small model, by the code that trains them."),
+        typer.Option(help="What trains in the attacked step: LoRA pairs, or all weights of a small model."),
     ] = "lora",
     options: Options = None,
     as_json: AsJson = False,
