@@ -33,10 +33,11 @@ def lines(numbers: Mapping[str, Any]) -> Iterator[str]:
         numbers: the result of ``benchmarks.real.report.weights_numbers``.
     """
     planned, trials, runs = numbers["planned"], numbers["trials"], numbers["runs"]
-    yield (
-        f"{len(runs)} of {planned['runs']} runs, at rates that {len(trials)} of {planned['trials']} trials chose "
-        f"({numbers['stand_in']})."
-    )
+    tried = f"{len(trials)} of {planned['trials']} trials"
+    if runs:
+        yield f"{len(runs)} of {planned['runs']} runs, at rates that {tried} chose ({numbers['stand_in']})."
+    else:
+        yield f"{tried} have run ({numbers['stand_in']}), and none of the {planned['runs']} runs."
     yield ""
     if runs:
         yield from _of_runs(runs)

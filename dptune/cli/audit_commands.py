@@ -56,7 +56,7 @@ def audit(
     ] = False,
     train: Annotated[
         Literal["lora", "all"],
-        typer.Option(help="What trains in the attacked step: LoRA pairs, or all weights of a small model."),
+        typer.Option(help="Weights that train in the attacked step: LoRA pairs, or all of a small model."),
     ] = "lora",
     options: Options = None,
     as_json: AsJson = False,
