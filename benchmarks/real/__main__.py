@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.measure import quiet
-from benchmarks.real.plan import CASES, DEFAULTS, MODELS, Run, runs_of
-from benchmarks.real.report import numbers, report
+from benchmarks.real.plan import CASES, DEFAULTS, MODELS, WEIGHTS, Run, runs_of
+from benchmarks.real.report import numbers, report, weights_numbers
 from benchmarks.real.work import Bench, carry_out_all, read_results
 from dptune.core.files import write_json
 
@@ -53,13 +53,20 @@ def main(argv: Sequence[str] | None = None) -> None:
                         help=f"another place of a model ({', '.join(MODELS)}): a folder or a GGUF file")  # fmt: skip
     parser.add_argument("--list", action="store_true", help="list the runs and what is done; run nothing")
     parser.add_argument("--report", action="store_true", help="print tables of all results")
-    parser.add_argument("--numbers", type=Path, metavar="FILE", help="with --report: write what the picture shows")
+    parser.add_argument(
+        "--numbers",
+        type=Path,
+        metavar="FILE",
+        help="with --report: write what README.md's picture shows; of part weights, its table",
+    )
     asked = parser.parse_args(argv)
     if asked.report:
         found = read_results(asked.out / "results.jsonl")
         print("\n".join(report(found, [asked.part] if asked.part else list(PARTS))))
         if asked.numbers:
-            write_json(asked.numbers, numbers(found, next(case for case in CASES if case.name == _PICTURED)))
+            pictured = next(case for case in CASES if case.name == _PICTURED)
+            shown = weights_numbers(found) if asked.part == WEIGHTS else numbers(found, pictured)
+            write_json(asked.numbers, shown)
         return
     if asked.part is None:
         parser.error("--part is required")

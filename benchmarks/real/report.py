@@ -11,16 +11,14 @@ from benchmarks.real.plan import (
     DEFAULTS,
     NAMES,
     SYSTEMS,
-    TRIED,
     UNCERTIFIED,
     WEIGHTS,
     WITHOUT_PRIVACY,
     Case,
-    Run,
-    chosen,
     runs_of,
 )
 from benchmarks.real.published import PUBLISHED
+from docs.generate import weights_table
 
 #: By part: names of scores, their headings, and what they are multiplied by. The first one is compared.
 METRICS: Mapping[str, tuple[tuple[str, str, float], ...]] = {
@@ -194,54 +192,43 @@ def _grids(found: Lines, cases: Sequence[Case]) -> Iterator[str]:
         yield ""
 
 
+def weights_numbers(found: Lines, cases: Sequence[Case] = CASES) -> dict[str, Any]:
+    """What the table of part weights shows (``docs.generate.weights_table``): trials on the stand-in, and runs."""
+    own = [case for case in cases if case.part == WEIGHTS]
+    runs = runs_of(WEIGHTS, tuple(own))
+    trials, finals, score = [], [], METRICS[WEIGHTS][0][0]
+    for run in (run for run in runs if "scores" in found.get(run.name, {})):
+        line = found[run.name]
+        settings = line["settings"]
+        common = {"train": run.changes["train"], "rate": settings["learning rate"]}
+        # The deviation of the noise on the mean gradient of a batch, and the length of all of it in clip radii.
+        relative = line["noise_multiplier"] / settings["expected batch"]
+        common |= {"weights": line["base"]["trained"], "memory": line["memory"]}
+        common["noise_length"] = float(f"{relative * line['base']['trained'] ** 0.5:.3g}")
+        if not run.trials:
+            dev = {name: line["dev"][name][1] for name in (score, "loss")}
+            trials.append({**common, "accuracy": round(100 * dev[score], 2), "loss": round(dev["loss"], 4)})
+            continue
+        finals.append({
+            **common, "radius": settings["max_grad_norm"], "budget": run.budget, "seed": run.seed,
+            "certified": line["epsilon_certified"],
+            "accuracy": round(100 * line["scores"][score][0], 2), "loss": round(line["scores"]["loss"][0], 4),
+            "noise": float(f"{relative * settings['max_grad_norm']:.3g}"),
+            "seconds": line["seconds"],
+        })  # fmt: skip
+    counts = {"trials": sum(not run.trials for run in runs), "runs": sum(bool(run.trials) for run in runs)}
+    return {"title": own[0].title, "stand_in": own[1].title, "planned": counts, "trials": trials, "runs": finals}
+
+
 def _weights(found: Lines, cases: Sequence[Case]) -> Iterator[str]:
-    """What trains, side by side at equal certified epsilon, each at the best of its trials on the stand-in."""
+    """What trains, side by side at equal certified epsilon, each at the best rate of its trials on the stand-in."""
     own = [case for case in cases if case.part == WEIGHTS]
     if not own:
         return
-    runs = runs_of(WEIGHTS, tuple(own))
-    finals, trials = [run for run in runs if run.trials], [run for run in runs if not run.trials]
-    done = [found[run.name] for run in finals if "scores" in found.get(run.name, {})]
-    yield from _title(own[0], done)
-    tried = sum(run.name in found for run in trials)
-    yield f"{tried} of {len(trials)} trials on the stand-in ({own[1].title}), and {len(done)} of {len(finals)} runs."
-    yield ""
-    if not done:
-        yield from ("Has not run.", "")
-        return
-    metrics = METRICS[WEIGHTS]
-    scores = [name for _, name, _ in metrics]
-    yield from _head("trains", "weights", "asked epsilon", "certified epsilon", "rate", "radius", *scores,
-                     "noise of a weight", "minutes", "memory, MiB", "runs")  # fmt: skip
-    for budget in (8.0, 3.0, 1.0):
-        for train in TRIED:
-            group = [run for run in finals if (run.budget, run.changes["train"]) == (budget, train)]
-            if lines := [found[run.name] for run in group if "scores" in found.get(run.name, {})]:
-                yield _weights_row(group[0], lines, found, metrics)
-    yield ""
+    finals = [run for run in runs_of(WEIGHTS, tuple(own)) if run.trials]
+    yield from _title(own[0], [found[run.name] for run in finals if "scores" in found.get(run.name, {})])
+    yield from weights_table.lines(weights_numbers(found, cases))
     yield from _missing(finals, found)
-
-
-def _weights_row(
-    one: Run, group: Sequence[Mapping[str, Any]], found: Lines, metrics: Sequence[tuple[str, str, float]]
-) -> str:
-    settings, taken = group[0]["settings"], chosen(one, found)
-    # The deviation of the noise on the mean gradient of a batch.
-    noise = group[0]["noise_multiplier"] * settings["max_grad_norm"] / settings["expected batch"]
-    certified = max(float(line["epsilon_certified"]) for line in group)
-    return _cells(
-        str(one.changes["train"]),
-        f"{group[0]['base']['trained']:,}",
-        f"{one.budget:g}",
-        f"{-(-certified * 1000 // 1) / 1000:g}",
-        f"{taken['learning_rate']:g}",
-        f"{taken['options']['max_grad_norm']:g}",
-        *(_spread([factor * line["scores"][name][0] for line in group]) for name, _, factor in metrics),
-        f"{noise:.2g}",
-        f"{statistics.median(line['seconds'] for line in group) / 60:.2g}",
-        f"{max(line['memory'] for line in group):.0f}",
-        str(len(group)),
-    )
 
 
 def _head(*cells: str) -> Iterator[str]:

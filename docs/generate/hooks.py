@@ -7,8 +7,9 @@ from tempfile import TemporaryDirectory
 
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
 
-from docs.generate import cli_page, gallery, mechanisms_page, params_page, pictures
+from docs.generate import cli_page, gallery, mechanisms_page, params_page, pictures, weights_table
 
 PAGES = {
     "reference/cli.md": cli_page.page,
@@ -32,3 +33,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     for name, text in gallery.pages():
         files.append(File.generated(config, f"gallery/{name}", content=text))
     return files
+
+
+def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Put kept figures into the page that names them."""
+    return weights_table.on_page(markdown)

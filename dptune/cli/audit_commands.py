@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -15,6 +15,7 @@ from dptune.core.digits import at_least, at_most
 from dptune.core.errors import ConfigError
 
 if TYPE_CHECKING:
+    from dptune.audit.games.layer_step import LayerModel
     from dptune.audit.games.scene import StepAudit
     from dptune.mechanisms.mechanism import Mechanism
     from dptune.mechanisms.planning import Schedule
@@ -53,6 +54,10 @@ def audit(
         bool,
         typer.Option("--whole-run", help="Play whole runs of --steps on made-up parameters, --trials in each world."),
     ] = False,
+    train: Annotated[
+        Literal["lora", "all"],
+        typer.Option(help="Weights that train in the attacked step: LoRA pairs, or all of a small model."),
+    ] = "lora",
     options: Options = None,
     as_json: AsJson = False,
 ) -> None:
@@ -77,8 +82,10 @@ def audit(
     torch.set_num_threads(1)  # vectors here are short
     show_progress()
     chosen = read_options(options)
+    if train != "lora" and (whole_run or mechanism == NAME):
+        raise ConfigError("--train", f"{train} is for single steps of a mechanism that trains", fix="leave it out")
     if ":" in mechanism or ("." in mechanism and mechanism not in summaries()):
-        _refuse_runs(steps, sample_rate, whole_run)
+        _refuse_runs(steps, sample_rate, whole_run, train)
         _audit_outside_step(mechanism, chosen, trials, confidence, false_alarms, delta, as_json)
         return
     if mechanism == NAME:
@@ -91,17 +98,11 @@ def audit(
     from dptune.cli import figures
     from dptune.core.plugins import naming_plugins
     from dptune.mechanisms.planning import Schedule, planned, price
-    from dptune.mechanisms.registry import build, lacks_noise, plugin_modules
     from dptune.privacy.entropy import OsEntropy
 
     check_mechanism(mechanism)
-    about, modules = f"mechanisms.{mechanism}", plugin_modules(mechanism, chosen)
-    with naming_plugins(about, modules):
-        noise = {"noise_multiplier": 1.0} if lacks_noise(mechanism, chosen) else {}
-        built = build(mechanism, noise | chosen)
-    if (correlated := built.noise.correlated) is not None and len(correlated.bands_to_try(0.01, 64)) > 1:
-        problem = "is open, so there is no noise of several rows to attack"
-        raise ConfigError("bands", problem, fix="use --set bands=8, or the number of your run")
+    built, own, modules = _built(mechanism, chosen, train)
+    about = f"mechanisms.{mechanism}"
     # Correlated noise: the sample can be drawn in every bands-th step only, so a run has bands times as many steps as
     # visits, and bands times the rate in its own group's steps.
     schedule = Schedule(sample_rate / built.bands, steps * built.bands, delta)
@@ -115,7 +116,8 @@ def audit(
         "entropy": OsEntropy(),
         "sample_rate": sample_rate,
     }
-    found = audit_rows(built, visits=steps, **common) if built.bands > 1 else audit_step(built, steps=steps, **common)
+    step = {"steps": steps, "own": own} | common
+    found = audit_rows(built, visits=steps, **common) if built.bands > 1 else audit_step(built, **step)
     with naming_plugins(about, modules):
         result = {
             "mechanism": mechanism,
@@ -126,6 +128,22 @@ def audit(
         releases = planned(built, schedule)
     once = _ONE_STEP if steps == 1 and sample_rate == 1 else ""
     _show_audit(result, found, releases, false_alarms, as_json, once)
+
+
+def _built(name: str, options: dict[str, Any], train: str) -> tuple[Mechanism, LayerModel | None, tuple[str, ...]]:
+    """The mechanism to attack, the model whose own weights train (None: none do), and the plug-ins with its code."""
+    from dptune.audit.games.layer_step import LayerModel
+    from dptune.core.plugins import naming_plugins
+    from dptune.mechanisms.registry import build, lacks_noise, plugin_modules
+
+    own, modules = LayerModel() if train == "all" else None, plugin_modules(name, options)
+    with naming_plugins(f"mechanisms.{name}", modules):
+        entry = ({"noise_multiplier": 1.0} if lacks_noise(name, options) else {}) | options
+        built = build(name, entry) if own is None else own.mechanism(name, entry)
+    if (correlated := built.noise.correlated) is not None and len(correlated.bands_to_try(0.01, 64)) > 1:
+        problem = "is open, so there is no noise of several rows to attack"
+        raise ConfigError("bands", problem, fix="use --set bands=8, or the number of your run")
+    return built, own, modules
 
 
 def _audit_policy_gradient(
@@ -154,9 +172,10 @@ def _audit_policy_gradient(
     _show_audit(result, found, chosen.planned(updates), false_alarms, as_json)
 
 
-def _refuse_runs(steps: int, sample_rate: float, whole_run: bool) -> None:
+def _refuse_runs(steps: int, sample_rate: float, whole_run: bool, train: str) -> None:
     """Raise ConfigError if a step of the user's own is to be audited as a run."""
-    given = (("--steps", steps, 1), ("--sample-rate", sample_rate, 1.0), ("--whole-run", whole_run, False))
+    runs = (("--steps", steps, 1), ("--sample-rate", sample_rate, 1.0), ("--whole-run", whole_run, False))
+    given = (*runs, ("--train", train, "lora"))
     for option, value, right in given:
         if value != right:
             problem = f"{value}: MODULE:FUNCTION is audited on one batch that surely holds the unit"

@@ -278,6 +278,7 @@ def _show_result(tuned: Tuned, prepared: PreparedRun, as_json: bool) -> None:
     from dptune.cli.tune_result import (
         about_bands,
         attack_of,
+        delivered,
         figures_of,
         gains,
         scores_of,
@@ -291,10 +292,10 @@ def _show_result(tuned: Tuned, prepared: PreparedRun, as_json: bool) -> None:
     said = figures_of(tuned)
     if as_json:
         begun = {"restarts": tuned.restarts} if prepared.mechanism.mechanism.bands > 1 else {}
-        show(of_ledger(tuned.ledger) | begun | said | {"adapter": str(adapter)}, as_json)
+        show(of_ledger(tuned.ledger) | begun | said | delivered(adapter), as_json)
         return
     classified, noted = scores_of(tuned, prepared)
-    show(with_glosses(of_ledger(tuned.ledger)) | (classified or said) | {"adapter": str(adapter)}, as_json)
+    show(with_glosses(of_ledger(tuned.ledger)) | (classified or said) | delivered(adapter), as_json)
     about = (*about_bands(tuned, prepared), *noted, *gains(tuned), *where_figures_stay(tuned))
     for sentence in (what_counts(tuned.ledger), *about):
         typer.echo(sentence)

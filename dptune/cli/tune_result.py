@@ -32,6 +32,13 @@ if TYPE_CHECKING:
 _PRINTED = 6
 
 
+def delivered(folder: Path) -> dict[str, str]:
+    """The row that names the folder of the trained weights: an adapter, or a model's own weights."""
+    from dptune.job.delivery.weights import LORA, form_within
+
+    return {"adapter" if form_within(folder) in (None, LORA) else "weights": str(folder)}
+
+
 def with_glosses(figures: Mapping[str, Any]) -> dict[str, Any]:
     """Figures of a ledger, with what the card says of each epsilon beside it."""
     from dptune.job.delivery.card import GLOSSES, NOT_MEASURED
@@ -266,7 +273,7 @@ def tune_by_search(
     tuned = search(prepared, asked, out, book, start)
     assert tuned.certificate is not None
     adapter = tuned.folder / "adapter"
-    show(of_certificate(tuned.certificate) | {"adapter": str(adapter)}, as_json)
+    show(of_certificate(tuned.certificate) | delivered(adapter), as_json)
     if not as_json:
         typer.echo(check_command(adapter))
         typer.echo(f"What these records have paid: dptune spent {shlex.quote(str(book.path))}")
@@ -309,7 +316,7 @@ def _tune_rehearsed(
         tuned = run_here(prepare(described, base, found.settings), out, book)
     told = of_ledger(tuned.ledger)
     told = (told if as_json else with_glosses(told)) | figures_of(tuned)
-    show(told | {"adapter": str(tuned.folder / "adapter")}, as_json)
+    show(told | delivered(tuned.folder / "adapter"), as_json)
     if not as_json:
         for sentence in (what_counts(tuned.ledger), *where_figures_stay(tuned)):
             typer.echo(sentence)

@@ -160,7 +160,8 @@ class JobSettings(ScheduleSettings, Lora):
         if self.add_bos_token:
             raise ConfigError("add_bos_token", "is for task generate: a classifier writes nothing", fix="leave it out")
         if self.load_in_4bit:
-            raise ConfigError("model.load_in_4bit", "does not go with task classify", fix="use dtype bfloat16")
+            fix = "use dtype bfloat16" if self.train == "lora" else "leave it out"
+            raise ConfigError("model.load_in_4bit", "does not go with task classify", fix=fix)
         if self.words is not None and not (isinstance(self.words, Mapping) and self.words):
             problem = f"{self.words!r} is not a mapping from labels to words"
             raise ConfigError(_WORDS, problem, fix='give one, such as {"0": " poor", "1": " great"}')

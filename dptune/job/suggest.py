@@ -29,6 +29,7 @@ from dptune.job.preparation import calibrated_schedule, tokens_of_side, units_of
 from dptune.job.run_spec import TuneSchedule, job_spec, max_length_of, training_plan
 from dptune.job.settings import TuneSettings
 from dptune.mechanisms.descriptions import describe_options
+from dptune.mechanisms.gradient_interfaces import Gradients
 from dptune.mechanisms.mechanism import Mechanism
 from dptune.mechanisms.planning import Calibrated, noise_options
 from dptune.mechanisms.registry import build, of_model
@@ -38,12 +39,12 @@ from dptune.records.reading.source import Fractions, RecordSource
 from dptune.training.data import Tokens
 from dptune.training.evaluation import perplexity
 from dptune.training.gradients.gradient_check import first_evaluation, rehearse
-from dptune.training.gradients.parameter_groups import lora_pairs
+from dptune.training.gradients.layer_gradients import layer_gradients
 from dptune.training.gradients.per_sample import per_sample_gradients
 from dptune.training.gradients.shared_pass import shared_copy
 from dptune.training.gradients.step_memory import micro_batches
 from dptune.training.loop import train
-from dptune.training.models.model import attach_lora
+from dptune.training.models.own_weights import groups_of, own_weights, start_training
 from dptune.training.privacy_units import PrivacyUnits
 from dptune.training.spec import header_of
 
@@ -121,9 +122,6 @@ def suggest(
     """
     if settings.task == "classify":
         raise ConfigError("task", "classify has no suggestions yet", fix="choose settings by public labelled records")
-    if settings.train != "lora" and public is not None:
-        problem = f"{settings.train} has no suggestions from public records yet"
-        raise ConfigError("train", problem, fix="leave public records out, or suggest for train lora")
     if public is None:
         if trials:
             raise ConfigError("public", "is missing, and trials train on public records", fix="give public records")
@@ -137,8 +135,8 @@ def suggest(
             reasons["max_length"] = f"{_LENGTH_SHARE:.0%} of the public records are no longer"
         settings, records = replace(settings, max_length=length), _cut(records, length)
     weights = base.load()
-    model = attach_lora(shared_copy(weights), base.lora, settings.seed)
-    rehearse(model, lora_pairs(model), checkpointing=settings.gradient_checkpointing)
+    model = start_training(shared_copy(weights), settings.trained, base.lora, settings.seed)
+    rehearse(model, groups_of(model), checkpointing=settings.gradient_checkpointing)
     norms = unit_norms(model, records, settings)
     found = tuple(float(value) for value in np.quantile(norms, [0.1, 0.5, 0.9]))
     if _takes_radius(settings) and "max_grad_norm" not in settings.options:
@@ -192,13 +190,14 @@ def length_for(tokens: Tokens, most: int) -> int:
 
 def unit_norms(model: Any, records: PublicRecords, settings: TuneSettings) -> NDArray[np.float64]:
     """(units,) l2 norm of the whole gradient of each of the first public units, as a run would clip it."""
-    pairs, device = lora_pairs(model), next(model.parameters()).device
+    groups, device = groups_of(model), next(model.parameters()).device
+    compute: Callable[..., Gradients] = per_sample_gradients if own_weights(model) is None else layer_gradients
     drawn = [one[: records.units.most] for one in islice(records.units.members, _MEASURED) if len(one)]
     norms = []
     for part in micro_batches(drawn, settings.physical_batch_size):
         ids, mask = records.tokens.batch(part.records, device, height=settings.physical_batch_size)
         owners, again = part.owners_of(len(ids), device), settings.gradient_checkpointing
-        found = per_sample_gradients(model, pairs, ids, mask, owners, part.units, checkpointing=again)
+        found = compute(model, groups, ids, mask, owners, part.units, checkpointing=again)
         norms.append(found.norms().square().sum(1).sqrt())
     return np.asarray(torch.cat(norms).cpu(), dtype=np.float64)
 

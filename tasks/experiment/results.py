@@ -30,7 +30,7 @@ from tasks.mlflow.tracking import LATER, NOTE, ChildRun, flow_tag, git_commit, o
 from tasks.paths import EVAL, PUBLIC_VALIDATION, TRAIN
 from tasks.report.claims import as_users_claim, guarantee
 
-_LOAD = """The adapter with its card and its ledger: `mlflow.pyfunc.load_model("runs:/{run}/{model}")`. Its `predict`
+_LOAD = """What trained, with its card and its ledger: `mlflow.pyfunc.load_model("runs:/{run}/{model}")`. Its `predict`
 takes texts, and gives the log-likelihood of each. `dptune verify` checks card, ledger and weights in the model's
 `artifacts/adapter`."""
 _MODEL = ".mlflow_model"  # a folder in the run's, as long as it is sent
@@ -113,7 +113,9 @@ def result_of(
         agent=isinstance(spec.mechanism.controller, LearnedControl),
         learning=learning_of(spec.mechanism, spec.plan.steps),
         task=cell.task.kind,
-        guarantee=guarantee(cell.telemetry, prices, bool(spec.header.inherited), together, spec.header.plugins),
+        guarantee=guarantee(
+            cell.telemetry, prices, bool(spec.header.inherited), together, spec.header.plugins, train=spec.header.train
+        ),
         set_aside=[jsonable({"epsilon_certified": one.epsilon}) | {"folder": one.folder} for one in aside],
         public_data=read_about(PUBLIC_VALIDATION)["label"],
         synthetic=bool(prepared.about["synthetic"]),

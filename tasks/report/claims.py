@@ -31,8 +31,11 @@ from tasks.experiment.cell_list import is_plain
 _DELTAS = (1e-10, 1e-8, 1e-6, 1e-4, 1e-2, 0.1, 0.4, 0.9)
 #: Marks of a claim's accountant: the central limit, which is no bound, and Renyi DP.
 BY_CLT, BY_RDP = "CLT", "RDP"
-#: What a cell's certified epsilon covers, by its telemetry.
-GUARANTEE = {telemetry: covered(telemetry, "the adapter") for telemetry in ("research", "private")}
+#: What a cell's certified epsilon covers, by its telemetry: of an adapter, and of a model's own weights.
+GUARANTEE, _OF_OWN_WEIGHTS = (
+    {telemetry: covered(telemetry, subject) for telemetry in ("research", "private")}
+    for subject in ("the adapter", "the trained weights")
+)
 Audit = Mapping[str, Any]
 _NOTHING = 1e-9  # an accountant's rounding of epsilon 0
 
@@ -245,6 +248,8 @@ def guarantee(
     inherited: bool = False,
     together: tuple[float, float] | None = None,
     plugins: tuple[str, ...] = (),
+    *,
+    train: str = "lora",
 ) -> str:
     """A few sentences on what a run's certified epsilon covers.
 
@@ -252,6 +257,7 @@ def guarantee(
         inherited: whether the run started from another run's hyper-policy.
         together: epsilon and delta of this run together with those of its cell that were set aside; None without any.
         plugins: the plug-ins that hold code of the mechanism.
+        train: what trained, as the header of the ledger names it.
     """
     if not has_guarantee(prices.certified):
         return f"No guarantee: {why_not(prices.leaks)}."
@@ -263,4 +269,4 @@ def guarantee(
             " Runs of this cell that were set aside released about the same records: with them, "
             f"epsilon is {at_most(together[0], 4)} and delta {at_most(together[1])} (basic composition)."
         )
-    return GUARANTEE[telemetry] + more
+    return (GUARANTEE if train == "lora" else _OF_OWN_WEIGHTS)[telemetry] + more

@@ -12,7 +12,7 @@ from dptune.core.metric import Metric
 from tasks.charts.seed_groups import CERTIFIED, PUBLISHED, SAME_EPSILON, Result, SeedGroup
 from tasks.metrics import shown_in
 from tasks.report.answer import Ranking
-from tasks.report.claims import GUARANTEE, refutable_epsilon, shown_epsilon
+from tasks.report.claims import own_conditions, refutable_epsilon, shown_epsilon
 from tasks.report.numbers import ruler_end
 
 Audit = dict[str, Any]
@@ -157,9 +157,7 @@ def _conditions(group: SeedGroup) -> list[str]:
     """Why there is no guarantee or, where there is one, what it says beyond the sentence that all runs share."""
     if group.first["leaks"]:
         return [f"No guarantee: {'; '.join(group.first['leaks'])}."]
-    said = dict.fromkeys(str(result["guarantee"]) for result in group.results)
-    texts = [text.removeprefix(GUARANTEE[str(group.first["telemetry"])]).strip() for text in said]
-    return list(filter(None, texts))
+    return list(filter(None, dict.fromkeys(map(own_conditions, group.results))))
 
 
 _CONSTANT = "eval_largest_class"

@@ -19,7 +19,8 @@ from benchmarks.real import __main__ as command
 from benchmarks.real import plan, work
 from benchmarks.real.data import Rows, Sst2
 from benchmarks.real.plan import Case, Run
-from benchmarks.real.report import numbers, report
+from benchmarks.real.report import numbers, report, weights_numbers
+from docs.generate import weights_table
 from dptune.core.errors import ConfigError
 from dptune.core.interrupts import ends_like_ctrl_c
 from dptune.privacy.ledger_file import read_ledger
@@ -179,14 +180,17 @@ def test_a_grid_names_the_best_setting_beside_the_defaults(bench: work.Bench) ->
 def test_each_choice_of_weights_takes_the_best_of_its_trials_on_other_sentences(
     bench: work.Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Runs have the rate and radius of the trial with the best dev score, and wait until all trials have run."""
-    monkeypatch.setattr(plan, "TRIED", {"bias": (0.02, 0.002)})
+    """Runs have the rate of the trial with the best dev score, and wait until all trials have run."""
+    monkeypatch.setattr(plan, "TRIED", {"bias": (0.02, 0.01, 0.002, 0.001)})
     settings = {"max_length": 24, "epochs": 2.0, "expected_batch_size": 8.0, "task": "classify", "labels": ("0", "1")}
     case = Case("weights", "weights", "Invented", "smollm2", labelled, settings, 16)
     stand_in = Case("weights-trials", "weights", "Invented others", "smollm2", labelled, settings, 16)
-    runs = [run for run in plan.by_weights(case, stand_in) if run.budget == 8.0]
-    trials, (first, *_) = runs[:4], runs[4:]
-    assert [run.case.name for run in runs] == ["weights-trials"] * 4 + ["weights"] * 3
+    runs = plan.by_weights(case, stand_in)
+    trials, finals = runs[:4], runs[4:]
+    assert [run.case.name for run in runs] == ["weights-trials"] * 4 + ["weights"] * 9
+    assert all(run.budget == 3.0 for run in trials)
+    assert all(run.trials == tuple(trials) for run in finals)  # shared by all budgets and seeds
+    first = next(run for run in finals if run.budget == 8.0)
     assert carry_out(bench, first)[0].startswith(
         "weights-eps8-static-seed0-train=bias: weights-eps8-static-seed0-train=bias: 4 of the 4 trials"
     )
@@ -195,7 +199,6 @@ def test_each_choice_of_weights_takes_the_best_of_its_trials_on_other_sentences(
     best = max(trials, key=lambda run: (found[run.name]["dev"]["accuracy"][1], -found[run.name]["dev"]["loss"][1]))
     line = found[first.name]
     assert line["settings"]["learning rate"] == best.changes["learning_rate"]
-    assert line["settings"]["max_grad_norm"] == best.changes["options"]["max_grad_norm"]
     assert line["settings"]["train"] == "bias"
     assert line["memory"] > 0
     # A trial that diverged is not chosen; where all did, the runs say so.
@@ -207,12 +210,20 @@ def test_each_choice_of_weights_takes_the_best_of_its_trials_on_other_sentences(
     with pytest.raises(ConfigError, match="all trials that choose its rate and radius diverged"):
         plan.chosen(first, diverged)
     lines = report(found, ["weights"], (case, stand_in))
-    assert "4 of 12 trials on the stand-in (Invented others), and 1 of 9 runs." in lines
-    row = next(line for line in lines if line.startswith("| bias |")).split(" | ")
-    assert row[4:6] == [f"{best.changes['learning_rate']:g}", f"{best.changes['options']['max_grad_norm']:g}"]
+    assert "1 of 9 runs, at rates that 4 of 4 trials chose (Invented others)." in lines
+    row = next(line for line in lines if line.startswith("| `bias` |")).split(" | ")
+    accuracy = 100 * line["scores"]["accuracy"][0]
+    assert row[2:6] == [f"{best.changes['learning_rate']:g}", "not run", "not run", f"{accuracy:.1f} (one run)"]
     missing = next(line for line in lines if line.startswith("Has not run: "))
     assert "bias at epsilon 8 (seed 1, 2)" in missing
     assert "bias at epsilon 1 (seed 0, 1, 2)" in missing
+    kept = weights_numbers(found, (case, stand_in))
+    (one,) = kept["runs"]
+    batch, weights = line["settings"]["expected batch"], line["base"]["trained"]
+    assert one["noise"] == pytest.approx(line["noise_multiplier"] * one["radius"] / batch, rel=0.01)
+    assert one["noise_length"] == pytest.approx(one["noise"] / one["radius"] * weights**0.5, rel=0.01)
+    assert [trial["rate"] for trial in kept["trials"]] == [trial.changes["learning_rate"] for trial in trials]
+    assert weights_table.on_page("no marker") == "no marker"
 
 
 def test_the_stand_in_shares_no_sentence_with_the_private_runs(tmp_path: Path) -> None:
@@ -223,7 +234,7 @@ def test_the_stand_in_shares_no_sentence_with_the_private_runs(tmp_path: Path) -
         (place / f"stsa.binary.{part}").write_text(rows)
     case, stand_in = (one for one in plan.CASES if one.part == "weights")
     private, public = ({row["text"] for row in one.read(tmp_path).train} for one in (case, stand_in))
-    assert len(private) == len(public) == 2000
+    assert len(private) == len(public) == 1000
     assert not private & public
 
 

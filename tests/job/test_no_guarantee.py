@@ -25,11 +25,12 @@ from dptune.job.delivery.finished_adapter import open_adapter
 from dptune.job.delivery.synthetic_card import synthetic_card
 from dptune.job.delivery.verification import CARD, CONFIG, RECORDS, WEIGHTS, CardError, check_deliverable
 from dptune.job.result import RunResult
+from dptune.privacy.accountants import Epsilons
 from dptune.privacy.ledger import Ledger
 from dptune.privacy.ledger_file import read_ledger
 from dptune.privacy.release import Release
 from dptune.privacy.run_header import RunHeader
-from tasks.report.claims import GUARANTEE, guarantee, shared_guarantees
+from tasks.report.claims import GUARANTEE, guarantee, own_conditions, shared_guarantees
 
 PRIVATE = Release(0.1, 4.0)
 #: Runs by what is wrong with them: releases, leaks of the run, and the reason that is told; none of a sound one.
@@ -179,6 +180,24 @@ def test_a_page_speaks_of_the_guarantee_of_cells_that_have_one() -> None:
     assert shared_guarantees([none]) == ["No guarantee: no cell has a certified epsilon."]
     mixed = shared_guarantees([none, sound | {"epsilon_certified": 2.0}])
     assert mixed == [GUARANTEE["private"], GUARANTEE["research"]], "the curves of both are on the page"
+
+
+def test_a_guarantee_covers_weights_where_no_adapter_trained() -> None:
+    prices = Epsilons(2.0, 2.0, 2.0)
+    cells = [
+        {
+            "telemetry": "research",
+            "epsilon_certified": 2.0,
+            "guarantee": guarantee("research", prices, True, train=train),
+        }
+        for train in ("lora", "bias")
+    ]
+    assert [one["guarantee"].split(",")[0] for one in cells] == [
+        "The guarantee covers the adapter",
+        "The guarantee covers the trained weights",
+    ]
+    assert len(shared_guarantees(cells)) == 2
+    assert {own_conditions(one) for one in cells} == {"It includes what the run of its hyper-policy spent."}
 
 
 @pytest.mark.parametrize("opened", [False, True])

@@ -21,6 +21,7 @@ from typer.testing import CliRunner
 
 import dptune
 from dptune.cli import app
+from dptune.cli.tune_result import delivered
 from dptune.core.errors import ConfigError, DptuneError
 from dptune.core.settings import TrainedWeights
 from dptune.job.delivery.verification import check_deliverable
@@ -284,3 +285,9 @@ def test_a_rehearsed_search_takes_own_weights(tmp_path: Path) -> None:
     space = {"space": {"learning_rate": [1e-4, 1e-3]}, "score": {"on": "rehearsal"}}
     found = written(tmp_path / "run", train="bias", search=space, candidates=2, public=rows(60), epochs=1)
     assert found.ledger.header.train == "bias"
+
+
+def test_the_row_of_the_folder_says_what_is_in_it(tmp_path: Path) -> None:
+    for kind in ("bias", "lora"):
+        folder = classified(tmp_path / kind, train=kind, epochs=1).folder / "adapter"
+        assert delivered(folder) == {"weights" if kind == "bias" else "adapter": str(folder)}

@@ -28,13 +28,19 @@ from dptune.job.suggest import FACTORS, length_for, read_public, suggest, unit_n
 from dptune.records.reading.source import RecordSource
 from dptune.training.data import Tokens
 from dptune.training.losses import model_losses
-from dptune.training.models.model import attach_lora
+from dptune.training.models.own_weights import start_training
 
 UNITS = 400
 
 
 def asked(**changes: Any) -> TuneSettings:
     return TuneSettings(epsilon=4.0, device="cpu", **QUICK | changes)
+
+
+def asked_of(train: str) -> TuneSettings:
+    """Settings without those of adapters."""
+    own = {name: value for name, value in QUICK.items() if name not in ("rank", "alpha", "target_modules")}
+    return TuneSettings(epsilon=4.0, device="cpu", train=train, **own)
 
 
 @pytest.fixture
@@ -52,13 +58,14 @@ def test_the_length_holds_nearly_all_public_records_and_their_padding(lengths: l
         assert max(lengths) >= length - 8
 
 
+@pytest.mark.parametrize("train", ["lora", "all"])
 @pytest.mark.parametrize("unit", [None, "customer_id"])
-def test_norms_are_those_of_a_loop_over_units(public: RecordSource, unit: str | None) -> None:
-    settings = asked()
+def test_norms_are_those_of_a_loop_over_units(public: RecordSource, unit: str | None, train: str) -> None:
+    settings = asked() if train == "lora" else asked_of(train)
     base = open_base(checkpoint(), settings)
     source = RecordSource(public.data, unit=unit)
     records = read_public(source, base, settings)
-    model = attach_lora(base.load(), base.lora, 0)
+    model = start_training(base.load(), settings.trained, base.lora, 0)
     weights = [weight for weight in model.parameters() if weight.requires_grad]
     found = unit_norms(model, records, settings)
     members = [one[: records.units.most] for one in records.units.members]
@@ -106,6 +113,14 @@ def test_a_trial_meets_the_noise_batch_and_steps_of_the_private_run(
         assert spec.plan.gradient_checkpointing, "or trials of a model that fits with it alone would run out of memory"
         assert spec.header.data == "public records"
     assert len({id(spec.mechanism) for spec in specs}) == len(specs)
+
+
+def test_trials_of_own_weights_train_them(public: RecordSource) -> None:
+    wanted = asked_of("bias")
+    found = suggest(open_base(checkpoint(), wanted), wanted, UNITS, public, trials=True)
+    assert list(found.trials) == [3e-3 * factor for factor in FACTORS]
+    assert len(set(found.trials.values())) == len(FACTORS)
+    assert found.schedule.options["max_grad_norm"] == pytest.approx(found.norms[0], rel=0.05)
 
 
 def test_a_diverged_trial_is_not_chosen(public: RecordSource, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -159,7 +159,9 @@ def test_a_layer_that_runs_twice_has_the_norm_of_the_sum_of_its_runs() -> None:
     check(found, looped(model, groups, ids, mask, units), 1e-5)
 
 
-@pytest.mark.parametrize("at_a_time", [1, 75, 1 << 22], ids=["one_unit", "some_and_a_rest", "all_units"])
+@pytest.mark.parametrize(
+    "at_a_time", [1, 75, 100, 1 << 22], ids=["one_unit", "some_and_a_rest", "two_of_two_rows_and_a_rest", "all_units"]
+)
 @pytest.mark.parametrize("by", ["grams", "gradients"])
 @pytest.mark.parametrize("uses", ["dense", "lookup", "tied", "dense dense", "lookup lookup dense"])
 def test_both_ways_to_a_norm_are_the_norm(uses: str, by: str, at_a_time: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -179,7 +181,8 @@ def test_both_ways_to_a_norm_are_the_norm(uses: str, by: str, at_a_time: int, mo
     for one in products:
         left = one.left if not one.looks_up else nn.functional.one_hot(one.left, length).double()
         whole += torch.einsum("rtl,rtw->rlw", left, one.right)
-    for owners, units in ((None, rows), (torch.tensor(OWNERS), UNITS)):
+    # Of the last owners, no row only fills, and each number of rows a unit can have is the last unit's of some piece.
+    for owners, units in ((None, rows), (torch.tensor(OWNERS), UNITS), (torch.tensor([0, 1, 0, 1, 2, 2, 3]), 4)):
         of_units = whole if owners is None else torch.stack([whole[owners == unit].sum(0) for unit in range(units)])
         found = square_norms(products, (length, width), Units.of(owners, units, rows))
         assert found[:units] == pytest.approx(of_units.square().sum((1, 2)), rel=1e-12)
@@ -238,6 +241,39 @@ def test_two_passes_give_what_one_does_bit_for_bit(kind: str, monkeypatch: pytes
     for one in found:
         with pytest.raises(RuntimeError, match="the sum was made already"):
             one.weighted_sum(factors)
+
+
+class Unsteady(torch.autograd.Function):
+    """Passes on, and gives every second backward pass a gradient that is one part in ten million longer."""
+
+    passes = 0
+
+    @staticmethod
+    def forward(ctx: Any, states: torch.Tensor) -> torch.Tensor:
+        return states.view_as(states)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        Unsteady.passes += 1
+        gradient = gradient.clone()
+        gradient[0] *= 1 + 2e-7 * (Unsteady.passes % 2)
+        return gradient
+
+
+@pytest.mark.parametrize("kept", [math.inf, 0], ids=["one_pass", "two_passes"])
+def test_a_second_pass_that_gives_other_gradients_than_the_first_is_refused(
+    kept: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Kernels that add up in any order do that: a norm of one pass would not bound what the other adds up."""
+    monkeypatch.setattr(engine, "_KEPT", kept)
+    model = trained(llama())
+    model.model.layers[0].register_forward_hook(lambda _, __, out: Unsteady.apply(out))
+    found = layer_gradients(model, layer_groups(model), *batch(model), None, 5)
+    ones = torch.ones_like(found.norms())
+    said = r"^train: needs two passes over each batch here, and the second gave other gradients"
+    with nullcontext() if kept else pytest.raises(ConfigError, match=said):
+        found.weighted_sum(ones)
+    assert not torch.are_deterministic_algorithms_enabled()
 
 
 @pytest.mark.parametrize("kind", ["linear without bias, RMSNorm, untied", "a decoder's head"])

@@ -14,10 +14,11 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
-from tiny_models import adapted, close, each_record, make_header, make_plan, records, release_lines, weights
+from tiny_models import adapted, close, each_record, gpt2, make_header, make_plan, records, release_lines, weights
 from tiny_ranks import results, together
 
 from dptune.core.errors import ConfigError
+from dptune.core.settings import TrainedWeights
 from dptune.mechanisms.mechanism import Mechanism
 from dptune.mechanisms.registry import build
 from dptune.privacy.entropy import Entropy, FixedSeed, OsEntropy
@@ -25,8 +26,8 @@ from dptune.privacy.ledger_file import read_ledger
 from dptune.training import ranks as ranks_module
 from dptune.training import run as running
 from dptune.training.crafted_canaries import CraftedCanaries
-from dptune.training.gradients.parameter_groups import lora_pairs
 from dptune.training.loop import follow, train
+from dptune.training.models.own_weights import groups_of, train_own
 from dptune.training.privacy_units import PrivacyUnits
 from dptune.training.ranks import Ranks, join_ranks, own_device
 from dptune.training.spec import RunSpec, TrainingPlan
@@ -53,6 +54,7 @@ class Case:
     dies: tuple[int, int] | None = None
     record_seed: int = 0
     first_key: int = 0
+    train: str = "lora"
 
     @property
     def entropy(self) -> Entropy:
@@ -68,7 +70,10 @@ class Case:
 
     def mechanism(self, model: Any) -> Mechanism:
         noise = {} if self.name == "nonprivate" else {"noise_multiplier": NOISE}
-        return build(self.name, {**noise, "pairs": len(lora_pairs(model)), **self.options})
+        return build(self.name, {**noise, "pairs": len(groups_of(model)), **self.options})
+
+    def model(self) -> Any:
+        return adapted() if self.train == "lora" else train_own(gpt2(), TrainedWeights(train=self.train), 0)
 
 
 class Watched(Ranks):
@@ -124,12 +129,12 @@ def spied(case: Case, ranks: Ranks) -> dict[str, Any]:
 
 
 def run(case: Case, ranks: Ranks, reports: list[Any]) -> dict[str, Any]:
-    model, tokens, units = adapted(), records(seed=case.record_seed), case.units()
+    model, tokens, units = case.model(), records(seed=case.record_seed), case.units()
     mechanism, canaries = case.mechanism(model), None
     entropy = Noting(case, case.dies[1] if case.dies and case.dies[0] == ranks.rank else None)
     header = make_header(
         case.entropy, units, mechanism=mechanism.name, published_accountant=mechanism.published_accountant,
-        epsilon=case.epsilon,
+        epsilon=case.epsilon, train=case.train,
     )  # fmt: skip
     spec = RunSpec(model, tokens, units, mechanism, case.plan, header, public=records(4, seed=9))
     if ranks.rank:
@@ -175,6 +180,16 @@ def test_two_processes_make_the_run_that_one_makes(tmp_path: Path, name: str) ->
     assert_same_run(one, leader, tmp_path)
     assert [len(leader["batches"][0]), len(follower["batches"][0])] == [4, 4]
     assert follower["reports"] == follower["gradients"] == []
+
+
+@pytest.mark.parametrize(("train", "name"), [("all", "static"), ("bias", "quantile")])
+def test_own_weights_train_in_two_processes_as_in_one(tmp_path: Path, train: str, name: str) -> None:
+    plan = make_plan(sample_rate=1.0, steps=3)
+    one, (leader, follower) = one_and_two(tmp_path, Case(tmp_path, name, plan=plan, seed=3, train=train))
+    assert_same_run(one, leader, tmp_path)
+    moved = [(later - first).abs().min() for first, later in zip(one["starts"], one["starts"][1:], strict=False)]
+    assert all(float(least) > 0 for least in moved)  # every weight got noise in each step
+    assert all(map(torch.equal, leader["starts"], follower["starts"]))
 
 
 def test_units_of_a_banded_run_come_in_their_own_rows_on_every_rank(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from dptune.audit.epsilon_bounds import Cuts, best_cuts, errors
 from dptune.audit.games.contract import check_knobs, check_parts, check_released, check_statistics
+from dptune.audit.games.layer_step import LayerModel
 from dptune.audit.games.scene import Fit, StepAudit, StepScene
 from dptune.core.errors import ConfigError
 from dptune.core.plugins import naming_plugins
@@ -86,6 +87,7 @@ def audit_step(
     steps: int = 1,
     sample_rate: float = 1.0,
     scenes: Sequence[StepScene] = SCENES,
+    own: LayerModel | None = None,
 ) -> StepAudit:
     """Bound mu and epsilon of ``steps`` composed private steps from below.
 
@@ -99,6 +101,8 @@ def audit_step(
         mechanism: a mechanism that is not yet started; it is copied, never changed.
         trials: runs of the steps in each world, a fifth of them to choose the attack; scenes are chosen before.
         entropy: source of noise and coins.
+        own: a model whose own weights train, with scenes of its own in place of ``scenes``; None takes gradients that
+            the attacker made.
 
     Raises: ConfigError for too few trials, a confidence, sample rate or delta out of range, or correlated noise; and
         for a step that releases anything but finite vectors, or a plug-in that raises: nothing would be shown of it.
@@ -107,12 +111,13 @@ def audit_step(
     if mechanism.bands > 1:
         problem = f"{mechanism.name} has {mechanism.bands}, and a single step of it reveals next to nothing"
         raise ConfigError("bands", problem, fix="use audit_rows")
+    scenes = scenes if own is None else own.scenes
     pilot = int(trials * _PILOT_SHARE)
     counted = trials - pilot
     total = 1 + 2 * (len(scenes) * _SCENE_TRIALS + pilot + counted * steps)  # 1: the step that opens the stage
     about = f"mechanisms.{mechanism.name}"
     with naming_plugins(about, mechanism.modules), Meter(f"audit {mechanism.name}", total=total, unit="steps") as meter:
-        stage = _Stage.of(mechanism, steps, sample_rate, delta, entropy, meter)
+        stage = _Stage.of(mechanism, steps, sample_rate, delta, entropy, meter, own)
         looks = [_attack(stage, scene, _SCENE_TRIALS, counted, confidence) for scene in scenes]
         scene = max(looks, key=lambda attack: attack.cuts.promise).scene
         best = _attack(stage, scene, pilot, counted, confidence)
@@ -151,15 +156,23 @@ class _Stage:
     entropy: Entropy
     meter: Meter
     slots: dict[bool, PrivacyUnits]
+    own: LayerModel | None
     batches: dict[tuple[StepScene, bool], list[Gradients]] = field(default_factory=dict)
 
     @classmethod
     def of(
-        cls, mechanism: Mechanism, steps: int, sample_rate: float, delta: float, entropy: Entropy, meter: Meter
+        cls,
+        mechanism: Mechanism,
+        steps: int,
+        sample_rate: float,
+        delta: float,
+        entropy: Entropy,
+        meter: Meter,
+        own: LayerModel | None = None,
     ) -> _Stage:
         started = copy.deepcopy(mechanism)
         check_knobs(started, started.knobs())
-        sizes = (PAIR_SIZE,) * mechanism.pairs
+        sizes = (PAIR_SIZE,) * mechanism.pairs if own is None else tuple(group.size for group in own.groups)
         started.start(RunFacts(sizes, torch.device("cpu"), 1.0, sample_rate, steps + 1, None, delta))
         direction = [torch.ones(size, dtype=torch.float64) for size in sizes]
         lengths = torch.stack([part.norm() for part in direction])
@@ -170,9 +183,10 @@ class _Stage:
         check_knobs(started, started.knobs())
         noise_multiplier = started.knobs().noise_multiplier
         stage = cls(
-            started, noise_multiplier, direction, lengths, zeros, steps, sample_rate, delta, entropy, meter, slots
+            started, noise_multiplier, direction, lengths, zeros, steps, sample_rate, delta, entropy, meter, slots, own
         )
-        batches = [stage.batch(scene, world) for scene in SCENES for world in (True, False)]
+        scenes = SCENES if own is None else own.scenes
+        batches = [stage.batch(scene, world) for scene in scenes for world in (True, False)]
         for batch in batches:
             probed = copy.deepcopy(started)  # its noise may remember what it drew
             check_parts(probed, stage.knobs(probed), batch, zeros, OsEntropy())
@@ -231,6 +245,8 @@ class _Stage:
         return made
 
     def _made(self, scene: StepScene, with_sample: bool) -> list[Gradients]:
+        if self.own is not None:
+            return self.own.batches(scene, with_sample)
         rows = [(multiple, 1.0) for multiple in scene.others]
         sample = [(scene.sample, scene.loss)] if with_sample else []
         parts = [rows, sample] if scene.apart else [rows + sample]

@@ -2,8 +2,8 @@
 
 A backward pass computes norms, and no gradient of a weight. Then each layer adds up its weights' gradients, each row
 times the factor that the clipper gave its unit: from the inputs and output gradients of the first pass where these may
-be kept, else from a second pass over the same activations. So no unit's gradient is ever held whole. Norms and sums
-are made of the same inputs and gradients, so that a norm belongs to what is added up.
+be kept, else from a second pass over the same activations. So no unit's gradient is ever held whole. A norm belongs to
+what is added up: both are made of the same inputs and gradients, and a second pass that gave others is refused.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class LayerGradients:
                 self._runs.append(run)
 
         layers.backward(of_rows, take, again=self._runs is None)
-        norms = torch.stack(squares.found(), dim=1).sqrt()
+        norms, self._seen = torch.stack(squares.found(), dim=1).sqrt(), torch.stack(squares.seen)
         broken = ~torch.isfinite(norms).all(dim=1)
         self._broken = broken if bool(broken.any()) else None  # an accelerator waits here, once a micro-batch
         self._norms = norms[:units].masked_fill(broken[:units, None], 0.0)
@@ -127,15 +127,22 @@ class LayerGradients:
         Args:
             factors: (units, groups), finite.
             keep: keep what it is made of, for another sum.
+
+        Raises: ConfigError where a second pass was another one than the first, as kernels may be that add up in any
+            order: its gradients' sizes by layer and row are then not those of the first, to the last digit of float64.
         """
         whole = factors.new_zeros(self._units.count, factors.shape[1])
         whole[: self._count] = within_float32(factors, self._norms, self._sizes)
         if self._broken is not None:
             whole[self._broken] = 0.0
-        sums = _Sums(self._layers, self._units, whole, self._broken)
+        sums = _Sums(self._layers, self._units, whole, self._broken, noting=self._graph is not None)
         if self._graph is not None:
             self._layers.backward(self._graph, sums.take, again=keep)
             self._graph = self._graph if keep else None
+            if not torch.equal(self._seen.nan_to_num(), torch.stack(sums.seen).nan_to_num()):
+                problem = "needs two passes over each batch here, and the second gave other gradients than the first"
+                fix = "lower training.physical_batch_size (in tune: rows) until one pass does, or train on a CPU"
+                raise ConfigError(FIELD, problem, fix=fix)
         elif self._runs:
             left = self._runs if not keep else list(self._runs)
             while left:
@@ -237,7 +244,7 @@ class _Layers:
                 raise self.refusal(number, "took no part in the forward pass")
         self._take = take
         try:
-            with self.tapped() if self.checkpointing else nullcontext():
+            with self.tapped() if self.checkpointing else nullcontext(), _same_kernels(enabled=not self.may_keep):
                 torch.autograd.grad(losses.sum(), self.lowest, retain_graph=again)
         finally:
             self._take = None
@@ -295,6 +302,17 @@ class _Layers:
         raise self.refusal(number, f"saw a tensor of shape {shape} for {batch}, so no record's part of it is known")
 
 
+@contextmanager
+def _same_kernels(*, enabled: bool) -> Iterator[None]:
+    """Context in which torch takes kernels that give the same numbers in each pass, where it has them."""
+    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    torch.use_deterministic_algorithms(before[0] or enabled, warn_only=before[1] or not before[0])
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before[0], warn_only=before[1])
+
+
 class _Norms:
     """Takes a first pass: squared norms of each group, made when all of its layers' runs are there."""
 
@@ -303,7 +321,8 @@ class _Norms:
         self._left = list(layers.runs)
         self._parts: list[dict[int, list[Products | torch.Tensor]]] = [{} for _ in layers.groups]
         self._squares: list[torch.Tensor | None] = [None] * len(layers.groups)
-        #: (units, groups) sizes of what the gradients are added up of.
+        #: Sizes by row of what the gradients are added up of, part by part, and (units, groups) their sums.
+        self.seen: list[torch.Tensor] = []
         self.sizes = torch.zeros(units.count, len(layers.groups), dtype=torch.float64)
 
     def take(self, run: LayerRun) -> None:
@@ -313,7 +332,8 @@ class _Norms:
         for name, part in gradient_parts(run.layer, run.inputs, run.gradient, self._layers.dtype).items():
             parts.setdefault(id(weights[name]), []).append(part)
             self.sizes = self.sizes.to(run.gradient.device)
-            self.sizes[:, number] += self._units.sums(sizes_of(part))
+            self.seen.append(sizes_of(part))
+            self.sizes[:, number] += self._units.sums(self.seen[-1])
         self._left[number] -= 1
         if not self._left[number]:
             of_group = self._layers.groups[number].parameters
@@ -342,16 +362,21 @@ class _Norms:
 class _Sums:
     """Takes a second pass: sums over rows of factor times gradient, one flat vector for each group."""
 
-    def __init__(self, layers: _Layers, units: Units, factors: torch.Tensor, broken: torch.Tensor | None) -> None:
+    def __init__(
+        self, layers: _Layers, units: Units, factors: torch.Tensor, broken: torch.Tensor | None, *, noting: bool
+    ) -> None:
         """Start from zeros.
 
         Args:
             factors: (units, groups), those of rows that fill included.
             broken: (units,) units whose gradients are not finite; None if all are.
+            noting: note sizes as a first pass does.
         """
         of_row = slice(None) if units.owners is None else units.owners
         self._layers, self._factors = layers, factors[of_row].to(layers.dtype)
         self._dead = None if broken is None else broken[of_row]
+        self.seen: list[torch.Tensor] = []
+        self._noting = noting
         self.totals = [
             torch.zeros(group.size, dtype=layers.dtype, device=group.parameters[0].device) for group in layers.groups
         ]
@@ -360,6 +385,8 @@ class _Sums:
         """Add one run's part."""
         weights, factors, places = trained_weights(run.layer), self._factors[:, run.group], self._places(run.group)
         for name, part in gradient_parts(run.layer, run.inputs, run.gradient, self._layers.dtype).items():
+            if self._noting:
+                self.seen.append(sizes_of(part))
             into = places[id(weights[name])]
             if isinstance(part, Products):
                 part.add_weighted_to(into.view(weights[name].shape), factors, self._dead)
