@@ -77,14 +77,21 @@ def attacked(audits: Sequence[Audit]) -> str:
         held = [value for audit, value in shown if audit in proofs]
         others = [value for audit, value in shown if audit not in proofs]
         places = (held, "where a proof holds"), (others, "where nothing is proved")
-        parts = [f"ε ≥ {at_least(max(values))} {where}" for values, where in places if values]
+        parts = [
+            f"ε ≥ {at_least(max(values))} {where}{_best_of(values, 'largest')}" for values, where in places if values
+        ]
         said.append(f"They show {' and '.join(parts)}.")
     steps = [step for audit in proofs if (step := audit.get("step")) and math.isfinite(float(step["mu_certified"]))]
     if steps:
         best = max(steps, key=lambda step: float(step["mu_audited"]) / float(step["mu_certified"]))
         found = f"μ ≥ {at_least(best['mu_audited'])} of {at_most(best['mu_certified'])} proved"
-        said.append(f"On one step they show {found}.")
+        said.append(f"On one step they show {found}{_best_of(steps, 'closest')}.")
     games = [audit["whole_run"] for audit in audits if "whole_run" in audit]
     if claims := dict.fromkeys(f"`{one['mechanism']}`" for one in games if one["claim_refuted"]):
         said.append(f"Games on twins of their runs refute what the papers claim of {', '.join(claims)}.")
     return " ".join(said)
+
+
+def _best_of(several: Sequence[Any], what: str) -> str:
+    """Of how many bounds one was picked: the largest of several exceeds the truth oftener than each by itself."""
+    return f" (the {what} of {len(several)})" if len(several) > 1 else ""
