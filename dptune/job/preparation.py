@@ -24,6 +24,7 @@ from dptune.job.run_spec import (
     max_length_of,
     mechanism_of,
     schedule_of,
+    signal_of,
     training_plan,
 )
 from dptune.job.settings import TuneSettings, check_labels
@@ -333,22 +334,6 @@ def calibrate_mechanism(settings: TuneSettings, base: Base, schedule: TuneSchedu
     """The mechanism with the least noise that keeps the schedule within ``settings.epsilon``. Raises: ConfigError."""
     options = of_model(settings.mechanism, schedule.options, base.pairs, base.dimension)
     return mechanism_of(settings, options, schedule.priced)
-
-
-def signal_of(schedule: TuneSchedule, noise_multiplier: float) -> float:
-    """How far all units together could push one weight in all steps, in standard deviations of the noise there. Public.
-
-    Each of ``steps`` batches is a sum of ``expected_batch_size`` units of at most the clip radius each, with noise of
-    ``noise_multiplier`` times that radius in each weight. With the default batch it is proportional to the number of
-    units, and nearly to epsilon.
-
-    Example:
-        >>> from dptune.core.settings import UpdateRule
-        >>> schedule = TuneSchedule(1e-5, 64.0, 16, 0.16, 100, 0.03, 10, 2, 64, {}, UpdateRule(), {})
-        >>> signal_of(schedule, noise_multiplier=6.25)
-        102.4
-    """
-    return math.sqrt(schedule.steps) * schedule.expected_batch_size / noise_multiplier
 
 
 def _signal(schedule: TuneSchedule, calibrated: Calibrated) -> float:

@@ -243,6 +243,21 @@ def _of_own(settings: TuneSettings, parameters: int) -> str:
     return tried or _GUESSED.format(settings.train)
 
 
+def signal_of(schedule: TuneSchedule, noise_multiplier: float) -> float:
+    """How far all units together could push one weight in all steps, in standard deviations of the noise there. Public.
+
+    Each of ``steps`` batches is a sum of ``expected_batch_size`` units of at most the clip radius each, with noise of
+    ``noise_multiplier`` times that radius in each weight. With the default batch it is proportional to the number of
+    units, and nearly to epsilon.
+
+    Example:
+        >>> schedule = TuneSchedule(1e-5, 64.0, 16, 0.16, 100, 0.03, 10, 2, 64, {}, UpdateRule(), {})
+        >>> signal_of(schedule, noise_multiplier=6.25)
+        102.4
+    """
+    return math.sqrt(schedule.steps) * schedule.expected_batch_size / noise_multiplier
+
+
 def drowned(train: str, signal: float, weights: int, units: int) -> str | None:
     """A warning, from public facts, that the noise of all trained weights together is more than units can move them.
 
@@ -250,7 +265,7 @@ def drowned(train: str, signal: float, weights: int, units: int) -> str | None:
 
     Args:
         train: what trains.
-        signal: how far all units together could push one weight in all steps (``preparation.signal_of``).
+        signal: how far all units together could push one weight in all steps (``signal_of``).
         weights: number of weights that train.
         units: number of units that train.
 

@@ -33,7 +33,8 @@ from dptune.records.diabetes.narratives import public_texts
 from dptune.records.parquet_file import Records, decode_content, encode_content, read_records
 from dptune.records.reading.record import Record
 from dptune.training.evaluation import label_probabilities
-from dptune.training.models.model import attach_lora, load_base
+from dptune.training.models.model import load_base
+from dptune.training.models.own_weights import groups_of, start_training
 from dptune.training.tokens.encoding import labelled_tokens, stored_tokens
 from tasks.audit.mechanism_attacks import crafted_attack, one_run_figures, sampling_audit, step_attack
 from tasks.audit.registry import comparisons, parts, violations
@@ -45,7 +46,7 @@ from tasks.paths import AUDITS, EVAL, PUBLIC_VALIDATION, SPLITS, TRAIN, planted_
 from tasks.settings.experiment import Audit
 
 #: Version of these results, part of their names. Raise it when a change moves their figures: tests/golden says when.
-VERSION = 4
+VERSION = 5
 _log = logging.getLogger(__name__)
 _Strings = TypeVar("_Strings", tuple[str, str], tuple[str, str, str])
 _NO_SECRET = "0" * SECRET_LENGTH
@@ -167,9 +168,10 @@ def _coin_attacks(target: Target) -> dict[str, Any]:
     included = np.array([bool(one.included) for one in canaries])
     passages = [target.passage(one.carrier, one.secret, one.kind) for one in canaries]
     scores, public = _text_scores(target, passages)
-    aligned = _can_align(target, len(canaries))
+    start = _start(target)
+    aligned = _can_align(start, len(canaries))
     if aligned:
-        scores["alignment"] = _alignment(target, canaries)
+        scores["alignment"] = _alignment(target, start, canaries)
     if settings.shadows:
         scores |= shadow_scores(target, canaries, passages, scores["calibrated"], public)
     # The bound holds for a score that was chosen without the coins: settings and sizes choose it here.
@@ -207,26 +209,27 @@ def _text_scores(
     return {**plain, **token_scores(*told), **own_scores(adapted, public)}, public
 
 
-def _can_align(target: Target, canaries: int) -> bool:
-    """Whether adapters trained, and the gradients of all canaries fit in memory. Logs a warning if not."""
-    if target.cell.training.train != "lora":
-        _log.warning("no alignment score: it is about adapters, and the model's own weights trained")
-        return False
-    trained = sum(weight.numel() for name, weight in target.adapted.named_parameters() if "lora_" in name)
+def _can_align(start: Any, canaries: int) -> bool:
+    """Whether the gradients of all canaries fit in memory. Logs a warning if not."""
+    trained = sum(group.size for group in groups_of(start))
     if trained * (canaries + _PUBLIC_TEXTS) <= _MOST_NUMBERS:
         return True
     _log.warning("no alignment score: %d gradients of %d numbers are too many to keep", canaries, trained)
     return False
 
 
-def _alignment(target: Target, canaries: list[Canary]) -> NDArray[np.float64]:
-    """(canaries,) how far the adapter moved along each one's gradient."""
+def _start(target: Target) -> Any:
+    """The model as the cell started to train it."""
+    base = load_base(target.cell.model.weights, next(target.public.parameters()).device)
+    return start_training(base, target.cell.training.trained, target.cell.lora, target.cell.seed).eval()
+
+
+def _alignment(target: Target, start: Any, canaries: list[Canary]) -> NDArray[np.float64]:
+    """(canaries,) how far the trained weights moved along each one's gradient."""
     cell, limit = target.cell, target.cell.training.max_length
     texts = [encode_content(content_with(one.carrier, one.secret, target.form, one.kind)) for one in canaries]
     tokens = stored_tokens(texts, target.tokenizer, form=target.form, file="canaries", max_length=limit)
     public = corpus_of(cell, PUBLIC_VALIDATION, target.tokenizer).tokens
-    base = load_base(cell.model.weights, next(target.public.parameters()).device)
-    start = attach_lora(base, cell.lora, cell.seed).eval()
     return alignment_scores(start, target.adapted, tokens, first(public, _PUBLIC_TEXTS), rows=target.rows)
 
 

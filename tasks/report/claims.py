@@ -222,24 +222,41 @@ def attacked(audits: Sequence[Audit]) -> str:
         held = [value for audit, value in shown if audit in proofs]
         others = [value for audit, value in shown if audit not in proofs]
         places = (held, "where a proof holds"), (others, "where nothing is proved")
-        parts = [f"ε ≥ {at_least(max(values))} {where}" for values, where in places if values]
+        parts = [
+            f"ε ≥ {at_least(max(values))} {where}{_best_of(values, 'largest')}" for values, where in places if values
+        ]
         said.append(f"They show {' and '.join(parts)}.")
     steps = [step for audit in proofs if (step := audit.get("step")) and math.isfinite(float(step["mu_certified"]))]
     if steps:
         best = max(steps, key=lambda step: float(step["mu_audited"]) / float(step["mu_certified"]))
         found = f"μ ≥ {at_least(best['mu_audited'])} of {at_most(best['mu_certified'])} proved"
-        said.append(f"On one step they show {found}.")
+        said.append(f"On one step they show {found}{_best_of(steps, 'closest')}.")
     games = [audit["whole_run"] for audit in audits if "whole_run" in audit]
     if claims := dict.fromkeys(f"`{one['mechanism']}`" for one in games if one["claim_refuted"]):
         said.append(f"Games on twins of their runs refute what the papers claim of {', '.join(claims)}.")
     return " ".join(said)
 
 
+def _best_of(several: Sequence[Any], what: str) -> str:
+    """Of how many bounds one was picked: the largest of several exceeds the truth oftener than each by itself."""
+    return f" (the {what} of {len(several)})" if len(several) > 1 else ""
+
+
 def shared_guarantees(results: Sequence[Mapping[str, Any]]) -> list[str]:
     """The sentences that open the page of these cells; of none where no cell has a certified epsilon."""
     if not any(has_guarantee(float(one["epsilon_certified"])) for one in results):
         return ["No guarantee: no cell has a certified epsilon."]
-    return sorted({GUARANTEE[str(one["telemetry"])] for one in results})
+    return sorted({_opening(one) for one in results})
+
+
+def own_conditions(result: Mapping[str, Any]) -> str:
+    """What a cell's guarantee says beyond the sentence that opens its page."""
+    return str(result["guarantee"]).removeprefix(_opening(result)).strip()
+
+
+def _opening(result: Mapping[str, Any]) -> str:
+    own = _OF_OWN_WEIGHTS[str(result["telemetry"])]
+    return own if str(result.get("guarantee", "")).startswith(own) else GUARANTEE[str(result["telemetry"])]
 
 
 def guarantee(

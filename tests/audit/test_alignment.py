@@ -11,9 +11,10 @@ from audit_models import gpt2, tokenizer
 
 from dptune.audit.text.membership import alignment_scores, auc
 from dptune.core.errors import ConfigError
-from dptune.core.settings import Lora
+from dptune.core.settings import Lora, TrainedWeights
 from dptune.training.data import Tokens, tokenize
 from dptune.training.models.model import attach_lora
+from dptune.training.models.own_weights import start_training
 
 PUBLIC = tokenize(["The patient has diabetes.", "The patient is well.", "Takes insulin."], tokenizer(), 40)
 WORDS = (
@@ -39,12 +40,13 @@ def candidates(count: int) -> Tokens:
     return tokenize([" ".join(f"{word}." for word in chance.choice(WORDS, 4)) for _ in range(count)], tokenizer(), 40)
 
 
-def model() -> Any:
-    return attach_lora(gpt2().requires_grad_(False), Lora(rank=8, alpha=4, dropout=0.0), 0).eval()
+def model(train: Any = "lora") -> Any:
+    frozen = gpt2().requires_grad_(False)
+    return start_training(frozen, TrainedWeights(train=train), Lora(rank=8, alpha=4, dropout=0.0), 0).eval()
 
 
 def weights(adapted: Any) -> list[torch.Tensor]:
-    return [weight for name, weight in adapted.named_parameters() if "lora_" in name]
+    return [weight for weight in adapted.parameters() if weight.requires_grad]
 
 
 def direction(adapted: Any, row: Any) -> torch.Tensor:
@@ -55,9 +57,9 @@ def direction(adapted: Any, row: Any) -> torch.Tensor:
     return found / found.norm()
 
 
-def learned(rows: list[Any], steps: int = 6, rate: float = 0.1) -> Any:
-    """A released adapter: sums of normalised gradients, each with noise."""
-    adapted, chance = model(), torch.Generator().manual_seed(5)
+def learned(rows: list[Any], train: str, steps: int = 6, rate: float = 0.1) -> Any:
+    """Released weights: sums of normalised gradients, each with noise."""
+    adapted, chance = model(train), torch.Generator().manual_seed(5)
     for _ in range(steps):
         total = torch.stack([direction(adapted, row) for row in rows]).sum(dim=0)
         total += 0.05 * torch.randn(len(total), generator=chance, dtype=total.dtype)
@@ -69,15 +71,16 @@ def learned(rows: list[Any], steps: int = 6, rate: float = 0.1) -> Any:
     return adapted
 
 
-def test_scores_are_a_matched_filter_against_coloured_noise() -> None:
-    tokens, released, start = candidates(6), learned(list(candidates(6).rows[:3])), model()
+@pytest.mark.parametrize("train", ["lora", "bias"])
+def test_scores_are_a_matched_filter_against_coloured_noise(train: str) -> None:
+    tokens, released, start = candidates(6), learned(list(candidates(6).rows[:3]), train), model(train)
     before = [weight.detach().clone() for weight in weights(start)]
     found = alignment_scores(start, released, tokens, PUBLIC, rows=4)
     assert all(torch.equal(now, then) for now, then in zip(weights(start), before, strict=True))
 
     own = {"candidates": 0.0, "public": 0.0}
     for share in (0.0, 0.5, 1.0):
-        point = model()
+        point = model(train)
         with torch.no_grad():
             for weight, old, new in zip(weights(point), before, weights(released), strict=True):
                 weight.copy_(old + share * (new - old))
@@ -90,11 +93,12 @@ def test_scores_are_a_matched_filter_against_coloured_noise() -> None:
     assert found == pytest.approx(expected.detach().numpy(), rel=1e-3, abs=1e-5)
 
 
-def test_what_trained_scores_above_what_did_not() -> None:
+@pytest.mark.parametrize("train", ["lora", "all"])
+def test_what_trained_scores_above_what_did_not(train: str) -> None:
     tokens = candidates(12)
     coins = np.random.default_rng(1).permutation(12) < 6
-    released = learned([row for row, coin in zip(tokens.rows, coins, strict=True) if coin])
-    found = alignment_scores(model(), released, tokens, PUBLIC, rows=8)
+    released = learned([row for row, coin in zip(tokens.rows, coins, strict=True) if coin], train)
+    found = alignment_scores(model(train), released, tokens, PUBLIC, rows=8)
     assert auc(found[coins], found[~coins]) > 0.9
 
 

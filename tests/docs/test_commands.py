@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import re
 import shlex
+import shutil
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
 import typer
+from dvc.cli import DvcParserError, parse_args
+from dvc.exceptions import DvcException
+from dvc.utils.hydra import apply_overrides
 from pages import PAGES, ROOT
 
 from dptune.cli import app
+from dptune.core.errors import DptuneError
+from tasks.profile import members, overrides
+from tasks.settings.params import load_settings
 
 TEXTS = [ROOT / "README.md", ROOT / "benchmarks" / "README.md", *PAGES]
 _MISSING = "MissingParameter"
@@ -64,6 +71,45 @@ def test_commands_parse(page: Path) -> None:
 def test_a_wrong_command_is_noticed(line: str) -> None:
     with pytest.raises(AssertionError, match=line):
         check_command(line, whole=True)
+
+
+def check_experiment(line: str, params: Path) -> None:
+    """Read a ``dvc exp run`` or ``make repro PROFILE=`` as DVC would, and check the settings that it makes."""
+    profile = re.search(r"(?:PROFILE=|tasks\.profile )(profiles/[\w.-]+)", line)
+    words = shlex.split(re.sub(r"\$\(.*?\)", "", line), comments=True)
+    own = parse_args(words[1:]).set_param or [] if words[0] == "dvc" else []
+    for values in map(overrides, members(ROOT / profile[1])) if profile else [[]]:
+        shutil.copy(ROOT / "params.yaml", params)
+        apply_overrides(params, [*values, *own])
+        load_settings(params)
+
+
+def experiments(text: str) -> list[str]:
+    """Each line of a page that runs an experiment of DVC or a profile."""
+    lines = (line.removeprefix("$ ") for line in lines_of_code(text))
+    return [line for line in lines if re.match(r"dvc exp run|([A-Z_]+=\S+ )?make repro PROFILE=profiles", line)]
+
+
+def test_experiments_of_pages_parse_and_their_settings_hold(tmp_path: Path) -> None:
+    found = [line for page in TEXTS for line in experiments(page.read_text(encoding="utf-8"))]
+    assert sum(line.startswith("dvc exp run") for line in found) >= 5
+    for line in found:
+        check_experiment(line, tmp_path / "params.yaml")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "dvc exp run --temp -S experiment.epsilons=[-1]",
+        "dvc exp run --temp -S canaries.audit_kind=maximizers",
+        "dvc exp run --temp -S experiment.mechanisms=[stattic]",
+        "dvc exp run --tmp -S experiment.epsilons=[1]",
+        "dvc exp run --temp $(python -m tasks.profile profiles/memorisation.yaml) -S canaries.extractions=2",
+    ],
+)
+def test_a_wrong_experiment_is_noticed(line: str, tmp_path: Path) -> None:
+    with pytest.raises((DptuneError, DvcException, DvcParserError)):
+        check_experiment(line, tmp_path / "params.yaml")
 
 
 def test_pages_show_commands() -> None:

@@ -14,8 +14,8 @@ from tiny_tuning import checkpoint
 
 from dptune.core.errors import ConfigError
 from dptune.job.base_model import open_base
-from dptune.job.preparation import calibrated_schedule, prepare, signal_of, weak_signal
-from dptune.job.run_spec import default_batch, default_delta, schedule_of
+from dptune.job.preparation import calibrated_schedule, prepare, weak_signal
+from dptune.job.run_spec import default_batch, default_delta, schedule_of, signal_of
 from dptune.job.settings import TuneSettings
 from dptune.records.reading.source import RecordSource
 

@@ -281,8 +281,8 @@ def test_the_verdict_says_what_to_use_what_is_proved_and_what_attacks_saw(tmp_pa
     assert "is right at most 88.1 % of the time." in meaning([results[0] | {"epsilon_certified": 2.0}])
     assert meaning(results[3:]) == ""
     assert "4 audits, and no proof is refuted. Attacks on the whole run could have refuted 2 of 3 proofs." in strip
-    assert "They show ε ≥ 0.12 where a proof holds and ε ≥ 3.25 where nothing is proved." in strip
-    assert "On one step they show μ ≥ 1.2 of 1.29 proved." in strip
+    assert "They show ε ≥ 0.12 where a proof holds (the largest of 3) and ε ≥ 3.25 where nothing is proved." in strip
+    assert "On one step they show μ ≥ 1.2 of 1.29 proved (the closest of 3)." in strip
     assert "Games on twins of their runs refute what the papers claim of rldp_published." in strip
     audits[0]["violations"] = ["small.static.seed0: something is wrong"]
     assert attacked(audits) == "1 violation: an attack shows more than is proved."

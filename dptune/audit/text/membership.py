@@ -18,8 +18,9 @@ from scipy.stats import rankdata
 from dptune.core.errors import ConfigError, DataError
 from dptune.core.plugins import Plugin, load_installed, note_registered, plugins_of
 from dptune.training.data import Tokens
-from dptune.training.gradients.parameter_groups import Block, trained_blocks
 from dptune.training.gradients.per_sample import per_sample_gradients
+from dptune.training.losses import model_losses
+from dptune.training.models.own_weights import groups_of, own_weights
 
 FALSE_POSITIVE_RATES = (1e-2, 1e-3)
 
@@ -296,16 +297,16 @@ def rmia(
     return np.asarray(-losses - np.log(expected))
 
 
-# Alignment score: how far the released adapter moved along each candidate's own gradient.
+# Alignment score: how far the released weights moved along each candidate's own gradient.
 #
 # Training adds up clipped gradients and noise, so that the sum of a unit's share is found best by its own direction: a
-# matched filter. The direction is known to whoever has the base model: the candidate's gradient at the adapter that the
-# run started from, at the released one, and halfway. What other candidates' coins and records like the public ones add
-# is held back as a filter against coloured noise does. The score is a function of the released adapter, of public data
+# matched filter. The direction is known to whoever has the base model: the candidate's gradient at the weights that the
+# run started from, at the released ones, and halfway. What other candidates' coins and records like the public ones add
+# is held back as a filter against coloured noise does. The score is a function of the released weights, of public data
 # and of the candidates, and of no coin, as the bounds from one run ask for.
 
 
-_SHARES = (0.0, 0.5, 1.0)  # of the way from the run's start to the released adapter
+_SHARES = (0.0, 0.5, 1.0)  # of the way from the run's start to the released weights
 _FAIR = 0.25  # variance of a fair coin
 
 
@@ -315,17 +316,17 @@ def alignment_scores(
     """(candidates,) scores, larger if the candidate looks trained on. Private.
 
     Args:
-        model: the base model with the adapter that the run started from, in evaluation mode. It is left as it was.
-        released: the same model with the released adapter.
+        model: the model as the run started to train it (``start_training``), in evaluation mode. It is left as it was.
+        released: the same model with the released weights.
         candidates: one row each, as training would have read them.
         public: public records like the private ones.
         rows: physical batch size.
 
     Raises: ConfigError if the two models do not train the same weights.
     """
-    pairs, known = trained_blocks(model), dict(released.named_parameters())
+    known = dict(released.named_parameters())
     names = {id(weight): name for name, weight in model.named_parameters()}
-    weights = [weight for pair in pairs for weight in pair.parameters]
+    weights = [weight for group in groups_of(model) for weight in group.parameters]
     if any(names[id(weight)] not in known for weight in weights):
         raise ConfigError("adapter", "trains other weights than the run started from", fix="attack the run's own")
     start = [weight.detach().clone() for weight in weights]
@@ -334,8 +335,8 @@ def alignment_scores(
     try:
         for share in _SHARES:
             _put(weights, [torch.lerp(*way, share) for way in zip(start, end, strict=True)])
-            directions = directions + _directions(model, pairs, candidates, rows) / len(_SHARES)
-            common = common + _directions(model, pairs, public, rows) / len(_SHARES)
+            directions = directions + _directions(model, candidates, rows) / len(_SHARES)
+            common = common + _directions(model, public, rows) / len(_SHARES)
     finally:
         _put(weights, start)
     moved = -torch.cat([(after - before).reshape(-1) for before, after in zip(start, end, strict=True)]).float()
@@ -353,11 +354,20 @@ def _put(weights: list[torch.Tensor], values: list[torch.Tensor]) -> None:
             weight.copy_(value)
 
 
-def _directions(model: Any, pairs: list[Block], tokens: Tokens, rows: int) -> torch.Tensor:
-    """(records, parameters) float32 gradients of each record, each of norm 1."""
-    device, found = pairs[0].parameters[0].device, []
+def _directions(model: Any, tokens: Tokens, rows: int) -> torch.Tensor:
+    """(records, parameters) float32 gradients of each record, each of norm 1.
+
+    Those of a model's own weights are made one record at a time: the engine of training holds no record's whole one.
+    """
+    groups, own, found = groups_of(model), own_weights(model) is not None, []
+    weights = [weight for group in groups for weight in group.parameters]
+    rows = 1 if own else rows
     for first in range(0, len(tokens.rows), rows):
-        ids, mask = tokens.compact(np.arange(first, min(first + rows, len(tokens.rows))), device)
-        table = per_sample_gradients(model, pairs, ids, mask, None, len(ids)).matrix()
+        ids, mask = tokens.compact(np.arange(first, min(first + rows, len(tokens.rows))), weights[0].device)
+        if own:
+            gradients = torch.autograd.grad(model_losses(model, ids, mask).sum(), weights)
+            table = torch.cat([one.reshape(-1) for one in gradients])[None]
+        else:
+            table = per_sample_gradients(model, groups, ids, mask, None, len(ids)).matrix()
         found.append(torch.nn.functional.normalize(table, dim=1).float())
     return torch.cat(found)
