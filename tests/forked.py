@@ -7,6 +7,8 @@ it changes ends with it. Use it where a test needs modules of its own, and not w
 from __future__ import annotations
 
 import os
+import runpy
+import signal
 import sys
 import traceback
 from collections.abc import Callable
@@ -31,6 +33,8 @@ def forked(work: Callable[[], None], folder: Path, *, packages: Path | None = No
         if child == 0:
             status = 1
             try:
+                if torch := sys.modules.get("torch"):
+                    torch.set_num_threads(1)  # threads do not survive a fork, and would be waited for
                 os.dup2(out.fileno(), 1)
                 os.dup2(err.fileno(), 2)
                 sys.stdout, sys.stderr = out, err
@@ -39,16 +43,32 @@ def forked(work: Callable[[], None], folder: Path, *, packages: Path | None = No
                     _forget(packages)
                 work()
                 status = 0
+            except SystemExit as ended:
+                status = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
             except BaseException:
                 traceback.print_exc()
             finally:
                 out.flush()
                 err.flush()
                 os._exit(status)
-        status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        try:
+            status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        except BaseException:  # the time of the test is over
+            os.kill(child, signal.SIGKILL)
+            raise
         out.seek(0)
         err.seek(0)
         return status, out.read(), err.read()
+
+
+def command(module: str, *arguments: str) -> Callable[[], None]:
+    """What `python -m module arguments` does, as work for ``forked``."""
+
+    def work() -> None:
+        sys.argv = [module, *arguments]
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
+
+    return work
 
 
 def _forget(packages: Path) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
-from tiny_pipeline import cells, run_stages, write_params
+from tiny_pipeline import cells, few_samples, run_stages, write_params
 
 from dptune.audit.text import maximisers
 from dptune.core.files import read_json, sha256, write_json
@@ -180,6 +180,7 @@ def test_secrets_that_lack_a_file_are_drawn_again(pipeline: Path, damage: str) -
 def test_the_public_model_is_trained_again_where_what_it_is_made_of_changed(
     pipeline: Path, monkeypatch: pytest.MonkeyPatch, change: str
 ) -> None:
+    few_samples(monkeypatch)
     weights = PUBLIC_MODEL / "model.safetensors"
     if change in ("settings", "texts"):
         write_params({"pretrain": {"learning_rate": 0.001} if change == "settings" else {"codes": 0.2}})
