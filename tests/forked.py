@@ -6,6 +6,7 @@ it changes ends with it. Use it where a test needs modules of its own, and not w
 
 from __future__ import annotations
 
+import logging
 import os
 import runpy
 import signal
@@ -38,6 +39,7 @@ def forked(work: Callable[[], None], folder: Path, *, packages: Path | None = No
                 os.dup2(out.fileno(), 1)
                 os.dup2(err.fileno(), 2)
                 sys.stdout, sys.stderr = out, err
+                _redirect_logs()
                 os.chdir(folder)
                 if packages is not None:
                     _forget(packages)
@@ -69,6 +71,14 @@ def command(module: str, *arguments: str) -> Callable[[], None]:
         runpy.run_module(module, run_name="__main__", alter_sys=True)
 
     return work
+
+
+def _redirect_logs() -> None:
+    """Let handlers that libraries made at their import write to this process's outputs."""
+    for logger in (logging.root, *map(logging.getLogger, list(logging.root.manager.loggerDict))):
+        for handler in logger.handlers:
+            if type(handler) is logging.StreamHandler:
+                handler.setStream(sys.stderr)
 
 
 def _forget(packages: Path) -> None:
