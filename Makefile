@@ -37,7 +37,7 @@ help:
 	@echo "make policy  private reinforcement learning, a short version; see data/policy/policy.html"
 	@echo "make test    run most tests, in about ten minutes"
 	@echo "make test-long  what takes longer: whole flows with real servers, browsers, tutorials; statistics of attacks"
-	@echo "make test-ci  most tests and one whole experiment, as continuous integration runs them"
+	@echo "make test-ci  most tests and two whole experiments, as continuous integration runs them"
 	@echo "make mutants plant some 700 bugs, one at a time in a copy, and see that a test notices each"
 	@echo "make bench   the price of a private step beside plain LoRA and Opacus, in 5 minutes; see data/benchmarks"
 	@echo "make check   lint, types, import rules"
@@ -83,11 +83,11 @@ test: $(SETUP)
 	@$(ACTIVATE) $(TEST) -m "not system and not long and not slow and not gpu and not scale"
 
 # What takes minutes: tools as a user meets them, from servers to browsers, and statistics. Run it before a release, and
-# after a change to flows, stages, pages or servers: CI runs one whole experiment of it.
+# after a change to flows, stages, pages or servers: CI runs two whole experiments of it, one with private telemetry.
 test-long: $(SETUP)
 	@$(ACTIVATE) $(TEST) -m "(system or long) and not slow and not gpu and not scale"
 
-# What CI runs: `make test`, and of the long tests one whole experiment, in one session, which imports and builds once.
+# What CI runs: `make test`, and of the long tests two whole experiments, in one session, which imports and builds once.
 test-ci: $(SETUP)
 	@$(ACTIVATE) $(TEST) -m "(road or not system and not long) and not slow and not gpu and not scale"
 

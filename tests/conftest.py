@@ -63,12 +63,13 @@ def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
 
 @pytest.hookimpl(tryfirst=True)  # before -m chooses
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Of a test that is marked ``one_case``, all cases but the first are long."""
+    """Of a test that is marked ``one_case``, all cases are long but the first, or but those that the mark names."""
     begun = set()
     for item in items:
-        if item.get_closest_marker("one_case"):
-            name = item.nodeid.partition("[")[0]
-            if name in begun:
+        if mark := item.get_closest_marker("one_case"):
+            name, _, case = item.nodeid.partition("[")
+            quick = case.removesuffix("]") in mark.args if mark.args else name not in begun
+            if not quick:
                 item.add_marker(pytest.mark.long)
             begun.add(name)
 

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any, Literal, get_type_hints
 
@@ -24,42 +21,43 @@ from dptune.job.run_spec import schedule_of, training_plan
 from dptune.job.search.space import SEARCHED
 from dptune.job.settings import RENAMED, TuneSettings, rows_of
 from tasks.settings.params import commented
+from tests.forked import forked
 
 ROOT = Path(__file__).parents[1]
 SHARED = {**declared(ScheduleSettings), **declared(Lora)}
-#: What every door of a tree of dptune knows, printed as JSON by a process of its own.
-DOORS = """
-import json, sys
-sys.path.insert(0, ".")
-import flows
-from typer.main import get_command
-from dptune.cli import app
-from dptune.core.declarations import declared
-from dptune.job.search.space import SEARCHED
-from dptune.job.settings import TuneSettings
-from docs.generate.params_page import page
-from flows.deployments import deployments
-commands = get_command(app).commands
-forms = {one.name: one._parameter_openapi_schema.model_dump() for one in deployments()}
-print(json.dumps({
-    "library": list(declared(TuneSettings)),
-    "tune": {one.name: one.help for one in commands["tune"].params},
-    "suggest": {one.name: one.help for one in commands["suggest"].params},
-    "space": SEARCHED,
-    "form": {name: one["properties"]["training"]["properties"] for name, one in forms.items()
-             if "training" in one["properties"]},
-    "page": page(),
-}))
-"""
+
+
+def print_doors() -> None:
+    """Print what every door of a tree of dptune knows, as JSON; it imports the tree's modules, not this file's."""
+    import flows  # noqa: F401
+    from docs.generate.params_page import page
+    from dptune.cli import app
+    from dptune.core.declarations import declared
+    from dptune.job.search.space import SEARCHED
+    from dptune.job.settings import TuneSettings
+    from flows.deployments import deployments
+
+    commands: Any = get_command(app)
+    forms = {one.name: one._parameter_openapi_schema.model_dump() for one in deployments()}
+    found = {
+        "library": list(declared(TuneSettings)),
+        "tune": {one.name: one.help for one in commands.commands["tune"].params},
+        "suggest": {one.name: one.help for one in commands.commands["suggest"].params},
+        "space": SEARCHED,
+        "form": {
+            name: one["properties"]["training"]["properties"]
+            for name, one in forms.items()
+            if "training" in one["properties"]
+        },
+        "page": page(),
+    }
+    print(json.dumps(found))
 
 
 def doors(tree: Path) -> dict[str, Any]:
-    environment = os.environ | {"PYTHONPATH": str(tree), "HF_HUB_OFFLINE": "1"}
-    done = subprocess.run(
-        [sys.executable, "-c", DOORS], cwd=tree, capture_output=True, text=True, env=environment, timeout=240
-    )
-    assert done.returncode == 0, done.stderr
-    return dict(json.loads(done.stdout.strip().splitlines()[-1]))
+    status, output, errors = forked(print_doors, tree, packages=tree)
+    assert status == 0, errors
+    return dict(json.loads(output.strip().splitlines()[-1]))
 
 
 def test_commands_have_an_option_for_every_setting() -> None:
@@ -161,7 +159,7 @@ def test_a_check_names_field_value_and_a_fix_that_works() -> None:
 def test_a_new_field_is_behind_every_door(tmp_path: Path) -> None:
     """A field that is planted on the update rule, in a copy of the tree, and nowhere else."""
     for part in ("dptune", "tasks", "flows"):
-        shutil.copytree(ROOT / part, tmp_path / part, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(ROOT / part, tmp_path / part)  # with what Python compiled, which it need not do again
     shutil.copytree(ROOT / "docs" / "generate", tmp_path / "docs" / "generate")
     for file in ("params.yaml", "pyproject.toml"):
         shutil.copy(ROOT / file, tmp_path)

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from zipfile import ZipFile
 
 import pytest
+
+from tests.forked import command, forked
 
 ROOT = Path(__file__).parents[1]
 BUILD = "import sys; from setuptools import build_meta; build_meta.build_wheel(sys.argv[1])"
@@ -49,17 +52,16 @@ def test_its_commands_work_from_an_empty_folder(wheel: Path, tmp_path: Path) -> 
     empty.mkdir()
     with ZipFile(wheel) as opened:
         opened.extractall(installed)
-    environment = os.environ | {"PYTHONPATH": str(installed)}
 
-    def said(*arguments: str) -> str:
-        command = [sys.executable, *arguments]
-        done = subprocess.run(command, cwd=empty, env=environment, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stderr
-        return done.stdout
+    def said(work: Callable[[], None]) -> str:
+        status, output, errors = forked(work, empty, packages=installed)
+        assert status == 0, errors
+        return output
 
-    assert said("-c", "import dptune; print(dptune.__file__)").startswith(str(installed))
-    assert "account" in said("-m", "dptune.cli", "--help")
-    assert "rldp_published: " in said("-m", "dptune.cli", "mechanisms")
+    assert said(lambda: print(import_module("dptune").__file__)).startswith(str(installed))
+    assert "account" in said(command("dptune.cli", "--help"))
+    assert "rldp_published: " in said(command("dptune.cli", "mechanisms"))
     priced = "account static --delta 1e-5 --sample-rate 0.01 --steps 1000 --set noise_multiplier=1 --json"
-    assert json.loads(said("-m", "dptune.cli", *priced.split()))["epsilon_certified"] == pytest.approx(1.83, abs=5e-3)
+    found = json.loads(said(command("dptune.cli", *priced.split())))
+    assert found["epsilon_certified"] == pytest.approx(1.83, abs=5e-3)
     assert not list(empty.iterdir())

@@ -168,6 +168,7 @@ def test_a_killed_process_starts_the_decoder_anew() -> None:
     assert decoded(late[:9], 0, broken_at=7) == 0
 
 
+@pytest.mark.one_case("static", "per_pair", "banded", "quantile", "rldp")
 @pytest.mark.parametrize("name", [name for name in MECHANISMS if name != "dp_lora_fed"])
 def test_every_mechanism_takes_them_for_samples(name: str, tmp_path: Path) -> None:
     entry = {"noise_multiplier": 1.0} if takes_noise(name, {}) else {}

@@ -116,6 +116,7 @@ def in_blocks(units: PrivacyUnits, rate: float, entropy: Entropy, *_: Any) -> Ba
     return [records for head in heads for unit in (2 * head, 2 * head + 1) if len(records := units._brought(int(unit)))]
 
 
+@pytest.mark.one_case("fixed", "without_one", "doubled")
 @pytest.mark.parametrize(
     ("make", "says"),
     [

@@ -48,6 +48,9 @@ def test_a_sound_loader_is_not_accused(loader: Callable[[], Any]) -> None:
     assert "the same batches in every epoch" in found.seen
 
 
+@pytest.mark.one_case(
+    "dropped last batch", "Poisson replaced by shuffle", "the same coins in every epoch", "pairs of ids always together"
+)
 @pytest.mark.parametrize(
     "error",
     [

@@ -57,6 +57,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, name, functools.cache(getattr(module, name)))
 
 
+@pytest.mark.one_case("3.0")
 @pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize("epsilon", [0.0, 1.0, 3.0])
 def test_epsilon_is_covered_under_randomised_response(epsilon: float) -> None:

@@ -34,6 +34,7 @@ def audited(step: Callable[..., Any], trials: int = 3000, **options: Any) -> tup
     return found, judged(found, certificate(Counter([claim.release]), 1e-5), 1e-4)
 
 
+@pytest.mark.one_case("sound-options0", "sound_units-options5")
 @pytest.mark.parametrize(("step", "options"), loops.SOUND, ids=lambda one: getattr(one, "__name__", None))
 def test_a_sound_step_is_not_accused_and_nearly_reaches_its_mu(step: Callable[..., Any], options: Any) -> None:
     """Each may be accused with chance 1e-4. A mu below 0.6 of 1 would be an audit without power."""
@@ -42,6 +43,9 @@ def test_a_sound_step_is_not_accused_and_nearly_reaches_its_mu(step: Callable[..
     assert found.mu_audited > 0.6
 
 
+@pytest.mark.one_case(
+    "clip of outliers alone", "noise scaled by the batch", "clip of each micro-batch", "realised batch as divisor"
+)
 @pytest.mark.parametrize(
     "error", [pytest.param(one, marks=pytest.mark.long if "bfloat16" in one else ()) for one in loops.PLANTED]
 )
@@ -144,6 +148,7 @@ def dptune_step(parameters: int) -> Callable[[Any], NDArray[Any]]:
     return step
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("parts", [1, 2])
 def test_the_step_of_dptune_is_not_accused(parts: int) -> None:
     found, verdict = audited(dptune_step(128), 1500, micro_batches=parts)

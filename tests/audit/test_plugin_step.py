@@ -166,6 +166,7 @@ def test_radii_that_are_no_numbers_are_named(folder: Path) -> None:
     assert f"plug-in {MODULE} sha256:" in done.stderr.strip().splitlines()[-1]
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("method", ["add", "sum_of"])
 def test_the_same_parts_without_a_fault_are_audited(method: str, folder: Path) -> None:
     done = audited(folder, "nothing", method)

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
+import doctest
 import inspect
-import os
 import re
-import subprocess
-import sys
 from collections.abc import Iterator
 from importlib import import_module
 from importlib.util import find_spec
@@ -14,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from pages import ROOT
+
+from tests.forked import forked
 
 _ENTRY = re.compile(r"^::: (\S+)\n((?:    .*\n)*)", re.M)
 _MEMBERS = re.compile(r"members: \[(.*)\]")
@@ -108,9 +108,15 @@ def test_each_public_name_has_an_example() -> None:
 def test_examples_print_what_they_show(tmp_path: Path) -> None:
     """In a process of its own, since examples register plug-ins, which later tests would find."""
     files = [path for path in sorted((ROOT / "dptune").rglob("*.py")) if ">>> " in path.read_text(encoding="utf-8")]
-    ran = subprocess.run(
-        [sys.executable, "-m", "pytest", "--doctest-modules", "-q", "-p", "no:cacheprovider", *map(str, files)],
-        cwd=ROOT, env=os.environ | {"TMPDIR": str(tmp_path)}, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert ran.returncode == 0, ran.stdout + ran.stderr
-    assert int(re.findall(r"(\d+) passed", ran.stdout)[-1]) >= len(files)
+
+    def run() -> None:
+        for path in files:
+            name = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+            found = doctest.testmod(import_module(name))
+            print(name, found.attempted, found.failed)
+
+    status, output, errors = forked(run, tmp_path)
+    assert status == 0, errors
+    ran = re.findall(r"^dptune\S* (\d+) (\d+)$", output, re.M)
+    assert len(ran) == len(files)
+    assert all(int(attempted) > 0 and failed == "0" for attempted, failed in ran), output

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import os
 import re
+import runpy
 import shutil
 import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from pages import DOCS, ROOT, blocks, commands
+
+from tests.forked import command as module_command
+from tests.forked import forked
 
 PAGE = DOCS / "howto" / "extending.md"
 BLOCKS = blocks(PAGE.read_text(encoding="utf-8"))
@@ -28,8 +32,6 @@ KINDS = (
     "Prefect form",
     "family",
 )
-#: Runs each check as a module of its own, in one process: torch takes seconds.
-_RUN = "import runpy, sys\nfor file in sys.argv[1:]:\n    runpy.run_path(file)\n"
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +40,7 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("followed") / "dptune"
     root.mkdir()
     for name in ("dptune", "tasks", "flows"):
-        shutil.copytree(ROOT / name, root / name, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(ROOT / name, root / name)  # with what Python compiled, which it need not do again
     shutil.copy(ROOT / "params.yaml", root)
     for block in BLOCKS:
         title = re.fullmatch(r'title="(.+\.py)"', block.info)
@@ -55,12 +57,9 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def _run(root: Path, *arguments: str) -> None:
-    environment = os.environ | {"PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [sys.executable, *arguments], cwd=root, env=environment, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+def _run(root: Path, work: Callable[[], None]) -> None:
+    status, output, errors = forked(work, root, packages=root)
+    assert status == 0, output + errors
 
 
 def test_every_kind_has_a_recipe() -> None:
@@ -75,7 +74,7 @@ def test_what_a_reader_of_the_recipes_added_is_there(copy: Path) -> None:
         files.append(copy / f"check_{place}_of_line_{block.line}.py")
         files[-1].write_text(block.code, encoding="utf-8")
     assert len(files) >= 7
-    _run(copy, "-c", _RUN, *(str(file) for file in files))
+    _run(copy, lambda: [runpy.run_path(str(file)) for file in files])
 
 
 @pytest.mark.one_case
@@ -83,4 +82,4 @@ def test_what_a_reader_of_the_recipes_added_is_there(copy: Path) -> None:
 def test_a_command_of_the_recipes_runs(copy: Path, command: str) -> None:
     program, *arguments = command.split()
     assert program == "dptune"
-    _run(copy, "-m", "dptune.cli", *arguments)
+    _run(copy, module_command("dptune.cli", *arguments))

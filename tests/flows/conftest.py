@@ -7,6 +7,15 @@ from collections.abc import Iterator
 import pytest
 
 
+@pytest.hookimpl(tryfirst=True)  # before -m chooses
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests that ask the server run where one runs anyway: its start takes more CPU time than all of them."""
+    for item in items:
+        if "server" in getattr(item, "fixturenames", ()) and not item.get_closest_marker("system"):
+            item.add_marker(pytest.mark.system)
+            item.add_marker(pytest.mark.road)
+
+
 @pytest.fixture(scope="session")
 def server() -> Iterator[str]:
     """A Prefect server with an empty database; its API's address."""

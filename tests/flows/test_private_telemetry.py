@@ -56,7 +56,7 @@ from tasks.paths import AUDITS, EVAL, EXPERIMENT, PREDICTION, REPORT, RUNS, SPLI
 from tasks.report.experiment import report
 from tasks.settings.params import load_settings
 
-pytestmark = pytest.mark.system
+pytestmark = [pytest.mark.system, pytest.mark.road]
 
 PRIVATE = {
     "training": {"max_length": 400, "epochs": 0.15},

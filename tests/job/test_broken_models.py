@@ -77,6 +77,7 @@ DOORS: dict[str, list[str]] = {
 }
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize(
     ("name", "door"), [("cut in half", "run"), ("cut in half", "search"), ("too large", "rehearsal")]
 )

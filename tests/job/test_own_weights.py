@@ -71,6 +71,7 @@ def by_transformers(folder: Path, base: Path, loader: Any, **more: Any) -> Any:
     return model
 
 
+@pytest.mark.one_case("{'train': 'bias'}", "{'train': 'head'}")
 @pytest.mark.parametrize("chosen", [{"train": "all"}, {"train": "bias"}, {"train": "head"}, LAYERS], ids=str)
 def test_a_classifier_is_delivered_verified_and_loaded_by_transformers_alone(chosen: Any, tmp_path: Path) -> None:
     tuned = classified(tmp_path / "run", **chosen)
@@ -88,6 +89,7 @@ def test_a_classifier_is_delivered_verified_and_loaded_by_transformers_alone(cho
     assert str(encoder().parent) not in "".join(path.read_text(errors="replace") for path in folder.glob("*.json"))
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("chosen", [{"train": "all"}, {"train": "bias"}, LAYERS], ids=str)
 def test_a_text_model_is_sampled_scored_and_loaded_by_transformers_alone(chosen: Any, tmp_path: Path) -> None:
     tuned = written(tmp_path / "run", **chosen)
@@ -111,6 +113,7 @@ def test_a_text_model_is_sampled_scored_and_loaded_by_transformers_alone(chosen:
 BY_WORDS: dict[str, Any] = {"words": {"0": "dog", "1": "cat"}, "labels": None, "template": "{text} new"}
 
 
+@pytest.mark.one_case("head-{'train': 'bias'}", "words-{'train': 'bias'}")
 @pytest.mark.parametrize("chosen", [{"train": "all"}, {"train": "bias"}], ids=str)
 @pytest.mark.parametrize("kind", ["head", "words", "mean"])
 def test_the_cards_code_answers_as_score_does(kind: str, chosen: Any, tmp_path: Path) -> None:
@@ -243,6 +246,7 @@ def test_a_run_whose_header_names_other_weights_is_refused(tmp_path: Path) -> No
         RunHeader.from_dict(spec.header.to_dict() | {"train": "nothing"})
 
 
+@pytest.mark.one_case("per_pair", "banded")
 @pytest.mark.parametrize(
     "mechanism", ["auto_s", "psac", "per_pair", "quantile", "dc_sgd_p", "plrvo", "lmo_dp", "banded"]
 )

@@ -105,6 +105,7 @@ def batch(rng: np.random.Generator, step: int) -> PairGradients | None:
     return batch_of(rows, 3 - step / STEPS + 0.2 * rng.standard_normal(units))
 
 
+@pytest.mark.one_case("50-112-0", "0-16-1")
 @pytest.mark.parametrize(("warmup", "interval", "seed"), [(50, 112, 0), (3, 4, 0), (3, 4, 1), (8, 8, 0), (0, 16, 1)])
 def test_the_published_controller_is_algorithm_one(warmup: int, interval: int, seed: int) -> None:
     options = {"warmup": warmup, "interval": interval, "pair_radius": 0.1, "seed": seed}
@@ -154,6 +155,7 @@ def same_memory(mechanism: Mechanism, by_hand: Decisions, rounding: float = 1e-6
             assert row == pytest.approx(expected[column], rel=rounding, abs=rounding)
 
 
+@pytest.mark.one_case("initial-50-112", "one-16-16")
 @pytest.mark.parametrize(("warmup", "interval"), [(50, 112), (3, 4), (16, 16)])
 @pytest.mark.parametrize("centre", ["initial", "one"])
 def test_the_provable_controller_is_its_page(warmup: int, interval: int, centre: str) -> None:

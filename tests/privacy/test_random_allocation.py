@@ -84,6 +84,7 @@ def test_with_one_bin_it_is_gaussian_dp(noise: float, epochs: int, delta: float)
     assert truth <= allocation_epsilon(noise, 1, epochs, delta) <= 1.005 * truth + 1e-3
 
 
+@pytest.mark.one_case("1.0-10-1-1e-05", "0.6-37-2-0.0001")
 @pytest.mark.parametrize(
     ("noise", "bins", "epochs", "delta"),
     [

@@ -34,6 +34,7 @@ def exact(sample_rate: float, noise: float, at: Array) -> tuple[Array, Array]:
     return remove, np.where(np.exp(-at) - 1 + q <= 0, 0.0, add)
 
 
+@pytest.mark.one_case("0.01-0.3", "0.5-1.0")
 @pytest.mark.parametrize(
     ("sample_rate", "noise"), [(1e-6, 1.0), (0.01, 0.3), (0.5, 1.0), (0.999999, 5.0), (0.01, 50.0), (0.2, 0.25)]
 )

@@ -27,6 +27,7 @@ def test_the_default_sampler_renames_no_cell() -> None:
     assert static({"training": {"sampler": "truncated_poisson"}}).directory != static().directory
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize(
     ("training", "expected"),
     [

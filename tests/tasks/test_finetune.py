@@ -223,6 +223,13 @@ def crash(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, call: int) -> 
     monkeypatch.setattr(owner, name, once)
 
 
+@pytest.mark.one_case(
+    "after a charge, before its noise",
+    "in an optimiser step",
+    "at the checkpoint before all charges",
+    "when the adapter is saved",
+    "before the last line",
+)
 @pytest.mark.parametrize(("owner", "name", "call"), CRASHES.values(), ids=CRASHES.keys())
 def test_a_crash_anywhere_is_mended_by_running_again(
     pipeline: Path,

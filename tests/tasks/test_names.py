@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import subprocess
-import sys
 from dataclasses import MISSING, replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -32,15 +31,9 @@ from tasks.grid import planned_cells
 from tasks.identity import changes, name_digest
 from tasks.paths import EVAL, PUBLIC_MODEL, RUNS, TRAIN
 from tasks.settings.experiment import Model, Task, TrainingSettings
+from tests.forked import forked
 
 THREE = {"experiment": {"mechanisms": ["nonprivate", "static", "quantile"]}}
-_PRINT = """
-from tasks.experiment.cells import grid
-from tasks.settings.params import load_settings
-import dptune, json
-print(dptune.__file__)
-print(json.dumps({cell.mechanism: cell.directory.name for cell in grid(load_settings())}))
-"""
 
 
 def folders(*changes: dict[str, Any]) -> dict[str, str]:
@@ -55,10 +48,16 @@ def edit(file: Path, old: str, new: str) -> None:
 
 def folders_of(tree: Path) -> dict[str, str]:
     """The cells' folders as the code in another tree names them."""
-    environment = os.environ | {"PYTHONPATH": str(tree)}
-    done = subprocess.run([sys.executable, "-c", _PRINT], capture_output=True, text=True, check=False, env=environment)
-    assert done.returncode == 0, done.stderr
-    place, names = done.stdout.splitlines()[-2:]
+
+    def run() -> None:
+        settings = import_module("tasks.settings.params").load_settings()
+        listed = import_module("tasks.experiment.cells").grid(settings)
+        names = {cell.mechanism: cell.directory.name for cell in listed}
+        print(import_module("dptune").__file__, json.dumps(names), sep="\n")
+
+    status, output, errors = forked(run, Path.cwd(), packages=tree)
+    assert status == 0, errors
+    place, names = output.splitlines()[-2:]
     assert Path(place).is_relative_to(tree), "the copy's own code"
     return dict(json.loads(names))
 

@@ -98,6 +98,7 @@ def test_the_agents_interval_warm_up_and_batches_are_the_papers(grids: dict[str,
         assert mechanism_of(cell).knobs().radii == (0.1,) * SHAPES[cell.model_name][0]
 
 
+@pytest.mark.one_case("paper-certified-1")
 @pytest.mark.parametrize("budgets", [1, pytest.param(len(EPSILONS), marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", PROFILES)
 def test_every_cells_noise_meets_its_budget(grids: dict[str, list[Cell]], name: str, budgets: int) -> None:
@@ -206,6 +207,7 @@ def grid_of_profile(name: str) -> list[Cell]:
         return grid(load_settings(ROOT / "params.yaml", profile_of(name)))
 
 
+@pytest.mark.one_case
 @pytest.mark.usefixtures("quick_pictures")
 @pytest.mark.parametrize("name", PROFILES)
 def test_a_tiny_model_trains_by_every_mechanism_of_the_profile(

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import tiny_tuning
 import yaml
-from tiny_pipeline import merge, nonprivate, params, read_json, run_stages, write_params
+from tiny_pipeline import few_samples, merge, nonprivate, params, read_json, run_stages, write_params
 
 from dptune.core.errors import ConfigError, DataError
 from dptune.records.canaries import POOL, read_secrets
@@ -94,14 +94,17 @@ def test_the_model_is_trained_where_it_is_needed_or_asked_for(empty: Path, monke
     assert trained == [True, True]
 
 
-def test_a_model_that_is_needed_again_takes_the_place_of_the_note(pipeline: Path) -> None:
+def test_a_model_that_is_needed_again_takes_the_place_of_the_note(
+    pipeline: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    few_samples(monkeypatch)
     pretrain.skip()
     assert not PUBLIC_NARRATIVES.exists()
     pretrain.pretrain_public_model()
     assert not SKIPPED.exists()
     assert (PUBLIC_MODEL / "config.json").exists()
     assert PUBLIC_NARRATIVES.exists()
-    assert len(set(read_json(PUBLIC_SAMPLES)["texts"])) == POOL
+    assert len(set(read_json(PUBLIC_SAMPLES)["texts"])) == pretrain.POOL < POOL
     write_params({"canaries": {"audit_kind": "samples"}})
     plant()
     said = {one.secret for one in read_secrets(planted_secrets()).audit}

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -28,6 +25,7 @@ from tasks.experiment.finetune import run_cell
 from tasks.paths import AUDITS, PUBLIC_MODEL, RUNS, SYNTHETIC
 from tasks.report.page import INDEX
 from tasks.synthetic import lengths, open_cell, sample_cell
+from tests.forked import command, forked
 
 FILES = (".html", ".jsonl", ".md", ".png")
 
@@ -234,11 +232,10 @@ def test_no_record_is_needed(study: Path) -> None:
 
 
 def test_the_command_ends_with_the_cause_and_the_fix(empty: Path) -> None:
-    command = [sys.executable, "-m", "tasks.synthetic", "data/runs/none"]
-    done = subprocess.run(command, capture_output=True, text=True, env=os.environ, check=False)
-    assert done.returncode == 2
+    status, _, errors = forked(command("tasks.synthetic", "data/runs/none"), empty)
+    assert status == 2
     said = "error: run: data/runs/none is not a folder. Fix: give the folder of a finished cell"
-    assert done.stderr.strip().splitlines()[-1].startswith(said)
+    assert errors.strip().splitlines()[-1].startswith(said)
     with pytest.raises(DptuneError, match=r"run: is missing\. Fix: make sample RUN=data/runs/NAME, a finished cell"):
         synthetic.main()
 

@@ -46,6 +46,7 @@ def test_a_random_swimmer_earns_next_to_nothing() -> None:
     assert value(np.full((STATES, 2), 0.5)) == pytest.approx(0.04379, abs=5e-6)
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("pays", ["always", "staying"])
 def test_riverswim_follows_its_tables(pays: Pays) -> None:
     """Frequencies and mean rewards of 40,000 steps are within 5 standard errors; 30 comparisons, false alarm 2e-5."""

@@ -145,6 +145,7 @@ class _Broken:
         return self._spoilt(observations), *rest
 
 
+@pytest.mark.one_case("CartPole-v1-nan", "dptune/Dosing-v0-inf")
 @pytest.mark.parametrize("value", [math.nan, math.inf, 3.4e38])
 @pytest.mark.parametrize("name", [CARTPOLE, "dptune/Dosing-v0"])
 def test_a_broken_sensor_costs_its_user_alone(

@@ -262,6 +262,7 @@ def recorded(directory: Path, users: Stream) -> dict[int, torch.Tensor]:
     return dict(zip(users.keys.tolist(), it.seen, strict=True))
 
 
+@pytest.mark.one_case("0", "2", "5")
 @pytest.mark.parametrize("gone", range(6))
 def test_one_who_leaves_moves_no_other_users_numbers(gone: int, tmp_path: Path) -> None:
     """Not their update, their tokens or the shapes they are computed in, though six come where four are expected."""
