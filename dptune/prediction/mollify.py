@@ -65,6 +65,21 @@ def renyi_weights(
     return _by_rows(log_public, log_private, excess, weights)
 
 
+def pointwise_weights(log_public: torch.Tensor, log_private: torch.Tensor, radius: float) -> torch.Tensor:
+    """The largest l in [0, 1] with |log(1 + l (p / p0 - 1))| <= ``radius`` at every token: order infinity of Renyi.
+
+    Args: as for ``renyi_weights``.
+
+    Returns: (models, ...) weights in float64.
+    """
+
+    def weights(public: torch.Tensor, gain: torch.Tensor, limit: torch.Tensor) -> torch.Tensor:
+        most, least = gain.amax(-1).clamp(min=_NOTHING), (-gain).amax(-1).clamp(min=_NOTHING)
+        return torch.minimum(torch.expm1(limit) / most, -torch.expm1(-limit) / least).clamp(max=1.0)
+
+    return _by_rows(log_public, log_private, radius, weights)
+
+
 def moment_weights(
     log_public: torch.Tensor,
     log_private: torch.Tensor,

@@ -22,7 +22,7 @@ from scipy.stats import binom
 
 from dptune.core.progress import progress
 from dptune.prediction.mixture import parts_of, truncate_laws
-from dptune.prediction.mollify import renyi_weights
+from dptune.prediction.mollify import pointwise_weights, renyi_weights
 from dptune.prediction.predictor import weights_of
 from dptune.prediction.protocols import FixedMixture, Protocol, Published
 from dptune.training.data import Tokens, plain_ids
@@ -178,6 +178,8 @@ def _published_weights(protocol: Published, record: _Record) -> dict[int, torch.
     sizes = [protocol.models] if protocol.subsample == 1 else range(1, protocol.models + 1)
     likely = [size for size in sizes if binom.pmf(size, protocol.models, protocol.subsample) > _NEVER]
     radii = {size: protocol.radii[size - 1] for size in likely}
+    if math.isinf(protocol.alpha):
+        return {size: pointwise_weights(record.public, record.private, radius) for size, radius in radii.items()}
     excess = {size: math.expm1((protocol.alpha - 1) * radius) for size, radius in radii.items()}
     return {size: renyi_weights(record.public, record.private, protocol.alpha, limit) for size, limit in excess.items()}
 

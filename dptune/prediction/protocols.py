@@ -17,7 +17,12 @@ from dptune.core.errors import ConfigError
 from dptune.core.settings import check_unit
 from dptune.mechanisms.options import make_part, option_names
 from dptune.prediction.mixture import Slots
-from dptune.prediction.published_radius import one_model_epsilon, published_beta
+from dptune.prediction.published_radius import (
+    cheapest_order,
+    one_model_epsilon,
+    pointwise_radius,
+    published_beta,
+)
 from dptune.privacy.accountants import Epsilons, epsilons
 from dptune.privacy.accounting.renyi_filter import budget_at
 from dptune.privacy.release import Composition, Release
@@ -41,7 +46,7 @@ class _Protocol:
             raise ConfigError("epsilon", f"{self.epsilon} is not a positive number", fix="give the privacy budget")
         if not 0 < self.delta < 1:
             raise ConfigError("delta", f"{self.delta} is not in (0, 1)", fix="use 1e-5, say")
-        if not (math.isfinite(self.alpha) and self.alpha > 1):
+        if not self.alpha > 1:
             raise ConfigError("alpha", f"{self.alpha} is not above 1: no Renyi divergence has that order", fix="use 3")
         for name in ("tokens", "models"):
             if getattr(self, name) < 1:
@@ -50,13 +55,13 @@ class _Protocol:
             least = -budget_at(self.alpha, 0.0, self.delta)
             problem = f"{self.epsilon:g} at delta {self.delta:g} and alpha {self.alpha:g} is too small for one token"
             raise ConfigError("epsilon", problem, fix=f"raise it above {at_most(least, 4)}, or raise alpha")
-        if (self.alpha - 1) * self.rdp_per_token > _LARGEST_EXPONENT:
+        if (1.0 if math.isinf(self.alpha) else self.alpha - 1) * self.rdp_per_token > _LARGEST_EXPONENT:
             raise ConfigError("epsilon", f"{self.epsilon:g} is beyond what one token can need", fix="lower it")
 
     @property
     def rdp_budget(self) -> float:
-        """The Renyi epsilon at ``alpha`` that converts to (epsilon, delta)."""
-        return budget_at(self.alpha, self.epsilon, self.delta)
+        """The Renyi epsilon at ``alpha`` that converts to (epsilon, delta); epsilon itself at an infinite order."""
+        return self.epsilon if math.isinf(self.alpha) else budget_at(self.alpha, self.epsilon, self.delta)
 
     @property
     def rdp_per_token(self) -> float:
@@ -85,6 +90,9 @@ class FixedMixture(_Protocol):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if math.isinf(self.alpha):
+            problem = "inf is an order of pmixed_published only (its appendix B)"
+            raise ConfigError("alpha", problem, fix="use 3, or pmixed_published with subsample=1")
         if not _LEAST_WEIGHT <= self.public_weight < 1:
             problem = f"{self.public_weight} is not in [1e-6, 1): without a public floor nothing bounds a rare token"
             raise ConfigError("public_weight", problem, fix="use 0.2, say")
@@ -118,12 +126,16 @@ class FixedMixture(_Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Published(_Protocol):
-    """PMixed as published, Algorithm 1 with theorem 5.1. NOT proven, but for one model: see the spec's section 5.
+    """PMixed as published, Algorithm 1 with theorem 5.1. NOT proven, but for one model and for ``alpha`` infinity.
+
+    At an infinite order (appendix B) each model's law stays within a factor e^r of the public one, token by token, and
+    there is no sampling. That has a proof, for a shard that is left out while the radius r, which follows from the
+    public number of models, stays as it is: ``published_radius.pointwise_radius``.
 
     Attributes:
         epsilon: epsilon that the paper would claim for all tokens together.
         delta: delta of that claim.
-        alpha: the Renyi order; a whole number from 2 with sampling.
+        alpha: the Renyi order; a whole number from 2 with sampling; inf, without sampling, bounds every token.
         tokens: T, the number of tokens that may ever be answered.
         models: N, one for each shard.
         subsample: probability that a model is asked; 1 asks all, as theorem 5.1 itself.
@@ -145,7 +157,12 @@ class Published(_Protocol):
 
     @cached_property
     def betas(self) -> tuple[float, ...]:
-        """The factors beta*(n) for samples of n = 1, ..., N models; all equal if all models are asked."""
+        """The factors beta*(n) for samples of n = 1, ..., N models; all equal if all models are asked.
+
+        At an infinite order beta is 0, and ``radii`` has the product.
+        """
+        if math.isinf(self.alpha):
+            return (0.0,) * self.models
         sizes = range(1, self.models + 1) if self.subsample < 1 else [self.models] * self.models
         order = int(self.alpha) if self.subsample < 1 else self.alpha
         return tuple(published_beta(self.rdp_per_token, size, order, self.subsample) for size in sizes)
@@ -153,11 +170,16 @@ class Published(_Protocol):
     @property
     def radii(self) -> tuple[float, ...]:
         """The Renyi radius of samples of n = 1, ..., N models."""
+        if math.isinf(self.alpha):
+            return (pointwise_radius(self.rdp_per_token, self.models),) * self.models
         return tuple(self.alpha * beta for beta in self.betas)
 
     @property
     def release(self) -> Release:
-        """The release of one token, which has a proven bound for one model only."""
+        """The release of one token, which has a proven bound for one model, and at an infinite order."""
+        if math.isinf(self.alpha):
+            order, proven = cheapest_order(self.rdp_per_token, self.tokens, self.delta)
+            return Release.of_token(order, proven, (("pure", self.rdp_per_token),))
         proven = math.inf
         if self.models == 1:
             proven = one_model_epsilon(self.radii[0], self.alpha, self.subsample)
@@ -168,7 +190,7 @@ class Published(_Protocol):
         """Figures that follow from the options, by name: one figure, or one for each size of the sample."""
         betas = list(self.betas) if self.subsample < 1 else self.betas[0]
         radii = list(self.radii) if self.subsample < 1 else self.radii[0]
-        return {"radius": radii, "beta": betas}
+        return {"radius": radii} | ({} if math.isinf(self.alpha) else {"beta": betas})
 
 
 Protocol = FixedMixture | Published

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from scipy.special import gammaln
 
 from dptune.core.errors import ConfigError
+from dptune.privacy.accounting.renyi_filter import budget_at
 
 _ROUNDING = 1e-12
 _LARGEST_BETA = 1e4
@@ -90,6 +91,37 @@ def one_model_epsilon(radius: float, order: float, subsample: float) -> float:
     if not all(moment > 1 and math.isfinite(moment) for moment in moments):
         return convex
     return min(convex, math.log(max(moments)) / (order - 1) * (1 + _BETWEEN))
+
+
+def pointwise_radius(epsilon: float, models: int) -> float:
+    """The radius r of appendix B: |log(p_i / p0)| <= r at every token makes one token of N models epsilon-DP.
+
+    Equation 13, e^(2r) = N e^epsilon + 1 - N, where beta alpha is r; of one model alone, r = epsilon.
+
+    Proof, for p, the mean of N laws, and p', that of the N - 1 others. At any token let x = e^(2r); the left-out law
+    over p' is at most x, since both are within e^r of p0. Then p / p' = (N-1)/N + (that ratio)/N <= (N-1)/N + x/N =
+    e^epsilon. The other way, with y <= x for p' over the left-out law, p' / p = N y / ((N-1) y + 1), which grows with
+    y, and N x / ((N-1) x + 1) <= ((N-1) + x) / N, because ((N-1) x + 1)((N-1) + x) - N^2 x = (N-1)(x-1)^2 >= 0.
+    (The paper's other direction puts an upper bound where a lower one belongs.)
+
+    >>> round(pointwise_radius(8 / 1024, 80), 4)
+    0.2435
+    """
+    return epsilon if models == 1 else math.log1p(models * math.expm1(epsilon)) / 2
+
+
+@lru_cache(maxsize=256)
+def cheapest_order(epsilon: float, tokens: int, delta: float) -> tuple[float, float]:
+    """The Renyi order, and the Renyi epsilon of one token there, by which ``tokens`` epsilon-DP tokens cost least.
+
+    An epsilon-DP release has a divergence of at most min(epsilon, order epsilon^2 / 2) at each order (Bun and Steinke
+    2016, proposition 3.3). The order decides only how tight the sum is.
+    """
+    orders = 1 + np.geomspace(1e-3, 1e7, 2001)
+    renyi = np.minimum(epsilon, orders * epsilon**2 / 2)
+    totals = [tokens * cost - budget_at(order, 0.0, delta) for order, cost in zip(orders, renyi, strict=True)]
+    best = int(np.argmin(totals))
+    return float(orders[best]), float(renyi[best]) * (1 + _ROUNDING)
 
 
 def _largest_moment(radius: float, order: float, subsample: float, power: float) -> float:
