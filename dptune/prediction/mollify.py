@@ -89,10 +89,12 @@ def moment_weights(
     *,
     steady: bool = False,
 ) -> torch.Tensor:
-    """The weights where p may become any other distribution p' (spec pmixed.md, section 5.3, "record level").
+    """The weights where p may become any other distribution p' of which the same is known.
 
     Each is the largest l with sum over k = 2..order of C(order, k) (1-u)^(1-k) (2 u l)^k m_k <= ``excess``, where
-    m_k = sum |p - p0|^k / p0^(k-1) and u is ``share``.
+    m_k = sum |p - p0|^k / p0^(k-1) and u is ``share``. Proof: expand E_order of the part that the slot moves in the
+    difference d of both laws, over a floor of (1-u) p0; the sum over tokens of |d|^k p0^(1-k) is bounded by
+    Minkowski's inequality, and t^k is convex, so that both laws' shares average.
     """
     powers = torch.arange(2, order + 1, dtype=torch.float64, device=log_private.device)
     factors = [math.log(math.comb(order, k)) + (1 - k) * math.log1p(-share) for k in range(2, order + 1)]

@@ -185,7 +185,7 @@ def _published_weights(protocol: Published, record: _Record) -> dict[int, torch.
 
 
 def _average_parts(protocol: Published, by_size: Mapping[int, torch.Tensor]) -> torch.Tensor:
-    """The exact output law, for a secret sample: the mean over its sizes (spec pmixed.md, section 5.2)."""
+    """The exact output law, for a secret sample: the mean over its sizes, of the paper's section 5.2."""
     likely = {size: binom.pmf(size, protocol.models, protocol.subsample) for size in by_size}
     return torch.stack([likely[size] * weights for size, weights in by_size.items()]).sum(0) / protocol.models
 

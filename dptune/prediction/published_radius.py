@@ -1,7 +1,7 @@
 """PMixED's radius as published: theorem 5.1, its amplification by sampling, and the part that can be proven.
 
 Claims, not guarantees. Theorem 5.1 takes a bound at one Renyi order for a bound at all of them, and a radius that
-depends on the size of the sample for one that does not (spec pmixed.md, section 5.1).
+depends on the size of the sample for one that does not (docs/findings/prediction.md, "Why theorem 5.1 fails").
 """
 
 from __future__ import annotations
@@ -102,7 +102,9 @@ def pointwise_radius(epsilon: float, models: int) -> float:
     over p' is at most x, since both are within e^r of p0. Then p / p' = (N-1)/N + (that ratio)/N <= (N-1)/N + x/N =
     e^epsilon. The other way, with y <= x for p' over the left-out law, p' / p = N y / ((N-1) y + 1), which grows with
     y, and N x / ((N-1) x + 1) <= ((N-1) + x) / N, because ((N-1) x + 1)((N-1) + x) - N^2 x = (N-1)(x-1)^2 >= 0.
-    (The paper's other direction puts an upper bound where a lower one belongs.)
+    (The paper's other direction puts an upper bound where a lower one belongs.) A shard whose place the public law
+    takes shows no more: p0 is within e^r of both, so that the ratios are ((N-1) + x)/((N-1) + e^r) and
+    ((N-1) + e^r)/N at most.
 
     >>> round(pointwise_radius(8 / 1024, 80), 4)
     0.2435

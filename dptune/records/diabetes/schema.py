@@ -1,4 +1,4 @@
-"""The 50 columns of the diabetes table, in order, and what each may hold (spec rldp.md, section 2)."""
+"""The 50 columns of the diabetes table, in order, and what each may hold (Strack et al. 2014)."""
 
 from __future__ import annotations
 

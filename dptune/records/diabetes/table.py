@@ -30,7 +30,7 @@ class Table:
 
 
 def read_table(csv: Path, ids_mapping: Path) -> Table:
-    """Read and check the whole table (spec rldp.md, section 2).
+    """Read and check the whole table.
 
     Raises: DataError naming file, row (the header is row 1), column and fix, for a missing, extra, repeated
     or moved column, a short or long row, a byte that is not UTF-8, an empty table, a value that the schema
