@@ -58,10 +58,16 @@ def test_the_head_learns_the_label_and_reads_prompt_and_continuation(reward: Lea
 
 @pytest.mark.parametrize("other", ["", "good " * 30, "bad"])
 def test_the_text_of_one_user_moves_no_other_users_score(reward: LearnedReward, other: str) -> None:
-    """To the last digit, however long it is: a batch that is padded to its longest text would show that length."""
+    """To the last digit, however long it is: an accelerator's numbers depend on the shape of a batch."""
+    shapes: list[torch.Size] = []
+    hook = reward.encoder.register_forward_pre_hook(
+        lambda _module, _args, given: shapes.append(given["input_ids"].shape), with_kwargs=True
+    )
     before = reward.scores(["the"] * 3, [" film was good", " plot", " old"])
     after = reward.scores(["the"] * 3, [" film was good", other, " old"])
+    hook.remove()
     assert torch.equal(before[[0, 2]], after[[0, 2]])
+    assert shapes == [(3, 12)] * 2, "of one shape, whatever the texts are"
 
 
 def test_a_head_is_not_trained_on_texts_that_teach_it_nothing(encoder: ModelSource) -> None:
