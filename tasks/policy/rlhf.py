@@ -189,7 +189,7 @@ def _run(cell: RlhfCell, directory: Path, device: str) -> dict[str, Any]:
     from dptune.training.models.model import save_adapter
 
     settings, paying = cell.settings, split_digest()
-    learner = make_learner(settings, cell.method, cell.users, cell.seed, device)
+    learner = _learner(cell, device)
     for fault in Register(SPENT).faults():
         _log.warning("%s", fault)
     records, hosts = (read_records(SPLITS / f"{side}.parquet") for side in ("train", "attack"))
@@ -207,6 +207,10 @@ def _run(cell: RlhfCell, directory: Path, device: str) -> dict[str, Any]:
         results["audit"] = _audit(cell, plan, known, hosts, learner, state, users, public)
         results["violations"] = violations(results)
     return results
+
+
+def _learner(cell: RlhfCell, device: str) -> LanguageLearner:
+    return make_learner(cell.settings, cell.method, cell.users, cell.seed, device)
 
 
 def _log_point(cell: RlhfCell, point: Figures) -> None:

@@ -64,7 +64,9 @@ class LearnedReward:
         return (logits / 2).tanh().float()
 
 
-def learned_reward(base: ModelSource, texts: Sequence[Record], positive: str, width: int, device: str) -> LearnedReward:
+def learned_reward(
+    base: ModelSource, texts: Sequence[Record], positive: str, width: int, device: torch.device
+) -> LearnedReward:
     """Train a head on public texts with labels: logistic regression on the mean of the frozen encoder's states.
 
     Args:
@@ -96,7 +98,7 @@ def learned_reward(base: ModelSource, texts: Sequence[Record], positive: str, wi
     return LearnedReward(encoder, tokenizer, weights, width, float(right))
 
 
-def _load_encoder(base: ModelSource, device: str) -> Any:
+def _load_encoder(base: ModelSource, device: torch.device) -> Any:
     disable_progress_bar()
     try:
         encoder = AutoModel.from_pretrained(

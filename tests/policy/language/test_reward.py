@@ -16,6 +16,7 @@ from dptune.training.models.model import ModelSource
 
 WORDS = ["[PAD]", "[UNK]", "good", "bad", "film", "plot", "the", "was", "old", "new"]
 OTHERS = WORDS[4:]
+CPU = torch.device("cpu")
 
 
 @pytest.fixture(scope="module")
@@ -38,13 +39,13 @@ def texts(count: int = 100) -> list[Record]:
     for row in range(count):
         one, two, three = (OTHERS[(row * factor + row // 7) % len(OTHERS)] for factor in (1, 3, 5))
         word, label = (("good", "yes"), ("bad", "no"))[(row // 3) % 2]
-        found.append(Record(Labelled(f"{one} {word} {two} {three}", label), row, Path("labelled"), row + 1))
+        found.append(Record(Labelled(f"{one} {word} {two} {three}", label), row, "labelled", row + 1))
     return found
 
 
 @pytest.fixture(scope="module")
 def reward(encoder: ModelSource) -> LearnedReward:
-    return learned_reward(encoder, texts(), "yes", 12, "cpu")
+    return learned_reward(encoder, texts(), "yes", 12, CPU)
 
 
 def test_the_head_learns_the_label_and_reads_prompt_and_continuation(reward: LearnedReward) -> None:
@@ -72,16 +73,16 @@ def test_the_text_of_one_user_moves_no_other_users_score(reward: LearnedReward, 
 
 def test_a_head_is_not_trained_on_texts_that_teach_it_nothing(encoder: ModelSource) -> None:
     with pytest.raises(ConfigError, match=r"reward\.path: has 49 texts with a label of 49"):
-        learned_reward(encoder, texts(49), "yes", 12, "cpu")
-    unlabelled = [*texts(99), Record(Text("the film"), 99, Path("labelled"), 100)]
+        learned_reward(encoder, texts(49), "yes", 12, CPU)
+    unlabelled = [*texts(99), Record(Text("the film"), 99, "labelled", 100)]
     with pytest.raises(ConfigError, match=r"reward\.path: has 99 texts with a label of 100"):
-        learned_reward(encoder, unlabelled, "yes", 12, "cpu")
+        learned_reward(encoder, unlabelled, "yes", 12, CPU)
     with pytest.raises(ConfigError, match=r"reward\.positive: '1' is the label of no texts; labels are no, yes"):
-        learned_reward(encoder, texts(), "1", 12, "cpu")
+        learned_reward(encoder, texts(), "1", 12, CPU)
 
 
 def test_an_encoder_that_cannot_be_had_or_reads_less_is_named(encoder: ModelSource, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"reward\.encoder: .* cannot be loaded as an encoder"):
-        learned_reward(ModelSource(str(tmp_path)), texts(), "yes", 12, "cpu")
+        learned_reward(ModelSource(str(tmp_path)), texts(), "yes", 12, CPU)
     with pytest.raises(ConfigError, match=r"reward\.encoder: .* reads 16 tokens, and texts have up to 40"):
-        learned_reward(encoder, texts(), "yes", 40, "cpu")
+        learned_reward(encoder, texts(), "yes", 40, CPU)
