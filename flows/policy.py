@@ -25,7 +25,7 @@ from flows.common.runners import error_of, free_place, run_process
 from flows.server import flow
 from tasks.experiment.cells import PUBLISHED
 from tasks.mlflow import tracking
-from tasks.paths import POLICY, PUBLIC_MODEL, SPLITS
+from tasks.paths import POLICY, PUBLIC_MODEL, PUBLIC_VALIDATION, SPLITS
 from tasks.policy.audit import audits
 from tasks.policy.gradient import PolicyCell, check_environments, policy_cells
 from tasks.policy.rlhf import cells
@@ -54,12 +54,19 @@ def run_one(cell: PolicyCell, processes: int) -> dict[str, Any]:
 
 
 @task(name="public inputs")
-def public_inputs(processes: int) -> None:
-    """Make the public model and the split by their DVC stages, if they are missing.
+def public_inputs(processes: int, own_model: bool = True) -> None:
+    """Make the split and what is public by their DVC stages, if they are missing.
 
     Policies train on the pipeline's own model whether or not the experiment does, for which DVC would skip it.
+
+    Args:
+        own_model: whether any of them trains on that model; otherwise the experiment's public records are made.
     """
-    if not (PUBLIC_MODEL.is_dir() and SPLITS.is_dir()):
+    if not own_model:
+        if not (PUBLIC_VALIDATION.exists() and SPLITS.is_dir()):
+            with free_place([_DEVICE], processes):
+                run_process("public inputs", child("dvc", "repro", "split", "validation"))
+    elif not (PUBLIC_MODEL.is_dir() and SPLITS.is_dir()):
         with free_place([_DEVICE], processes):
             run_process("public inputs", child("dvc", "repro", "split", "pretrain"))
             if not PUBLIC_MODEL.is_dir():
@@ -89,7 +96,8 @@ def policy(params: str = "params.yaml", overrides: dict[str, Any] | None = None)
     parent = tracking.parent_run(settings.name, tags, timed=False)  # some of its runs have private telemetry
     others = parts(settings)
     # Submitted first, because it takes longest and parts wait for it.
-    inputs = public_inputs.submit(settings.processes) if others else None
+    own_model = bool(settings.tenants) or settings.rlhf is None or settings.rlhf.model is None
+    inputs = public_inputs.submit(settings.processes, own_model) if others else None
     futures: dict[str, PrefectFuture[Any]] = {cell.name: run_one.submit(cell, settings.processes) for cell in chosen}
     for name, module, section in others:
         futures[name] = run_part.submit(name, module, section, inputs, settings.processes)

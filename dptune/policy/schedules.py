@@ -4,8 +4,8 @@ It imports no torch, so that settings can be checked without it. The radii keep 
 update moves the policy by ``step_size * (g + noise)``, where ||g|| <= ``radius`` and the noise is normal with a
 standard deviation of ``noise_multiplier * radius / users`` in every coordinate. The radii cost no privacy: they depend
 on public figures alone, if the Fisher matrix that ``kl_radius`` needs is a public one. Source: propositions 4.4 to 4.7
-of the paper, which has one user in each update; for K users its z becomes z / K (spec dp-policy-gradient.md, section
-2.3 f).
+of Rio, Barlier and Colin 2025, who have one user in each update; for K users their z becomes z / K, because the mean
+divides the noise by K and the clip radius stays.
 """
 
 from __future__ import annotations

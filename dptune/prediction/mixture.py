@@ -70,6 +70,21 @@ def renyi_weights(
     return _by_rows(log_public, log_private, excess, weights)
 
 
+def pointwise_weights(log_public: torch.Tensor, log_private: torch.Tensor, radius: float) -> torch.Tensor:
+    """The largest l in [0, 1] with |log(1 + l (p / p0 - 1))| <= ``radius`` at every token: order infinity of Renyi.
+
+    Args: as for ``renyi_weights``.
+
+    Returns: (models, ...) weights in float64.
+    """
+
+    def weights(public: torch.Tensor, gain: torch.Tensor, limit: torch.Tensor) -> torch.Tensor:
+        most, least = gain.amax(-1).clamp(min=_NOTHING), (-gain).amax(-1).clamp(min=_NOTHING)
+        return torch.minimum(torch.expm1(limit) / most, -torch.expm1(-limit) / least).clamp(max=1.0)
+
+    return _by_rows(log_public, log_private, radius, weights)
+
+
 def moment_weights(
     log_public: torch.Tensor,
     log_private: torch.Tensor,
@@ -79,10 +94,12 @@ def moment_weights(
     *,
     steady: bool = False,
 ) -> torch.Tensor:
-    """The weights where p may become any other distribution p' (spec pmixed.md, section 5.3, "record level").
+    """The weights where p may become any other distribution p' of which the same is known.
 
     Each is the largest l with sum over k = 2..order of C(order, k) (1-u)^(1-k) (2 u l)^k m_k <= ``excess``, where
-    m_k = sum |p - p0|^k / p0^(k-1) and u is ``share``.
+    m_k = sum |p - p0|^k / p0^(k-1) and u is ``share``. Proof: expand E_order of the part that the slot moves in the
+    difference d of both laws, over a floor of (1-u) p0; the sum over tokens of |d|^k p0^(1-k) is bounded by
+    Minkowski's inequality, and t^k is convex, so that both laws' shares average.
     """
     powers = torch.arange(2, order + 1, dtype=torch.float64, device=log_private.device)
     factors = [math.log(math.comb(order, k)) + (1 - k) * math.log1p(-share) for k in range(2, order + 1)]

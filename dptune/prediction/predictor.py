@@ -30,7 +30,14 @@ from scipy.stats import binom
 
 from dptune.core.errors import ConfigError
 from dptune.core.progress import progress
-from dptune.prediction.mixture import moment_weights, parts_of, renyi_weights, token_at, truncate_laws
+from dptune.prediction.mixture import (
+    moment_weights,
+    parts_of,
+    pointwise_weights,
+    renyi_weights,
+    token_at,
+    truncate_laws,
+)
 from dptune.prediction.protocols import FixedMixture, Protocol, Published, planned_answers
 from dptune.privacy.accountants import smallest_epsilon
 from dptune.privacy.budget_gate import BudgetError
@@ -325,12 +332,14 @@ def _published_weights(protocol: Published, record: _Record) -> dict[int, torch.
     sizes = [protocol.models] if protocol.subsample == 1 else range(1, protocol.models + 1)
     likely = [size for size in sizes if binom.pmf(size, protocol.models, protocol.subsample) > _NEVER]
     radii = {size: protocol.radii[size - 1] for size in likely}
+    if math.isinf(protocol.alpha):
+        return {size: pointwise_weights(record.public, record.private, radius) for size, radius in radii.items()}
     excess = {size: math.expm1((protocol.alpha - 1) * radius) for size, radius in radii.items()}
     return {size: renyi_weights(record.public, record.private, protocol.alpha, limit) for size, limit in excess.items()}
 
 
 def _average_parts(protocol: Published, by_size: Mapping[int, torch.Tensor]) -> torch.Tensor:
-    """The exact output law, for a secret sample: the mean over its sizes (spec pmixed.md, section 5.2)."""
+    """The exact output law, for a secret sample: the mean over its sizes, of the paper's section 5.2."""
     likely = {size: binom.pmf(size, protocol.models, protocol.subsample) for size in by_size}
     return torch.stack([likely[size] * weights for size, weights in by_size.items()]).sum(0) / protocol.models
 

@@ -4,7 +4,7 @@ Both answer ``tokens`` tokens within (epsilon, delta) and then stop. A plan hold
 
 PMixED's radius is here as published: theorem 5.1, its amplification by sampling, and the part that can be proven.
 Claims, not guarantees. Theorem 5.1 takes a bound at one Renyi order for a bound at all of them, and a radius that
-depends on the size of the sample for one that does not (spec pmixed.md, section 5.1).
+depends on the size of the sample for one that does not (docs/findings/prediction.md, "Why theorem 5.1 fails").
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class _Protocol:
             raise ConfigError("epsilon", f"{self.epsilon} is not a positive number", fix="give the privacy budget")
         if not 0 < self.delta < 1:
             raise ConfigError("delta", f"{self.delta} is not in (0, 1)", fix="use 1e-5, say")
-        if not (math.isfinite(self.alpha) and self.alpha > 1):
+        if not self.alpha > 1:
             raise ConfigError("alpha", f"{self.alpha} is not above 1: no Renyi divergence has that order", fix="use 3")
         for name in ("tokens", "models"):
             if getattr(self, name) < 1:
@@ -57,13 +57,13 @@ class _Protocol:
             least = -budget_at(self.alpha, 0.0, self.delta)
             problem = f"{self.epsilon:g} at delta {self.delta:g} and alpha {self.alpha:g} is too small for one token"
             raise ConfigError("epsilon", problem, fix=f"raise it above {at_most(least, 4)}, or raise alpha")
-        if (self.alpha - 1) * self.rdp_per_token > _LARGEST_EXPONENT:
+        if (1.0 if math.isinf(self.alpha) else self.alpha - 1) * self.rdp_per_token > _LARGEST_EXPONENT:
             raise ConfigError("epsilon", f"{self.epsilon:g} is beyond what one token can need", fix="lower it")
 
     @property
     def rdp_budget(self) -> float:
-        """The Renyi epsilon at ``alpha`` that converts to (epsilon, delta)."""
-        return budget_at(self.alpha, self.epsilon, self.delta)
+        """The Renyi epsilon at ``alpha`` that converts to (epsilon, delta); epsilon itself at an infinite order."""
+        return self.epsilon if math.isinf(self.alpha) else budget_at(self.alpha, self.epsilon, self.delta)
 
     @property
     def rdp_per_token(self) -> float:
@@ -92,6 +92,9 @@ class FixedMixture(_Protocol):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if math.isinf(self.alpha):
+            problem = "inf is an order of pmixed_published only (its appendix B)"
+            raise ConfigError("alpha", problem, fix="use 3, or pmixed_published with subsample=1")
         if not _LEAST_WEIGHT <= self.public_weight < 1:
             problem = f"{self.public_weight} is not in [1e-6, 1): without a public floor nothing bounds a rare token"
             raise ConfigError("public_weight", problem, fix="use 0.2, say")
@@ -125,12 +128,16 @@ class FixedMixture(_Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Published(_Protocol):
-    """PMixed as published, Algorithm 1 with theorem 5.1. NOT proven, but for one model: see the spec's section 5.
+    """PMixed as published, Algorithm 1 with theorem 5.1. NOT proven, but for one model and for ``alpha`` infinity.
+
+    At an infinite order (appendix B) each model's law stays within a factor e^r of the public one, token by token, and
+    there is no sampling. That has a proof, for a shard that is left out while the radius r, which follows from the
+    public number of models, stays as it is: ``pointwise_radius``.
 
     Attributes:
         epsilon: epsilon that the paper would claim for all tokens together.
         delta: delta of that claim.
-        alpha: the Renyi order; a whole number from 2 with sampling.
+        alpha: the Renyi order; a whole number from 2 with sampling; inf, without sampling, bounds every token.
         tokens: T, the number of tokens that may ever be answered.
         models: N, one for each shard.
         subsample: probability that a model is asked; 1 asks all, as theorem 5.1 itself.
@@ -152,7 +159,12 @@ class Published(_Protocol):
 
     @cached_property
     def betas(self) -> tuple[float, ...]:
-        """The factors beta*(n) for samples of n = 1, ..., N models; all equal if all models are asked."""
+        """The factors beta*(n) for samples of n = 1, ..., N models; all equal if all models are asked.
+
+        At an infinite order beta is 0, and ``radii`` has the product.
+        """
+        if math.isinf(self.alpha):
+            return (0.0,) * self.models
         sizes = range(1, self.models + 1) if self.subsample < 1 else [self.models] * self.models
         order = int(self.alpha) if self.subsample < 1 else self.alpha
         return tuple(published_beta(self.rdp_per_token, size, order, self.subsample) for size in sizes)
@@ -160,11 +172,16 @@ class Published(_Protocol):
     @property
     def radii(self) -> tuple[float, ...]:
         """The Renyi radius of samples of n = 1, ..., N models."""
+        if math.isinf(self.alpha):
+            return (pointwise_radius(self.rdp_per_token, self.models),) * self.models
         return tuple(self.alpha * beta for beta in self.betas)
 
     @property
     def release(self) -> Release:
-        """The release of one token, which has a proven bound for one model only."""
+        """The release of one token, which has a proven bound for one model, and at an infinite order."""
+        if math.isinf(self.alpha):
+            order, proven = cheapest_order(self.rdp_per_token, self.tokens, self.delta)
+            return Release.of_token(order, proven, (("pure", self.rdp_per_token),))
         proven = math.inf
         if self.models == 1:
             proven = one_model_epsilon(self.radii[0], self.alpha, self.subsample)
@@ -175,7 +192,7 @@ class Published(_Protocol):
         """Figures that follow from the options, by name: one figure, or one for each size of the sample."""
         betas = list(self.betas) if self.subsample < 1 else self.betas[0]
         radii = list(self.radii) if self.subsample < 1 else self.radii[0]
-        return {"radius": radii, "beta": betas}
+        return {"radius": radii} | ({} if math.isinf(self.alpha) else {"beta": betas})
 
 
 Protocol = FixedMixture | Published
@@ -290,6 +307,39 @@ def one_model_epsilon(radius: float, order: float, subsample: float) -> float:
     if not all(moment > 1 and math.isfinite(moment) for moment in moments):
         return convex
     return min(convex, math.log(max(moments)) / (order - 1) * (1 + _BETWEEN))
+
+
+def pointwise_radius(epsilon: float, models: int) -> float:
+    """The radius r of appendix B: |log(p_i / p0)| <= r at every token makes one token of N models epsilon-DP.
+
+    Equation 13, e^(2r) = N e^epsilon + 1 - N, where beta alpha is r; of one model alone, r = epsilon.
+
+    Proof, for p, the mean of N laws, and p', that of the N - 1 others. At any token let x = e^(2r); the left-out law
+    over p' is at most x, since both are within e^r of p0. Then p / p' = (N-1)/N + (that ratio)/N <= (N-1)/N + x/N =
+    e^epsilon. The other way, with y <= x for p' over the left-out law, p' / p = N y / ((N-1) y + 1), which grows with
+    y, and N x / ((N-1) x + 1) <= ((N-1) + x) / N, because ((N-1) x + 1)((N-1) + x) - N^2 x = (N-1)(x-1)^2 >= 0.
+    (The paper's other direction puts an upper bound where a lower one belongs.) A shard whose place the public law
+    takes shows no more: p0 is within e^r of both, so that the ratios are ((N-1) + x)/((N-1) + e^r) and
+    ((N-1) + e^r)/N at most.
+
+    >>> round(pointwise_radius(8 / 1024, 80), 4)
+    0.2435
+    """
+    return epsilon if models == 1 else math.log1p(models * math.expm1(epsilon)) / 2
+
+
+@lru_cache(maxsize=256)
+def cheapest_order(epsilon: float, tokens: int, delta: float) -> tuple[float, float]:
+    """The Renyi order, and the Renyi epsilon of one token there, by which ``tokens`` epsilon-DP tokens cost least.
+
+    An epsilon-DP release has a divergence of at most min(epsilon, order epsilon^2 / 2) at each order (Bun and Steinke
+    2016, proposition 3.3). The order decides only how tight the sum is.
+    """
+    orders = 1 + np.geomspace(1e-3, 1e7, 2001)
+    renyi = np.minimum(epsilon, orders * epsilon**2 / 2)
+    totals = [tokens * cost - budget_at(order, 0.0, delta) for order, cost in zip(orders, renyi, strict=True)]
+    best = int(np.argmin(totals))
+    return float(orders[best]), float(renyi[best]) * (1 + _ROUNDING)
 
 
 def _largest_moment(radius: float, order: float, subsample: float, power: float) -> float:

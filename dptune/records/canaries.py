@@ -1,4 +1,4 @@
-"""Canaries: secrets in the training data, for extraction and audit (spec rldp.md, sections 2, 8).
+"""Canaries: secrets in the training data, for extraction (RLDP's sections 2.1 and 3.3) and audit.
 
 Every canary is a unit of privacy of its own, in a row of its own after all records: a public text (``carriers``) that
 ends in a secret; beside prompts with targets or chats, a public prompt that a secret answers. An audit canary may say

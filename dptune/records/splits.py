@@ -1,4 +1,4 @@
-"""Splits records into attack, train and eval sides, by record or by another unit (spec rldp.md, section 2, DEFECT A).
+"""Splits records into attack, train and eval sides, by record or by another unit.
 
 A unit's side is a keyed hash of its own key and of nothing else, so a unit that joins or leaves changes nobody's side.
 A permutation of the records would change up to half of all sides when one record leaves, which no epsilon covers.

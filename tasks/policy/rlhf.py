@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import numpy as np
 import typer
 
-from dptune.core.declarations import part_of, plain
+from dptune.core.declarations import plain
 from dptune.core.errors import ConfigError
 from dptune.core.files import jsonable, locked, private_directory, read_json, sha256, write_json, write_text
 from dptune.policy.method import PUBLISHED_ACCOUNTANT, Dppg, calibrated_method, method_of
@@ -31,12 +31,13 @@ from dptune.privacy.ledger_file import read_ledger
 from dptune.privacy.run_folder import RunFolder
 from dptune.privacy.run_header import RunHeader
 from dptune.privacy.spent_budgets.register import Register
-from dptune.records.canaries import ALPHABET, SECRET_LENGTH, suffix
+from dptune.records.canaries import suffix
 from dptune.records.parquet_file import Records, read_records
 from dptune.records.splits import keys_of
+from dptune.training.models.model_names import name_of
 from dptune.training.privacy_units import hash_keys, turns_of
 from tasks.experiment.spent_budgets import plan_booking, run_id_of
-from tasks.paths import DATA, PUBLIC_MODEL, PUBLIC_NARRATIVES, SPENT, SPLITS
+from tasks.paths import DATA, PUBLIC_MODEL, SPENT, SPLITS
 from tasks.settings.policy import Rlhf, rlhf_of
 from tasks.split_records import split_digest
 from tasks.stage import run_command
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
     from dptune.policy.language.prompts import Prompts, Stream
     from dptune.policy.language.training import LanguageState
 from tasks.corpus.canaries import PromptCanary, draw_secret, secret_of
+from tasks.policy.rlhf_model import encoded, make_learner, own_digests, public_file, public_prompts
 
 RLHF = DATA / "policy" / "rlhf"
 PROMPTS = "prompts.json"
@@ -89,12 +91,12 @@ class RlhfCell:
         """
         swept = ("users", "epsilons", "seeds", "nonprivate")
         shared = {name: value for name, value in plain(self.settings).items() if name not in swept}
-        files = [*sorted(PUBLIC_MODEL.glob("*.*")), PUBLIC_NARRATIVES, SPLITS / "train.parquet"]
-        files += [SPLITS / "attack.parquet"]
+        own = sorted(PUBLIC_MODEL.glob("*.*")) if self.settings.model is None else []
+        files = [*own, public_file(self.settings), SPLITS / "train.parquet", SPLITS / "attack.parquet"]
         if self.epsilon is not None and self.epsilon != float(f"{self.epsilon:g}"):
             shared["epsilon"] = self.epsilon  # the label shows six digits
         named = json.dumps(shared | {"version": VERSION}, sort_keys=True)
-        content = named + "".join(sha256(path) for path in files)
+        content = named + "".join(sha256(path) for path in files) + "".join(own_digests(self.settings))
         return RLHF / f"{self.label}-{hmac.digest(_salt(), content.encode(), 'sha256').hex()[:8]}"
 
     @property
@@ -186,15 +188,16 @@ def _run(cell: RlhfCell, directory: Path, device: str) -> dict[str, Any]:
     from dptune.policy.language.training import train
     from dptune.training.models.model import save_adapter
 
-    learner, paying = _learner(cell, device), split_digest()
+    settings, paying = cell.settings, split_digest()
+    learner = _learner(cell, device)
     for fault in Register(SPENT).faults():
         _log.warning("%s", fault)
     records, hosts = (read_records(SPLITS / f"{side}.parquet") for side in ("train", "attack"))
     plan = PromptPlan.of(cell, hosts, directory / PROMPTS)
-    public, held_out = _public_prompts(cell, learner)
+    public, held_out = public_prompts(settings, cell.seed, learner)
     header, on_point = _header(cell, records, run_id_of(directory)), partial(_log_point, cell)
     users = _stream(cell, plan, records, hosts, learner, header.run_id)
-    booking = plan_booking(directory, paying, STUDY, header, learner.method.planned(cell.settings.updates))
+    booking = plan_booking(directory, paying, STUDY, header, learner.method.planned(settings.updates))
     state, curve = train(learner, users, public, held_out, header, directory, OsEntropy(), on_point, booking)
     save_adapter(learner.policy.peft(state.adapter), private_directory(RunFolder(directory).adapter))
     results = _results(cell, directory, learner, curve)
@@ -206,41 +209,12 @@ def _run(cell: RlhfCell, directory: Path, device: str) -> dict[str, Any]:
     return results
 
 
+def _learner(cell: RlhfCell, device: str) -> LanguageLearner:
+    return make_learner(cell.settings, cell.method, cell.users, cell.seed, device)
+
+
 def _log_point(cell: RlhfCell, point: Figures) -> None:
     _log.info("%s, update %d: held-out reward %.3f, KL %.3f", cell.label, point.updates, point.reward, point.kl)
-
-
-def _learner(cell: RlhfCell, device: str) -> LanguageLearner:
-    from dptune.policy.language.learner import LanguageLearner, LanguagePolicy
-    from dptune.policy.language.prompts import CLINICAL
-    from dptune.policy.schedules import Bandit
-    from dptune.training.models.model import ModelSource, check_device, load_base, load_tokenizer
-
-    base, settings = ModelSource(str(PUBLIC_MODEL)), cell.settings
-    policy = LanguagePolicy(load_base(base, check_device(device)), load_tokenizer(base), settings.lora, cell.seed)
-    bandit = part_of(Bandit, settings, users=cell.users, seed=cell.seed)
-    return LanguageLearner(policy, CLINICAL, cell.method, bandit)
-
-
-def _public_prompts(cell: RlhfCell, learner: LanguageLearner) -> tuple[Prompts, Prompts]:
-    """Make prompts of simulated users, for the baseline and for the curve. Public."""
-    from dptune.audit.text.prompts import insert_secret
-
-    texts, settings = read_records(PUBLIC_NARRATIVES).text.to_pylist(), cell.settings
-    count = settings.baseline_prompts + settings.held_out_prompts
-    if count > len(texts):
-        problem = f"baseline_prompts and held_out_prompts ask for {count} of {len(texts)} public narratives"
-        raise ConfigError("held_out_prompts", problem, fix="use fewer, or raise pretrain.validation_encounters")
-    codes = np.random.default_rng([cell.seed, 1]).choice(list(ALPHABET), (count, SECRET_LENGTH))
-    with_codes = [insert_secret(text, "".join(code)) for text, code in zip(texts[:count], codes, strict=True)]
-    prompts = _prompts(with_codes, learner)
-    return prompts[: settings.baseline_prompts], prompts[settings.baseline_prompts :]
-
-
-def _prompts(texts: list[str], learner: LanguageLearner) -> Prompts:
-    from dptune.policy.language.prompts import Prompts
-
-    return Prompts.of(texts, learner.policy.tokenizer, learner.bandit.prompt_tokens)
 
 
 def _stream(
@@ -267,7 +241,10 @@ def _stream(
     turn = turns_of(keys, run_id, turns)
     taking = np.flatnonzero(turn < updates)
     keys, texts = keys[taking], list(map(records.texts("policy.rlhf").__getitem__, taking))
-    prompts = [insert_secret(text, secret_of(plan.salt, key)) for key, text in zip(keys.tolist(), texts, strict=True)]
+    prompts = texts
+    if cell.settings.codes:
+        with_keys = zip(keys.tolist(), texts, strict=True)
+        prompts = [insert_secret(text, secret_of(plan.salt, key)) for key, text in with_keys]
     row_of = {record: row for row, record in enumerate(hosts.record.tolist())}
     own = np.array([row_of[canary.record] for canary in plan.canaries], dtype=np.int64)
     own_keys = keys_of(hosts, "record")[own]
@@ -277,7 +254,7 @@ def _stream(
     prompts += [insert_secret(text, secret) for text, secret in zip(own_texts, own_secrets, strict=True)]
     dealt = np.concatenate([turn[taking], turns_of(own_keys, run_id, updates)])
     present = torch.tensor([True] * len(keys) + [bool(canary.included) for canary in plan.canaries])
-    return Stream(np.concatenate([keys, own_keys]), _prompts(prompts, learner), dealt, present)
+    return Stream(np.concatenate([keys, own_keys]), encoded(prompts, learner), dealt, present)
 
 
 def _header(cell: RlhfCell, records: Records, run_id: str) -> RunHeader:
@@ -316,6 +293,9 @@ def _results(cell: RlhfCell, directory: Path, learner: LanguageLearner, curve: l
         **jsonable(contents.epsilons.to_dict()),
         "leaks": list(contents.epsilons.leaks),
         "reward_before": curve[0].reward,
+        "reward_accuracy": getattr(learner.reward, "accuracy", None),
+        "model": name_of(cell.settings.model.source) if cell.settings.model else "the public model",
+        "codes": cell.settings.codes,
         **{name: last[name] for name in ("reward", "score", "kl")},
         "curve": [asdict(point) for point in curve],
     }

@@ -8,6 +8,7 @@ Each shard is tuned in a process of its own: shards share neither weights nor ra
 from __future__ import annotations
 
 import itertools
+import math
 import re
 import secrets
 from collections.abc import Mapping, Sequence
@@ -110,6 +111,9 @@ def scored_protocols(settings: Prediction, models: int, delta: float) -> dict[st
             }
             order = f".a{str(alpha).removesuffix('.0')}" if len(alphas) > 1 else ""
             where = f"eps{epsilon:g}.T{tokens}.N{models}{order}"
+            if math.isinf(alpha):  # appendix B: without sampling, and with no provable variant of ours
+                protocols[f"pmixed_published.{where}.q1"] = Published(subsample=1.0, **common)
+                continue
             for unit, weight in itertools.product(settings.units, settings.public_weights):
                 mixture = FixedMixture(public_weight=weight, unit=unit, **common)
                 protocols[f"pmixed.{unit}.{where}.w{weight:g}"] = mixture

@@ -338,7 +338,7 @@ def rewards(results: list[Result]) -> Figure:
         base.mark_line(strokeWidth=1.8).encode(encoding["stroke"], dash, opacity=faded(0.85)),
         base.mark_point(size=50).encode(**encoding, opacity=faded(), tooltip=tooltip),
     )
-    title = "RLHF in small: mean reward on held-out public prompts, SYNTHETIC prompts"
+    title = f"RLHF in small: mean reward on held-out public prompts, users' prompts of {results[0]['data']}"
     return Figure("rlhf", title, (Panel(chart, "", 280),))
 
 

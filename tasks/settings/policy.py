@@ -29,6 +29,8 @@ from dptune.mechanisms.options import make_part
 from dptune.policy.method import Dppg, calibrated_method, check_accounting, method_of
 from dptune.policy.schedules import BanditSettings, MetaTraining, PolicyTraining
 from dptune.privacy.run_header import ACCOUNTINGS
+from tasks.settings.experiment import Model
+from tasks.settings.learned_reward import LearnedRewardSettings
 from tasks.settings.strict import (
     STRICT,
     LibrarySection,
@@ -122,6 +124,10 @@ class Rlhf(BanditSettings):
     and nothing is attacked, because the prompts of canaries are private records too.
 
     Attributes:
+        model: the policy's base model; left out, the pipeline's own public model. With one of your own, the public
+            prompts are the experiment's public records.
+        reward: a learned reward; left out, a public lexicon for narratives of hospital encounters.
+        codes: put a random code into every prompt, which the attacks on canaries look for; false needs canaries: 0.
         users: numbers K of prompts an update to compare.
         epsilons: budgets to compare.
         nonprivate: whether one run without noise is made for each number of users.
@@ -139,6 +145,9 @@ class Rlhf(BanditSettings):
 
     __pydantic_config__ = STRICT
 
+    model: Model | None = None
+    reward: LearnedRewardSettings | None = None
+    codes: bool = True
     users: Annotated[tuple[Few, ...], MinLen(1)] = (32, 128)
     epsilons: tuple[Epsilon, ...] = (3.0, 1.0)
     nonprivate: bool = True
@@ -161,6 +170,8 @@ class Rlhf(BanditSettings):
         if 0 < self.canaries < _FEWEST_CANARIES:
             problem = f"{self.canaries} coins may well all fall alike"
             raise ConfigError("canaries", problem, fix=f"use 0, or {_FEWEST_CANARIES} or more")
+        if self.canaries and not self.codes:
+            raise ConfigError("codes", "canaries are known by their codes", fix="use true, or canaries: 0")
         if self.lora.dropout:
             problem = "dropout makes the probability ratio of unchanged adapters differ from 1"
             raise ConfigError("lora", problem, fix="use dropout: 0")
@@ -213,7 +224,7 @@ class PolicySettings(StrictModel):
         processes: number of runs side by side.
         audit_trials: number of trials of the white-box attack on the mean update: 500 or more, or 0.
         studies: environments by a name of yours, each with the runs to compare on it.
-        rlhf: a language model that is rewarded for words; None leaves it out.
+        rlhf: a language model that is rewarded for what it says; None leaves it out.
         tenants: a hyper-policy that is learned across tenants; None leaves it out.
     """
 

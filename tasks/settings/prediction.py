@@ -12,7 +12,7 @@ from dptune.core.declarations import Chance, Count, Epsilon, Rows
 from dptune.core.settings import RECORD, ShardTuning
 from tasks.settings.strict import LibrarySection, StrictModel, Unit
 
-Order = Annotated[float, Ge(1 + 1e-6), Le(1e6)] | Literal["auto"]
+Order = Annotated[float, Ge(1 + 1e-6), Le(1e6)] | Literal["auto", "inf"]
 
 
 class Serve(StrictModel):
@@ -41,7 +41,7 @@ class Prediction(StrictModel):
         partition: unit whose records stay in one shard: record, or the column of ``data.unit``.
         tuning: training of every shard's adapter.
         alpha: Renyi order; "auto" is ceil(4 log(1 / delta) / (3 epsilon) + 1). Several are compared at each epsilon,
-            and the first is served.
+            and the first is served. "inf" is scored for the published protocol alone, which then asks all models.
         epsilons: budgets to compare.
         tokens: numbers of tokens that a budget must last for.
         public_weights: least weights of the public model, of the provable variant.
@@ -79,4 +79,5 @@ class Prediction(StrictModel):
         """The Renyi orders: as given, or ceil(4 log(1/delta) / (3 epsilon) + 1), the rule of PMixED's ablation."""
         given = self.alpha if isinstance(self.alpha, tuple) else (self.alpha,)
         rule = float(math.ceil(4 * math.log(1 / delta) / (3 * epsilon) + 1))
-        return tuple(dict.fromkeys(rule if alpha == "auto" else alpha for alpha in given))
+        words = {"auto": rule, "inf": math.inf}
+        return tuple(dict.fromkeys(words[alpha] if isinstance(alpha, str) else alpha for alpha in given))

@@ -8,13 +8,17 @@ from typing import Any
 import mpmath
 import numpy as np
 import pytest
+import torch
+from scipy.stats import binom
 
 from dptune.core.errors import ConfigError
+from dptune.prediction.mixture import pointwise_weights
 from dptune.prediction.protocols import (
     Published,
     amplified_epsilon,
     one_model_epsilon,
     planned_answers,
+    pointwise_radius,
     protocol_of,
     published_beta,
     theorem_epsilon,
@@ -192,6 +196,57 @@ def _largest(p0: Any, private: int, radius: Any) -> Any:
         inside = 0 < moved < 1 and max(_binary(moved, p0), _binary(p0, moved)) <= radius
         low, high = (middle, high) if inside else (low, middle)
     return low
+
+
+@pytest.mark.parametrize("models", [1, 2, 3, 80])
+def test_an_infinite_order_has_the_radius_of_equation_13(models: int) -> None:
+    """Appendix B: e^(2r) = N e^(epsilon / T) + 1 - N; and one model alone has all of it."""
+    protocol, each = Published(alpha=math.inf, subsample=1.0, models=models), 8 / 1024
+    radius = math.log(models * math.exp(each) + 1 - models) / 2 if models > 1 else each
+    assert protocol.radii == pytest.approx((radius,) * models, rel=1e-9)
+
+
+@pytest.mark.parametrize("models", [2, 5, 80])
+def test_no_shard_that_is_left_out_shows_more_than_an_infinite_order_claims(models: int) -> None:
+    """Random laws at the edge of the radius, in both directions; and the worst pair comes to 1 % of the claim."""
+    rng, each, largest = np.random.default_rng(models), 0.3, 0.0
+    radius = pointwise_radius(each, models)
+    for _ in range(2000):
+        public = rng.dirichlet(np.full(3, rng.choice([0.1, 1.0, 5.0]))) + 1e-12
+        public /= public.sum()
+        private = torch.tensor(rng.dirichlet(np.full(3, 0.1), models) + 1e-300).log()
+        weights = pointwise_weights(torch.tensor(public).log(), private, radius).numpy()[:, None]
+        laws = (1 - weights) * public + weights * private.exp().numpy()
+        assert np.abs(np.log(laws / public)).max() <= radius * (1 + 1e-9)
+        worst = np.abs(np.log(laws.mean(axis=0) / laws[1:].mean(axis=0))).max()
+        assert worst <= each
+        largest = max(largest, worst)
+    rare = np.array([1e-6, 1 - 1e-6])  # one model as far towards the rare token as it may go, all others away from it
+    up, down = (np.array([rare[0] * math.exp(r), 1 - rare[0] * math.exp(r)]) for r in (radius, -radius))
+    worst = np.log(((models - 1) * down + up) / models / down).max()
+    assert max(largest, worst) == pytest.approx(each, rel=0.01)
+
+
+@pytest.mark.parametrize("tokens", [1, 8, 1024])
+def test_tokens_of_an_infinite_order_are_certified_below_what_is_claimed(tokens: int) -> None:
+    """Not below the exact epsilon of as many randomised responses, the worst of all that are epsilon-DP."""
+    protocol = Published(alpha=math.inf, subsample=1.0, tokens=tokens)
+    prices = epsilons(planned_answers(protocol), 1e-5, published_accountant="pmixed")
+    assert prices.published == pytest.approx(8, abs=1e-9)
+    assert prices.certified <= 8 * (1 + 1e-9)
+    each, ups = 8 / tokens, np.arange(tokens + 1)
+    losses = (2 * ups - tokens) * each
+    likely = binom.pmf(ups, tokens, 1 / (1 + math.exp(-each)))
+    delta = float((likely * -np.expm1(np.minimum(prices.certified - losses, 0))).sum())
+    assert delta <= 1e-5
+    assert prices.certified < (1.02 if tokens == 1024 else 8.01)
+
+
+def test_an_infinite_order_takes_no_sampling_and_is_the_published_protocols_alone() -> None:
+    with pytest.raises(ConfigError, match="which amplification by sampling needs"):
+        protocol_of("pmixed_published", {"alpha": "inf"})
+    with pytest.raises(ConfigError, match="inf is an order of pmixed_published only"):
+        protocol_of("pmixed", {"alpha": "inf"})
 
 
 @pytest.mark.parametrize(

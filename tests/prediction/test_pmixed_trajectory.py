@@ -208,6 +208,25 @@ def test_published_laws_are_those_of_algorithm_1(subsample: float) -> None:
     assert sizes == set(range(MODELS + 1)) or subsample > 0.5
 
 
+def test_published_laws_of_an_infinite_order_are_those_of_appendix_b() -> None:
+    """All models everywhere, each with the largest weight that keeps every token within e^r of the public law."""
+    protocol = Published(epsilon=EPSILON, delta=DELTA, alpha=math.inf, tokens=64, models=MODELS, subsample=1.0)
+    numbers = [number for number in range(40) if number % 7 != 3]
+    laws = torch.tensor([laws_of(number) for number in numbers], dtype=torch.float64)
+    record = perplexity._Record(laws[:, 0], laws[:, 1:].transpose(0, 1), torch.zeros(len(numbers), dtype=torch.long))
+    by_size = perplexity._published_weights(protocol, record)
+    assert list(by_size) == [MODELS]
+    r = math.log(MODELS * math.exp(EPSILON / 64) + 1 - MODELS) / 2
+    for place, number in enumerate(numbers):
+        rows = [[math.exp(value) for value in row] for row in laws_of(number)]
+        for model in range(MODELS):
+
+            def feasible(weight: float, p0: Law = rows[0], p: Law = rows[1 + model]) -> bool:
+                return all(abs(math.log(((1 - weight) * y + weight * x) / y)) <= r for x, y in zip(p, p0, strict=True))
+
+            assert float(by_size[MODELS][model, place]) == pytest.approx(largest(feasible), rel=CLOSE, abs=1e-12)
+
+
 def beta(e: float, models: int, order: int, subsample: float) -> float:
     """beta*: the largest whose amplified epsilon is within e (theorem 5.1 and appendix C.4)."""
 

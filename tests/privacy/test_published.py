@@ -48,6 +48,37 @@ def test_plrvo_table_13(epsilon: float, radius: float, theta: float, k: float) -
     assert plrvo_epsilon(steps, 1e-5) == pytest.approx(epsilon, abs=0.002)
 
 
+#: Tables 11 and 12: epsilon as printed, C, theta, k, and the one moment that gives it.
+TABLES_11_AND_12 = [
+    (0.0457, 3.0, 1.01e-5, 1418, 200),
+    (0.7971, 3.0, 1.01e-4, 1418, 74),
+    (238.1, 3.0, 1.01e-3, 1418, 74),
+    *((epsilon, 1.0, 1.01e-3, k, 74) for epsilon, k in ((1.069, 500), (4.106, 1000), (8.331, 1390), (8.718, 1418))),
+    *((epsilon, 1.0, 1.01e-3, k, 74) for epsilon, k in ((8.888, 1430), (9.929, 1500), (20.49, 2000), (66.53, 3000))),
+    (363.4, 1.0, 1.01e-3, 5000, 74),
+]
+
+
+@pytest.mark.parametrize(("printed", "radius", "theta", "k", "moment"), TABLES_11_AND_12)
+def test_plrvo_tables_11_and_12_are_bounds_of_one_moment(
+    printed: float, radius: float, theta: float, k: float, moment: int
+) -> None:
+    """Their algorithm takes the smallest over the moments, which is up to 25 times less."""
+
+    def epsilon(moment: int) -> float:
+        total = 300 * _moment(_Kind(CNN, 0.01, k, theta * radius), moment)
+        return total / moment + math.log(moment / (moment + 1)) - math.log(1e-5 * (moment + 1)) / moment
+
+    assert epsilon(moment) == pytest.approx(printed, rel=6e-4)
+    assert printed > 1.02 * min(map(epsilon, (5, 8, 10, 16, 24, 32, 255)))
+
+
+def test_plrvo_largest_moment_of_the_first_row_of_table_13() -> None:
+    """.0639 at 182; with a largest Renyi order of 150, .0654, which is cut to the printed .065."""
+    total = 300 * _moment(_Kind(CNN, 0.01, 60000.0, 1e-6), 149)
+    assert total / 149 + math.log(149 / 150) - math.log(1e-5 * 150) / 149 == pytest.approx(0.0654, abs=5e-5)
+
+
 def test_plrvo_moments() -> None:
     last = release(plrvo(4e4, 6e-5 * 0.5), 0.01, dimension=CNN)
     assert _moment(_Kind(CNN, 0.01, 4e4, 3e-5), 10) == pytest.approx(0.0266468838, rel=1e-8)

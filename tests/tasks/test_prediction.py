@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -78,6 +79,10 @@ def test_several_orders_are_compared_and_the_first_is_served(empty: Path) -> Non
     assert orders == {6: [4, 4, 3, 3, 5, 5, 6, 6], 8: [3, 3, 4, 4, 5, 5, 6, 6]}
     assert "pmixed.shard.eps8.T1024.N8.a4.w0.2" in protocols
     assert served_protocol(chosen.serve, chosen, DELTA).alpha == 3
+    write_params({"prediction": {"alpha": ["auto", "inf"], "epsilons": [8], "tokens": [1024], "units": ["shard"]}})
+    chosen = load_settings().prediction
+    pure = scored_protocols(chosen, 8, DELTA)["pmixed_published.eps8.T1024.N8.ainf.q1"]
+    assert (pure.alpha, len(scored_protocols(chosen, 8, DELTA))) == (math.inf, 3)
     write_params({"prediction": {"alpha": [6, 3]}})
     chosen = load_settings().prediction
     assert served_protocol(chosen.serve, chosen, DELTA).alpha == 6

@@ -32,7 +32,7 @@ from dptune.training.models.model import ModelSource, load_base
 from dptune.training.models.pretrain import pretrain
 from tasks.corpus.canaries import secret_of
 from tasks.experiment.spent_budgets import run_id_of
-from tasks.paths import NARRATIVES, PUBLIC_MODEL, PUBLIC_NARRATIVES, SPENT, SPLITS
+from tasks.paths import NARRATIVES, PUBLIC_MODEL, PUBLIC_NARRATIVES, PUBLIC_VALIDATION, SPENT, SPLITS
 from tasks.policy import rlhf
 from tasks.policy.rlhf import PromptPlan, Rlhf, cells, rlhf_of, run_cell, violations
 from tasks.split_records import split_digest
@@ -100,6 +100,22 @@ def test_a_cell_leaves_ledger_results_and_an_adapter_and_is_run_once(data: Path)
     assert run_cell(cell)["curve"] == results["curve"]
     assert Register(SPENT).totals()[0].entries == 1
     assert Register(SPENT).totals()[0].epsilon == pytest.approx(results["epsilon_certified"])
+
+
+def test_a_model_of_ones_own_learns_from_a_learned_reward(data: Path) -> None:
+    """Prompts are the records' beginnings, without codes; the public ones are the experiment's public records."""
+    labelled = Path("labelled.jsonl")
+    labelled.write_text("".join(json.dumps({"text": f"text {n}", "label": n % 2}) + "\n" for n in range(60)))
+    PUBLIC_VALIDATION.parent.mkdir(parents=True)
+    moved = PUBLIC_NARRATIVES.rename(PUBLIC_VALIDATION), PUBLIC_MODEL.rename("own")
+    reward = "reward={encoder: {source: own}, source: jsonl, path: labelled.jsonl, positive: '1'}"
+    (cell,) = cells(small("model={source: own}", reward, "codes=false", "canaries=0", "prompt_tokens=16"))
+    results = run_cell(cell)
+    assert (results["epsilon_certified"], results["reward_accuracy"]) == pytest.approx((3, 0.5), abs=0.5)
+    assert (results["model"], results["codes"], "audit" in results) == (moved[1].name, False, False)
+    before = cell.directory
+    labelled.write_text(labelled.read_text().replace("text 1", "another"))
+    assert cell.directory != before, "a reward of other texts is another run"
 
 
 def test_a_cell_counts_once_and_so_does_what_was_set_aside(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:

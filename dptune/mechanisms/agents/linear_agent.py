@@ -1,7 +1,7 @@
 """A controller's agent with 18 parameters, the same for every LoRA pair of whatever model.
 
 It is so small that DP policy gradient can train it over tenants: the signal of K clipped updates over the norm of their
-noise is at most K / (z sqrt(parameters)) (spec dp-policy-gradient, section 6.5). It reads features in fixed public
+noise is at most K / (z sqrt(parameters)). It reads features in fixed public
 scales, never a running mean. It does not learn inside a run, which has too few actions to learn from.
 """
 

@@ -64,8 +64,8 @@ def train(
 
     Guarantee: the run is (certified epsilon, delta)-DP for one user whose slot becomes empty. Every policy (and private
     critic) of the run is a function of public values and of the releases in its ledger, each of which was charged
-    before it was made. A user is a fixed response to the policies that they get (spec dp-policy-gradient.md, section
-    5.5), and no other user sees their actions. Private: trajectories, and the updates that users compute. Public: all
+    before it was made. A user is a fixed response to the policies that they get (Vietri et al. 2020), and no
+    other user sees their actions. Private: trajectories, and the updates that users compute. Public: all
     else. With a raw critic there is no guarantee, and the ledger says so.
 
     Args:

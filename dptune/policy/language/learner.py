@@ -17,7 +17,8 @@ from transformers import DynamicCache
 
 from dptune.core.errors import ConfigError
 from dptune.core.settings import Lora
-from dptune.policy.language.prompts import Lexicon, Prompts
+from dptune.policy.language.prompts import Prompts
+from dptune.policy.language.reward import Reward
 from dptune.policy.method import Dppg
 from dptune.policy.schedules import Bandit
 from dptune.policy.user_updates import Loss, Steps, local_updates
@@ -199,7 +200,7 @@ class Rollouts:
             a continuation.
         continuation_mask: (K, new) whether a token belongs to the continuation, its end-of-text token included.
         old_log_probabilities: (K, new) log-probabilities of the new tokens under the adapter that sampled them.
-        scores: (K,) scores of the continuations by the lexicon.
+        scores: (K,) scores of the continuations by the reward, before the KL penalty.
         log_ratios: (K,) mean over the continuation of log pi / pi_base, in nats a token.
         rewards: (K,) scores minus the KL penalty, clipped to [-1, 1].
     """
@@ -220,7 +221,7 @@ class Figures:
     Attributes:
         updates: number of updates that led to the adapter.
         reward: mean reward, in [-1, 1].
-        score: mean score by the lexicon, in [-1, 1].
+        score: mean score by the reward, before the KL penalty, in [-1, 1].
         kl: mean KL divergence to the base in nats a token, computed from both distributions at every sampled prefix.
     """
 
@@ -233,7 +234,7 @@ class Figures:
 class LanguageLearner:
     """Policy, reward and schedule of a run, and the computations of one update. It keeps no state between updates."""
 
-    def __init__(self, policy: LanguagePolicy, lexicon: Lexicon, method: Dppg, bandit: Bandit) -> None:
+    def __init__(self, policy: LanguagePolicy, reward: Reward, method: Dppg, bandit: Bandit) -> None:
         """Take the parts of a run.
 
         Raises: ConfigError for a method with a critic: a user takes one action only, so there is no later value to
@@ -243,7 +244,7 @@ class LanguageLearner:
             raise ConfigError(
                 "critic", f"is {method.critic!r}, but a contextual bandit has no critic", fix="use critic: none"
             )
-        self.policy, self.lexicon, self.method, self.bandit = policy, lexicon, method, bandit
+        self.policy, self.reward, self.method, self.bandit = policy, reward, method, bandit
         self.radius = bandit.clip_radius(method.noise_multiplier, policy.factors.size)
 
     def uniforms(self, stream: int, numbers: Sequence[int]) -> torch.Tensor:
@@ -270,11 +271,15 @@ class LanguageLearner:
         count = continuation.shape[1]
         logs, base_logs = (self.policy.log_probabilities(vectors, ids, mask, count) for vectors in (vector[None], None))
         log_ratios = ((logs - base_logs) * continuation).sum(dim=1) / continuation.sum(dim=1)
-        tokens = [row[valid].tolist() for row, valid in zip(ids[:, -count:], continuation, strict=True)]
-        texts = self.policy.tokenizer.batch_decode(tokens, skip_special_tokens=True)
-        scores = torch.tensor([self.lexicon.score(text) for text in texts])
+        said, asked = ids[:, -count:], ids[:, :-count]
+        scores = self.reward.scores(self._texts(asked, mask[:, :-count].bool()), self._texts(said, continuation))
         rewards = (scores - self.bandit.kl_weight * log_ratios.cpu()).clamp(-1, 1)
         return Rollouts(ids, mask, continuation, logs, scores, log_ratios.cpu(), rewards)
+
+    def _texts(self, ids: torch.Tensor, valid: torch.Tensor) -> list[str]:
+        tokens = [row[own].tolist() for row, own in zip(ids, valid, strict=True)]
+        texts: list[str] = self.policy.tokenizer.batch_decode(tokens, skip_special_tokens=True)
+        return texts
 
     def updates(
         self, vector: torch.Tensor, rollouts: Rollouts, baseline: float, present: torch.Tensor | None = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -104,6 +105,10 @@ class Lexicon:
         words = _WORD.findall(text.lower())
         good, bad = sum(word in self.good for word in words), sum(word in self.bad for word in words)
         return (good - bad) / max(good + bad, 1)
+
+    def scores(self, prompts: Sequence[str], continuations: Sequence[str]) -> torch.Tensor:
+        """(users,) scores of continuations; prompts count nothing (``dptune.policy.language.reward.Reward``)."""
+        return torch.tensor([self.score(text) for text in continuations])
 
 
 #: The lexicon for narratives of hospital encounters.

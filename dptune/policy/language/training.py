@@ -7,7 +7,7 @@ adapter  += server_step * mean
 
 The problem is a contextual bandit: each user takes one action, the whole continuation, so there is no critic. LoRA
 adapters are trained on a frozen public base. The reward is a public function of the text. Private are the prompts and
-the continuations sampled from them (spec dp-policy-gradient.md, section 7).
+the continuations sampled from them (the task of section 6 of Rio, Barlier and Colin 2025).
 """
 
 from __future__ import annotations
@@ -73,8 +73,8 @@ def train(
     Guarantee: the run is (certified epsilon, delta)-DP for one user who leaves or joins, if the user's own key decides
     the update (``Stream.updates``); replacing the user by another one may move it twice as far. Every adapter of the
     run is a function of public values and of the releases in its ledger, each of which was charged before it was made.
-    A user is a fixed response to the policies that they get (spec dp-policy-gradient.md, section 5.5), and no other
-    user sees their continuation. Private: ``users``, how many come to an update, and what they compute. Public: all
+    A user is a fixed response to the policies that they get (Vietri et al. 2020), and no other user sees their
+    continuation. Private: ``users``, how many come to an update, and what they compute. Public: all
     else, the divisor K and the curve included.
 
     Args:

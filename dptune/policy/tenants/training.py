@@ -1,4 +1,4 @@
-"""Training of a hyper-policy over tenants (spec dp-policy-gradient.md, section 6.5).
+"""Training of a hyper-policy over tenants, by DP policy gradient.
 
 A hyper-policy is an agent of ``rldp``, which sets clip radii and weights of LoRA pairs during a run. It learns here
 from many tenants' runs, so that a new tenant's run can start from it.
@@ -11,7 +11,7 @@ parameters  += mean
 
 The user of DP policy gradient is a tenant here: a set of whole units, each of which belongs to one tenant. A tenant's
 rewards are raw, because they stay with the tenant. Its controller still sees only releases and public data, since a new
-tenant's controller will see no more (spec, section 6.5). The noise of these runs would protect their adapters, but
+tenant's controller will see no more. The noise of these runs would protect their adapters, but
 nobody gets those; it counts in no epsilon, and may come from a public stream.
 """
 

@@ -233,6 +233,8 @@ def published_answers_epsilon(composition: Composition, delta: float) -> float:
     claims = [(dict(release.claims), count) for release, count in composition.items()]
     if not claims:
         return 0.0
+    if all(claim.get("pure", 0) > 0 for claim, _ in claims):  # appendix B: tokens that are epsilon-DP
+        return math.fsum(count * claim["pure"] for claim, count in claims)
     if not all(claim.get("order", 0) > 1 and claim.get("renyi", 0) > 0 for claim, _ in claims):
         return math.inf
     order = min(claim["order"] for claim, _ in claims)

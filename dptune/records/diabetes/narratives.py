@@ -1,4 +1,4 @@
-"""Verbalises the diabetes table: one paragraph per encounter, one clause per attribute (spec rldp.md, section 2).
+"""Verbalises the diabetes table: one paragraph per encounter, one clause per attribute.
 
 Two templates: ``plain`` is dptune's; ``published`` is RLDP's (arXiv 2507.22565, tables 1 and 6.1), word for word.
 ``public_texts`` makes narratives that depend on no record of anyone, for canaries.

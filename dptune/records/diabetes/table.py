@@ -1,4 +1,4 @@
-"""Diabetes table: its 50 columns and what each may hold (spec rldp.md, section 2), and the strict reading of it.
+"""Diabetes table: its 50 columns and what each may hold (Strack et al. 2014), and the strict reading of it.
 
 Anything wrong in the table or in IDs_mapping.csv raises, naming row and column.
 """
@@ -127,7 +127,7 @@ class Table:
 
 
 def read_table(csv: Path, ids_mapping: Path) -> Table:
-    """Read and check the whole table (spec rldp.md, section 2).
+    """Read and check the whole table.
 
     Raises: DataError naming file, row (the header is row 1), column and fix, for a missing, extra, repeated
     or moved column, a short or long row, a byte that is not UTF-8, an empty table, a value that the schema

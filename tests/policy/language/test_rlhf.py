@@ -256,7 +256,7 @@ class Recorded(LanguageLearner):
 def recorded(directory: Path, users: Stream) -> dict[int, torch.Tensor]:
     """The update of each user of a run's only update."""
     plain = learner()
-    it = Recorded(plain.policy, plain.lexicon, plain.method, replace(plain.bandit, updates=1))
+    it = Recorded(plain.policy, plain.reward, plain.method, replace(plain.bandit, updates=1))
     it.seen = []
     trained(directory, it, users)
     return dict(zip(users.keys.tolist(), it.seen, strict=True))
@@ -284,12 +284,12 @@ def test_an_update_to_which_nobody_comes_is_noise_alone(tmp_path: Path) -> None:
 class Watched(LanguageLearner):
     """A learner that sets the reward of user 2, and records the inputs and results of updates."""
 
-    reward = 0.0
+    earned = 0.0
 
     def respond(self, vector: Any, prompts: Any, uniforms: Any) -> Any:
         found = super().respond(vector, prompts, uniforms)
         if len(prompts) == len(TEXTS):  # these are users; there are fewer simulated users
-            found.rewards[2] = self.reward
+            found.rewards[2] = self.earned
         return found
 
     def updates(self, vector: Any, rollouts: Any, baseline: float, present: Any = None) -> torch.Tensor:
@@ -303,8 +303,8 @@ def test_what_a_user_earns_moves_nothing_that_others_compute_with(tmp_path: Path
     seen = []
     for reward in (-1.0, 1.0):
         plain = learner()
-        it = Watched(plain.policy, plain.lexicon, plain.method, replace(plain.bandit, updates=1))
-        it.reward = reward
+        it = Watched(plain.policy, plain.reward, plain.method, replace(plain.bandit, updates=1))
+        it.earned = reward
         header = RunHeader("dppg", "dppg", "certified", None, 1e-5, "prompt", 4)
         public = prompts(["Simulated", "Nobody"])
         train(it, stream(TEXTS), public, public, header, tmp_path / str(reward), OsEntropy())
