@@ -213,8 +213,8 @@ def test_published_laws_of_an_infinite_order_are_those_of_appendix_b() -> None:
     protocol = Published(epsilon=EPSILON, delta=DELTA, alpha=math.inf, tokens=64, models=MODELS, subsample=1.0)
     numbers = [number for number in range(40) if number % 7 != 3]
     laws = torch.tensor([laws_of(number) for number in numbers], dtype=torch.float64)
-    record = perplexity._Record(laws[:, 0], laws[:, 1:].transpose(0, 1), torch.zeros(len(numbers), dtype=torch.long))
-    by_size = perplexity._published_weights(protocol, record)
+    record = predictor._Record(laws[:, 0], laws[:, 1:].transpose(0, 1), torch.zeros(len(numbers), dtype=torch.long))
+    by_size = predictor._published_weights(protocol, record)
     assert list(by_size) == [MODELS]
     r = math.log(MODELS * math.exp(EPSILON / 64) + 1 - MODELS) / 2
     for place, number in enumerate(numbers):
