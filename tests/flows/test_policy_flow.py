@@ -11,6 +11,7 @@ import pytest
 import yaml
 from tiny_pipeline import ROOT, SWIM, params, prepare_environment, read_json
 
+from dptune.core.errors import ConfigError
 from flows import policy as module
 from flows.policy import policy
 from tasks.mlflow import tracking
@@ -107,3 +108,14 @@ def test_language_models_and_tenants_are_parts_of_their_own() -> None:
     assert (cell.users, cell.epsilon, cell.label) == (32, 3.0, "K32.eps3.seed0")
     changes = [f"{key}={json.dumps(value)}" for key, value in found["tenants"][1].items()]
     assert tenants_of(changes) == chosen.tenants
+
+
+def test_a_profile_with_other_records_than_dvc_makes_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The flow would train on what lies in data/splits, and say that it was the profile's."""
+    monkeypatch.chdir(tmp_path)
+    _write(QUICK["policy"]["studies"]["swim"]["runs"])
+    Path("other.yaml").write_text("data: {split_seed: 43}\n", encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"data: other\.yaml has other records .* Fix: run `dvc exp run"):
+        module.main(Path("other.yaml"))

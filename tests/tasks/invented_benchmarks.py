@@ -28,6 +28,7 @@ _FILES = {
         )
     },
     **{f"sst2/glue/{part}.tsv": "sentence\tlabel\na cat\t1\n" for part in ("train", "dev")},
+    **{f"sst2/sentences/stsa.binary.{part}": "1 a cat\n" for part in ("train", "dev", "test")},
     **{f"dart/dart-v1.1.1-full-{part}.json": _ENTRIES for part in ("train", "dev", "test")},
     **{f"glue/qnli/{part}.tsv": "question\tsentence\tlabel\nA?\tB.\tc\n" for part in ("train", "dev")},
     **{f"glue/mnli/{part}.tsv": "sentence1\tsentence2\tgold_label\nA.\tB.\tc\n" for part in ("train", "dev_matched")},
