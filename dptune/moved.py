@@ -106,8 +106,6 @@ _JOINED = {
     "dptune.job.search.plan": "dptune.job.search.journal",
     "dptune.job.suggest": "dptune.job.estimate",
     "dptune.mechanisms.agents.rl": "dptune.mechanisms.agents.idle_agent",
-    "dptune.mechanisms.clippers.automatic": "dptune.mechanisms.clippers.psac",
-    "dptune.mechanisms.controllers.quantile": "dptune.mechanisms.controllers.autoclip",
     "dptune.mechanisms.versions": "dptune.job.versions",
     "dptune.policy.environments.baselines": "dptune.policy.environments.ucb_vi",
     "dptune.policy.environments.environment": "dptune.policy.environments.rollout",

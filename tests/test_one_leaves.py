@@ -233,7 +233,7 @@ def test_the_dense_index_is_found_out(place: str, monkeypatch: pytest.MonkeyPatc
     else:
         module = {"clients": privacy_units, "tenants": runs}[place]
         real_hash = privacy_units.hash_keys
-        monkeypatch.setattr(module, "hash_keys", lambda keys: real_hash(dense(keys)))
+        monkeypatch.setattr(module, "hash_keys", lambda keys, *salt: real_hash(dense(keys), *salt))
     staying = COHORT["patient_nbr"] != COHORT["patient_nbr"][0]
     before, after = of_table(COHORT, "patient"), of_table(COHORT[staying], "patient")
     with pytest.raises(AssertionError, match="were dealt again"):

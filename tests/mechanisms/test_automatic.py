@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from mechanism_steps import batch_of, privatised, started, sums, zeros
 
 from dptune.core.errors import ConfigError
-from dptune.mechanisms.clippers.automatic import AutoS, Psac
+from dptune.mechanisms.clippers.automatic import AutoS
+from dptune.mechanisms.clippers.psac import Psac
 from dptune.privacy.entropy import FixedSeed
 
 torch.set_num_threads(1)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from mechanism_steps import batch_of, privatised, started, sums
 
 from dptune.core.errors import ConfigError
-from dptune.mechanisms.clippers.automatic import Psac
+from dptune.mechanisms.clippers.psac import Psac
 
 torch.set_num_threads(1)
 
