@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from dptune.audit.games.layer_step import LayerModel
 from dptune.cli import app
 from dptune.mechanisms.mechanism import Mechanism
-from dptune.training.gradients import outer_products
+from dptune.training.gradients import layer_kinds
 
 #: Little noise, so that a longer gradient shows in few trials.
 NOISE = 0.3
@@ -61,8 +61,8 @@ def test_a_forgotten_cross_term_is_accused(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def without_cross_term(monkeypatch: pytest.MonkeyPatch) -> None:
-    inner = outer_products._inner
-    monkeypatch.setattr(outer_products, "_inner", lambda one, other: inner(one, other) * (one is other))
+    inner = layer_kinds._inner
+    monkeypatch.setattr(layer_kinds, "_inner", lambda one, other: inner(one, other) * (one is other))
 
 
 @pytest.mark.parametrize(
