@@ -294,6 +294,21 @@ def test_a_row_without_gradient_that_is_nan_in_the_second_pass_is_refused(
         found.weighted_sum(torch.ones_like(found.norms()))
 
 
+def test_two_passes_take_kernels_that_repeat_and_one_pass_leaves_the_choice_to_torch(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[bool] = []
+    for kept in (math.inf, 0):
+        monkeypatch.setattr(engine, "_KEPT", kept)
+        model = trained(llama())
+        look = lambda _: asked.append(torch.are_deterministic_algorithms_enabled())  # noqa: E731
+        model.model.layers[0].register_forward_hook(lambda _, __, out, look=look: out.register_hook(look) and None)
+        found = layer_gradients(model, layer_groups(model), *batch(model), None, 5)
+        found.weighted_sum(torch.ones_like(found.norms()))
+    assert asked == [False, True, True]
+    assert not torch.are_deterministic_algorithms_enabled()
+
+
 class Counted(nn.Module):
     """A norm's place taken by a layer that gives ten times as much each time it runs."""
 
