@@ -286,7 +286,9 @@ def prepare_sides(sides: Sides, base: Base, settings: TuneSettings, unit: str | 
             *base.notes,
             *note_of_unread(sides.unread),
             *filter(None, [delta_warning(schedule.delta, len(units)), weak_signal(settings, schedule, mechanism)]),
-            *filter(None, [drowned(settings.train, _signal(schedule, mechanism), base.dimension, len(units))]),
+            *filter(
+                None, [drowned(settings.train, _signal(schedule, mechanism), base.dimension, len(units) - planted)]
+            ),
             *filter(None, [idle_agent(mechanism.mechanism, schedule.steps)]),
             *_notes(sides, unit, tokens, settings),
         ),

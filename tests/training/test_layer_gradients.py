@@ -276,6 +276,63 @@ def test_a_second_pass_that_gives_other_gradients_than_the_first_is_refused(
     assert not torch.are_deterministic_algorithms_enabled()
 
 
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_a_row_without_gradient_that_is_nan_in_the_second_pass_is_refused(
+    checkpointing: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Zero times NaN is NaN: one row would turn the sum of all to NaN, whatever its factor."""
+    monkeypatch.setattr(engine, "_KEPT", 0)
+    model, passes = trained(llama()), iter((0.0, math.nan))
+
+    def spoil(gradient: torch.Tensor) -> torch.Tensor:
+        return gradient.index_fill(0, torch.tensor(4), next(passes))
+
+    model.model.layers[0].register_forward_hook(lambda _, __, out: out.register_hook(spoil) and None)
+    found = layer_gradients(model, layer_groups(model), *batch(model), None, 5, checkpointing=checkpointing)
+    said = "Fix: leave gradient_checkpointing out, and lower" if checkpointing else "Fix: lower"
+    with pytest.raises(ConfigError, match=f"the second gave other gradients than the first. {said}"):
+        found.weighted_sum(torch.ones_like(found.norms()))
+
+
+def test_two_passes_take_kernels_that_repeat_and_one_pass_leaves_the_choice_to_torch(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[bool] = []
+    for kept in (math.inf, 0):
+        monkeypatch.setattr(engine, "_KEPT", kept)
+        model = trained(llama())
+        look = lambda _: asked.append(torch.are_deterministic_algorithms_enabled())  # noqa: E731
+        model.model.layers[0].register_forward_hook(lambda _, __, out, look=look: out.register_hook(look) and None)
+        found = layer_gradients(model, layer_groups(model), *batch(model), None, 5)
+        found.weighted_sum(torch.ones_like(found.norms()))
+    assert asked == [False, True, True]
+    assert not torch.are_deterministic_algorithms_enabled()
+
+
+class Counted(nn.Module):
+    """A norm's place taken by a layer that gives ten times as much each time it runs."""
+
+    def __init__(self, weight: torch.Tensor) -> None:
+        super().__init__()
+        self.weight, self.runs = nn.Parameter(weight.detach().clone()), 0
+
+    def forward(self, states: torch.Tensor) -> torch.Tensor:
+        self.runs += 1
+        return states * self.weight * 10.0**self.runs
+
+
+def test_a_layer_that_gives_other_gradients_when_it_runs_again_is_refused_by_name(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A layer of no known kind runs again for the sum even after one pass: a unit of norm 1 would move it by 10."""
+    monkeypatch.setattr(engine, "_KEPT", math.inf)
+    model = llama().requires_grad_(False)
+    model.model.norm = Counted(model.model.norm.weight)
+    found = layer_gradients(model, layer_groups(model), *batch(model), None, 5)
+    with pytest.raises(ConfigError, match=r"^train: layer model\.norm gives other gradients of the same text when it"):
+        found.weighted_sum(1 / found.norms())
+
+
 @pytest.mark.parametrize("kind", ["linear without bias, RMSNorm, untied", "a decoder's head"])
 def test_checkpointed_layers_give_the_same(kind: str) -> None:
     model = trained(MODELS[kind]())

@@ -3,7 +3,8 @@
 A backward pass computes norms, and no gradient of a weight. Then each layer adds up its weights' gradients, each row
 times the factor that the clipper gave its unit: from the inputs and output gradients of the first pass where these may
 be kept, else from a second pass over the same activations. So no unit's gradient is ever held whole. A norm belongs to
-what is added up: both are made of the same inputs and gradients, and a second pass that gave others is refused.
+what is added up: both are made of the same inputs and gradients, and where what is added up has other sizes by layer
+and row than the norms were made of, it is refused. (Sizes do not see a sign: code that turns signs passes.)
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from dptune.training.gradients.layer_kinds import (
 )
 from dptune.training.gradients.parameter_groups import LayerModules
 from dptune.training.gradients.per_sample import Tap
-from dptune.training.gradients.step_memory import checkpointed
+from dptune.training.gradients.step_memory import checkpointed, same_kernels
 from dptune.training.losses import counted_tokens, model_losses
 
 #: Bytes of output gradients that may be kept for each trained weight. Plain training holds 16 for the weight, its
@@ -128,28 +129,41 @@ class LayerGradients:
             factors: (units, groups), finite.
             keep: keep what it is made of, for another sum.
 
-        Raises: ConfigError where a second pass was another one than the first, as kernels may be that add up in any
-            order: its gradients' sizes by layer and row are then not those of the first, to the last digit of float64.
+        Raises: ConfigError where what is added up is not what the norms are of: its sizes by layer and row differ in
+            the last digit of float64. Kernels that add up in any order make a second pass another one than the first;
+            a layer of no known kind runs again even after one pass, and may keep a state.
         """
         whole = factors.new_zeros(self._units.count, factors.shape[1])
         whole[: self._count] = within_float32(factors, self._norms, self._sizes)
         if self._broken is not None:
             whole[self._broken] = 0.0
-        sums = _Sums(self._layers, self._units, whole, self._broken, noting=self._graph is not None)
+        sums = _Sums(self._layers, self._units, whole, self._broken)
         if self._graph is not None:
             self._layers.backward(self._graph, sums.take, again=keep)
             self._graph = self._graph if keep else None
-            if not torch.equal(self._seen.nan_to_num(), torch.stack(sums.seen).nan_to_num()):
-                problem = "needs two passes over each batch here, and the second gave other gradients than the first"
-                fix = "lower training.physical_batch_size (in tune: rows) until one pass does, or train on a CPU"
-                raise ConfigError(FIELD, problem, fix=fix)
         elif self._runs:
             left = self._runs if not keep else list(self._runs)
             while left:
                 sums.take(left.pop(0))
         else:
             raise RuntimeError("the sum was made already, and nothing of the pass is kept")
+        self._check_same(torch.stack(sums.seen), sums.groups)
         return sums.totals
+
+    def _check_same(self, again: torch.Tensor, groups: list[int]) -> None:
+        """Refuse what was added up if its (parts, rows) sizes are not those that the norms were made of."""
+        # NaN is equal to NaN alone: a row whose gradient was zero in the first pass may not be NaN in the second.
+        before, after = (sizes.nan_to_num(-1.0, posinf=torch.inf) for sizes in (self._seen, again))
+        if torch.equal(before, after):
+            return
+        if self._runs is not None:
+            number = groups[int((before != after).any(dim=1).nonzero()[0])]
+            raise self._layers.refusal(number, "gives other gradients of the same text when it runs again")
+        problem = "needs two passes over each batch here, and the second gave other gradients than the first"
+        fix = "lower training.physical_batch_size (in tune: rows) until one pass does, or train on a CPU"
+        if self._layers.checkpointing:
+            fix = f"leave gradient_checkpointing out, and {fix}"
+        raise ConfigError(FIELD, problem, fix=fix)
 
 
 def layer_gradients(
@@ -244,7 +258,7 @@ class _Layers:
                 raise self.refusal(number, "took no part in the forward pass")
         self._take = take
         try:
-            with self.tapped() if self.checkpointing else nullcontext(), _same_kernels(enabled=not self.may_keep):
+            with self.tapped() if self.checkpointing else nullcontext(), same_kernels(enabled=not self.may_keep):
                 torch.autograd.grad(losses.sum(), self.lowest, retain_graph=again)
         finally:
             self._take = None
@@ -302,17 +316,6 @@ class _Layers:
         raise self.refusal(number, f"saw a tensor of shape {shape} for {batch}, so no record's part of it is known")
 
 
-@contextmanager
-def _same_kernels(*, enabled: bool) -> Iterator[None]:
-    """Context in which torch takes kernels that give the same numbers in each pass, where it has them."""
-    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
-    torch.use_deterministic_algorithms(before[0] or enabled, warn_only=before[1] or not before[0])
-    try:
-        yield
-    finally:
-        torch.use_deterministic_algorithms(before[0], warn_only=before[1])
-
-
 class _Norms:
     """Takes a first pass: squared norms of each group, made when all of its layers' runs are there."""
 
@@ -362,21 +365,19 @@ class _Norms:
 class _Sums:
     """Takes a second pass: sums over rows of factor times gradient, one flat vector for each group."""
 
-    def __init__(
-        self, layers: _Layers, units: Units, factors: torch.Tensor, broken: torch.Tensor | None, *, noting: bool
-    ) -> None:
+    def __init__(self, layers: _Layers, units: Units, factors: torch.Tensor, broken: torch.Tensor | None) -> None:
         """Start from zeros.
 
         Args:
             factors: (units, groups), those of rows that fill included.
             broken: (units,) units whose gradients are not finite; None if all are.
-            noting: note sizes as a first pass does.
         """
         of_row = slice(None) if units.owners is None else units.owners
         self._layers, self._factors = layers, factors[of_row].to(layers.dtype)
         self._dead = None if broken is None else broken[of_row]
+        #: Sizes by row as a first pass notes them, part by part, and the group of each part.
         self.seen: list[torch.Tensor] = []
-        self._noting = noting
+        self.groups: list[int] = []
         self.totals = [
             torch.zeros(group.size, dtype=layers.dtype, device=group.parameters[0].device) for group in layers.groups
         ]
@@ -385,8 +386,8 @@ class _Sums:
         """Add one run's part."""
         weights, factors, places = trained_weights(run.layer), self._factors[:, run.group], self._places(run.group)
         for name, part in gradient_parts(run.layer, run.inputs, run.gradient, self._layers.dtype).items():
-            if self._noting:
-                self.seen.append(sizes_of(part))
+            self.seen.append(sizes_of(part))
+            self.groups.append(run.group)
             into = places[id(weights[name])]
             if isinstance(part, Products):
                 part.add_weighted_to(into.view(weights[name].shape), factors, self._dead)

@@ -119,3 +119,14 @@ def layers_of(model: Any) -> list[torch.nn.Module]:
 
 def _run(forward: Any, *inputs: Any, **named: Any) -> Any:
     return checkpoint(forward, *inputs, use_reentrant=False, **named)
+
+
+@contextmanager
+def same_kernels(*, enabled: bool) -> Iterator[None]:
+    """Context in which torch takes kernels that give the same numbers in each pass, where it has them."""
+    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    torch.use_deterministic_algorithms(before[0] or enabled, warn_only=before[1] or not before[0])
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before[0], warn_only=before[1])
