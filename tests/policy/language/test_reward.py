@@ -95,8 +95,10 @@ def test_a_score_is_twice_the_probability_minus_one_and_the_held_out_train_nothi
 ) -> None:
     spoilt = texts()
     for row in range(0, 100, 5):  # the held-out fifth
-        label = {"yes": "no", "no": "yes"}[spoilt[row].content.label]
-        spoilt[row] = replace(spoilt[row], content=replace(spoilt[row].content, label=label))
+        content = spoilt[row].content
+        assert isinstance(content, Labelled)
+        label = {"yes": "no", "no": "yes"}[content.label]
+        spoilt[row] = replace(spoilt[row], content=replace(content, label=label))
     other = learned_reward(encoder, spoilt, "yes", 12, CPU)
     assert torch.equal(other.weights, reward.weights)
     assert other.accuracy == pytest.approx(1 - reward.accuracy)
