@@ -80,7 +80,7 @@ def pointwise_weights(log_public: torch.Tensor, log_private: torch.Tensor, radiu
 
     def weights(public: torch.Tensor, gain: torch.Tensor, limit: torch.Tensor) -> torch.Tensor:
         most, least = gain.amax(-1).clamp(min=_NOTHING), (-gain).amax(-1).clamp(min=_NOTHING)
-        return torch.minimum(torch.expm1(limit) / most, -torch.expm1(-limit) / least).clamp(max=1.0)
+        return torch.minimum(torch.expm1(limit) / most, -torch.expm1(-limit) / least).clamp(0.0, 1.0)
 
     return _by_rows(log_public, log_private, radius, weights)
 

@@ -57,7 +57,8 @@ class _Protocol:
             least = -budget_at(self.alpha, 0.0, self.delta)
             problem = f"{self.epsilon:g} at delta {self.delta:g} and alpha {self.alpha:g} is too small for one token"
             raise ConfigError("epsilon", problem, fix=f"raise it above {at_most(least, 4)}, or raise alpha")
-        if (1.0 if math.isinf(self.alpha) else self.alpha - 1) * self.rdp_per_token > _LARGEST_EXPONENT:
+        each, endless = self.rdp_per_token, math.isinf(self.alpha)
+        if (each + math.log(self.models) if endless else (self.alpha - 1) * each) > _LARGEST_EXPONENT:
             raise ConfigError("epsilon", f"{self.epsilon:g} is beyond what one token can need", fix="lower it")
 
     @property
@@ -320,7 +321,8 @@ def pointwise_radius(epsilon: float, models: int) -> float:
     y, and N x / ((N-1) x + 1) <= ((N-1) + x) / N, because ((N-1) x + 1)((N-1) + x) - N^2 x = (N-1)(x-1)^2 >= 0.
     (The paper's other direction puts an upper bound where a lower one belongs.) A shard whose place the public law
     takes shows no more: p0 is within e^r of both, so that the ratios are ((N-1) + x)/((N-1) + e^r) and
-    ((N-1) + e^r)/N at most.
+    ((N-1) + e^r)/N at most. With two models or more, neither does a law that becomes any other within the radius, as a
+    changed record makes it: the ratio is ((N-1) + x)/N at most. (One model alone shows 2 epsilon then.)
 
     >>> round(pointwise_radius(8 / 1024, 80), 4)
     0.2435

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from scipy.optimize import brentq
 
 from dptune.prediction import mixture
-from dptune.prediction.mixture import moment_weights, renyi_weights
+from dptune.prediction.mixture import moment_weights, pointwise_weights, renyi_weights
 
 LOGITS = st.lists(st.floats(-400, 400), min_size=2, max_size=6)
 
@@ -149,3 +149,18 @@ def test_each_position_may_have_a_limit_of_its_own() -> None:
 def test_vocabularies_that_differ_are_refused() -> None:
     with pytest.raises(ValueError, match="differ"):
         renyi_weights(torch.zeros(1, 5), torch.zeros(2, 1, 6), 3, 0.1)
+
+
+@pytest.mark.parametrize("radius", [1e-18, 1e-14, 1e-3, 2.0, 30.0])
+def test_pointwise_weights_are_shares_at_every_radius(radius: float) -> None:
+    """A radius below the margin for rounding leaves no weight: never a negative one, however alike the models are."""
+    public = torch.tensor([0.5, 0.5 - 1e-9, 1e-9, 0.0], dtype=torch.float64).log()
+    laws = [[0.5, 0.5 - 1e-9, 1e-9, 0], [0.6, 0.4, 0, 0], [0, 0, 1, 0], [0.5, 0.4, 0, 0.1], [math.nan, 1, 0, 0]]
+    private = torch.tensor(laws, dtype=torch.float64).log()
+    weights = pointwise_weights(public, private, radius)
+    assert weights.min() >= 0
+    assert weights.max() <= 1
+    assert weights[3:].tolist() == [0, 0], "a token that only the private model says, and no law"
+    assert float(weights[0]) == (radius > 1e-14)
+    mixed = torch.log1p(weights[:3, None] * (private[:3].exp() / public.exp() - 1))[:, :3]
+    assert mixed.abs().max() <= radius * (1 + 1e-12)

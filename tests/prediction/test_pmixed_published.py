@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from typing import Any
 
 import mpmath
@@ -24,7 +25,7 @@ from dptune.prediction.protocols import (
     theorem_epsilon,
 )
 from dptune.privacy.accountants import epsilons
-from dptune.privacy.accounting.renyi_filter import budget_at
+from dptune.privacy.accounting.renyi_filter import budget_at, published_answers_epsilon
 
 PER_TOKEN = 3.1983085200 / 1024
 SIZES = (1, 2, 3, 4, 5, 8, 16)
@@ -214,12 +215,13 @@ def test_no_shard_that_is_left_out_shows_more_than_an_infinite_order_claims(mode
     for _ in range(2000):
         public = rng.dirichlet(np.full(3, rng.choice([0.1, 1.0, 5.0]))) + 1e-12
         public /= public.sum()
-        private = torch.tensor(rng.dirichlet(np.full(3, 0.1), models) + 1e-300).log()
+        private = torch.tensor(rng.dirichlet(np.full(3, 0.1), models + 1) + 1e-300).log()
         weights = pointwise_weights(torch.tensor(public).log(), private, radius).numpy()[:, None]
         laws = (1 - weights) * public + weights * private.exp().numpy()
         assert np.abs(np.log(laws / public)).max() <= radius * (1 + 1e-9)
+        laws, changed = laws[:-1], laws[1:]  # a record that changes makes any other law of the first
         worst = np.abs(np.log(laws.mean(axis=0) / laws[1:].mean(axis=0))).max()
-        assert worst <= each
+        assert max(worst, np.abs(np.log(laws.mean(axis=0) / changed.mean(axis=0))).max()) <= each
         largest = max(largest, worst)
     rare = np.array([1e-6, 1 - 1e-6])  # one model as far towards the rare token as it may go, all others away from it
     up, down = (np.array([rare[0] * math.exp(r), 1 - rare[0] * math.exp(r)]) for r in (radius, -radius))
@@ -242,11 +244,19 @@ def test_tokens_of_an_infinite_order_are_certified_below_what_is_claimed(tokens:
     assert prices.certified < (1.02 if tokens == 1024 else 8.01)
 
 
+def test_tokens_of_which_only_some_are_claimed_as_pure_are_claimed_as_nothing() -> None:
+    pure, renyi = Published(alpha=math.inf, subsample=1.0), Published()
+    assert published_answers_epsilon(Counter({pure.release: 2}), 1e-5) == pytest.approx(2 * 8 / 1024)
+    assert published_answers_epsilon(Counter({pure.release: 1, renyi.release: 1}), 1e-5) == math.inf
+
+
 def test_an_infinite_order_takes_no_sampling_and_is_the_published_protocols_alone() -> None:
     with pytest.raises(ConfigError, match="which amplification by sampling needs"):
         protocol_of("pmixed_published", {"alpha": "inf"})
     with pytest.raises(ConfigError, match="inf is an order of pmixed_published only"):
         protocol_of("pmixed", {"alpha": "inf"})
+    with pytest.raises(ConfigError, match="beyond what one token can need"):  # e^epsilon times the models overflows
+        Published(alpha=math.inf, subsample=1.0, epsilon=699.0, tokens=1, models=100_000)
 
 
 @pytest.mark.parametrize(

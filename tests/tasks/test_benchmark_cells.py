@@ -222,3 +222,19 @@ def test_zips_are_read_too(files: Path) -> None:
             archive.write(file)
     run_stages(merge(E2E, {"data": {"path": "e2e.zip"}}), pretrained=False)
     assert (CANARIES / "train.parquet").exists()
+
+
+def test_a_reward_learns_from_no_part_that_holds_the_users_records(files: Path) -> None:
+    """A part that is not named is the training part, whose records are the users'."""
+    for options, refused in (({}, True), ({"part": "train"}, True), ({"part": "dev"}, False)):
+        reward = {"encoder": {"source": "mine"}, "source": "glue", "path": "sst2", "options": options, "positive": "1"}
+        write_params(SST2, {"policy": {"rlhf": {"reward": reward}}})
+        if refused:
+            with pytest.raises(ConfigError, match=r"reward\.options: part 'train' holds the users' own records"):
+                load_settings()
+        else:
+            assert load_settings().policy.rlhf
+    reward = reward | {"source": "table", "path": "sst2", "options": {}}
+    write_params(SST2, {"policy": {"rlhf": {"reward": reward}}})
+    with pytest.raises(ConfigError, match=r"reward\.path: is the file of private records"):
+        load_settings()

@@ -75,7 +75,8 @@ def learned_reward(
         positive: the label that is rewarded. All others are not.
         width: tokens of every text that is scored later.
 
-    Raises: ConfigError for an encoder that cannot be had, fewer than 50 texts, and a label that none or all have.
+    Raises: ConfigError for an encoder that cannot be had, or read texts, fewer than 50 texts, and
+        a label that none or all have.
     """
     contents = [record.content for record in texts]
     labelled = [content for content in contents if isinstance(content, Labelled)]
@@ -91,7 +92,14 @@ def learned_reward(
     if (most := most_positions(encoder) or width) < width:
         problem = f"{base.source!r} reads {most} tokens, and texts have up to {width}"
         raise ConfigError("reward.encoder", problem, fix="shorten prompt_tokens and new_tokens, or take another")
-    states = _states(encoder, tokenizer, [content.text for content in labelled], width, fixed=False)
+    try:
+        states = _states(encoder, tokenizer, [content.text for content in labelled], width, fixed=False)
+    except Exception as error:  # each model has its own way to fail
+        problem = f"{base.source!r} cannot read a text ({type(error).__name__}: {first_line(error)})"
+        raise ConfigError("reward.encoder", problem, fix="take an encoder, such as a BERT") from error
+    if not bool(states.isfinite().all()):  # no user would learn anything, and all would pay
+        problem = f"{base.source!r} reads a text as numbers that are not finite in {base.dtype}"
+        raise ConfigError("reward.encoder", problem, fix="load it in float32, or take another")
     held_out = torch.arange(len(labels)) % _HELD_OUT == 0
     weights = _fitted(states[~held_out], labels[~held_out])
     right = ((states[held_out] @ weights > 0) == (labels[held_out] > 0.5)).double().mean()
@@ -120,8 +128,9 @@ def _states(encoder: Any, tokenizer: Any, texts: Sequence[str], width: int, *, f
     """(texts, states + 1) float64 means of each text's last states, and a 1 for the bias.
 
     Args:
-        fixed: pad to ``width``, with a column of padding at least; otherwise to the longest text of a batch, which is
-            faster, and for public texts alone.
+        fixed: pad to ``width``, with a column of padding at least, and fill up the last batch: a user who leaves moves
+            others to other batches. Otherwise pad to the longest text of a batch, which is faster, and for public
+            texts alone.
     """
     encoded = tokenizer(list(texts), truncation=True, max_length=width - 1, verbose=False)["input_ids"]
     order = range(len(texts)) if fixed else sorted(range(len(texts)), key=lambda row: len(encoded[row]))
@@ -130,14 +139,17 @@ def _states(encoder: Any, tokenizer: Any, texts: Sequence[str], width: int, *, f
     for first in starts if fixed else progress(starts, "states of the encoder", total=-(-len(texts) // _ROWS)):
         rows = list(order)[first : first + _ROWS]
         longest = width if fixed else 1 + max(len(encoded[row]) for row in rows)
-        ids = torch.full((len(rows), longest), tokenizer.pad_token_id)
+        height = min(_ROWS, len(texts)) if fixed else len(rows)
+        ids = torch.full((height, longest), tokenizer.pad_token_id)
         mask = torch.zeros_like(ids)
+        mask[:, 0] = 1  # attention over no token gives NaN
         for place, row in enumerate(rows):
             ids[place, : len(encoded[row])] = torch.tensor(encoded[row], dtype=torch.long)
-            mask[place, : max(1, len(encoded[row]))] = 1
+            mask[place, 1 : len(encoded[row])] = 1
         ids, mask = ids.to(encoder.device), mask.to(encoder.device)
         states = encoder(input_ids=ids, attention_mask=mask).last_hidden_state.double() * mask[..., None]
-        found |= dict(zip(rows, (states.sum(dim=1) / mask.sum(dim=1, keepdim=True)).cpu(), strict=True))
+        own = (states.sum(dim=1) / mask.sum(dim=1, keepdim=True))[: len(rows)].cpu()
+        found |= dict(zip(rows, own, strict=True))
     means = torch.stack([found[row] for row in range(len(texts))])
     return torch.cat([means, means.new_ones(len(means), 1)], dim=1)
 

@@ -159,14 +159,14 @@ class RecordSource:
         return self.format or by_ending or "text"
 
 
-def refuse_same(data: Data | None, public: Data | None) -> None:
+def refuse_same(data: Data | None, public: Data | None, field: str = "data.public") -> None:
     """Raises: ConfigError if the public records are the private ones: what is computed from them costs no budget."""
     if data is None or public is None:
         return
     paths = [Path(one) for one in (data, public) if isinstance(one, str | Path)]
     if data is public or (len(paths) == 2 and _are_same(*paths)):
         problem = "is the file of private records; public records are used and shown without any privacy cost"
-        raise ConfigError("data.public", problem, fix="give other records, which are public, or leave it out")
+        raise ConfigError(field, problem, fix="give other records, which are public, or leave it out")
 
 
 def _are_same(one: Path, other: Path) -> bool:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -69,6 +72,40 @@ def test_the_text_of_one_user_moves_no_other_users_score(reward: LearnedReward, 
     hook.remove()
     assert torch.equal(before[[0, 2]], after[[0, 2]])
     assert shapes == [(3, 12)] * 2, "of one shape, whatever the texts are"
+    assert after.isfinite().all(), "nor has a text without any token no score"
+
+
+def test_one_who_leaves_moves_nobody_to_a_batch_of_another_shape(reward: LearnedReward) -> None:
+    """Of 100 users 64 are one batch; another takes the place of each who leaves. No text fills its row."""
+    given: list[torch.Tensor] = []
+    hook = reward.encoder.register_forward_pre_hook(
+        lambda _module, _args, named: given.append(named["attention_mask"]), with_kwargs=True
+    )
+    users = ["good " * (row % 20) + OTHERS[row % 6] for row in range(100)]
+    before, after = reward.scores(users, [""] * 100), reward.scores([*users[1:], ""], [""] * 100)
+    hook.remove()
+    assert torch.equal(before[1:], after[:-1])
+    assert {mask.shape for mask in given} == {(64, 12)}
+    assert not any(mask[:, -1].any() for mask in given), "a batch without padding may run another kernel"
+    assert all(mask.any(dim=1).all() for mask in given)
+
+
+def test_a_score_is_twice_the_probability_minus_one_and_the_held_out_train_nothing(
+    encoder: ModelSource, reward: LearnedReward
+) -> None:
+    spoilt = texts()
+    for row in range(0, 100, 5):  # the held-out fifth
+        content = spoilt[row].content
+        assert isinstance(content, Labelled)
+        label = {"yes": "no", "no": "yes"}[content.label]
+        spoilt[row] = replace(spoilt[row], content=replace(content, label=label))
+    other = learned_reward(encoder, spoilt, "yes", 12, CPU)
+    assert torch.equal(other.weights, reward.weights)
+    assert other.accuracy == pytest.approx(1 - reward.accuracy)
+    ids = torch.tensor([[WORDS.index(word) for word in ("the", "film", "was", "good")]])
+    state = reward.encoder(input_ids=ids).last_hidden_state[0].mean(0).double()
+    chance = torch.sigmoid(state @ reward.weights[:-1] + reward.weights[-1])
+    assert float(reward.scores(["the film"], [" was good"])) == pytest.approx(float(2 * chance - 1), abs=1e-5)
 
 
 def test_a_head_is_not_trained_on_texts_that_teach_it_nothing(encoder: ModelSource) -> None:
@@ -86,3 +123,19 @@ def test_an_encoder_that_cannot_be_had_or_reads_less_is_named(encoder: ModelSour
         learned_reward(ModelSource(str(tmp_path)), texts(), "yes", 12, CPU)
     with pytest.raises(ConfigError, match=r"reward\.encoder: .* reads 16 tokens, and texts have up to 40"):
         learned_reward(encoder, texts(), "yes", 40, CPU)
+
+
+@pytest.mark.parametrize("fault", ["not finite", "cannot read a text"])
+def test_an_encoder_that_reads_nothing_is_refused_before_anything_is_charged(
+    fault: str, encoder: ModelSource, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rewards that are no numbers make every update zero, which a rehearsal takes for an update."""
+
+    def forward(_self: BertModel, input_ids: torch.Tensor, **_: object) -> SimpleNamespace:
+        if fault == "not finite":
+            return SimpleNamespace(last_hidden_state=torch.full((*input_ids.shape, 32), math.inf))
+        raise ValueError("You have to specify decoder_input_ids")
+
+    monkeypatch.setattr(BertModel, "forward", forward)
+    with pytest.raises(ConfigError, match=rf"reward\.encoder: .*{fault}"):
+        learned_reward(encoder, texts(), "yes", 12, CPU)

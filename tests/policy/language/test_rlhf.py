@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import replace
 from functools import cache
@@ -118,6 +119,23 @@ def test_a_users_prompt_moves_that_users_row_alone(changed: int, weight: float) 
     assert torch.equal(before.rewards[rest], after.rewards[rest])
     torch.testing.assert_close(first[rest], second[rest], rtol=0, atol=1e-7)
     assert not torch.allclose(first[changed], second[changed])
+
+
+def test_a_reward_gets_each_users_own_prompt_and_continuation() -> None:
+    """Another user's prompt would decide the reward, and one user would move two updates."""
+    heard: list[tuple[str, str]] = []
+
+    class Reads:
+        def scores(self, asked: Sequence[str], said: Sequence[str]) -> torch.Tensor:
+            heard.extend(zip(asked, said, strict=True))
+            return torch.zeros(len(said))
+
+    LanguageLearner(policy(), Reads(), learner().method, learner().bandit).respond(
+        adapter(), prompts(TEXTS), learner().uniforms(USERS, FOUR)
+    )
+    ids, _, valid = policy().sample(adapter(), prompts(TEXTS), learner().uniforms(USERS, FOUR))
+    own = [row[keep].tolist() for row, keep in zip(ids[:, -6:], valid, strict=True)]
+    assert heard == [(text[:10], said) for text, said in zip(TEXTS, Characters().batch_decode(own), strict=True)]
 
 
 def test_padding_changes_no_number() -> None:
