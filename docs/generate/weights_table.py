@@ -48,7 +48,7 @@ def lines(numbers: Mapping[str, Any]) -> Iterator[str]:
 def _of_runs(runs: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     """One row for each thing that trains: accuracies by budget, and what they cost."""
     head = ["`train`", "weights", "rate", *(f"right at a certified {budget:g}, %" for budget in _BUDGETS),
-            "noise of a weight at 3", "all noise at 3, radii", "minutes a run", "memory, MiB"]  # fmt: skip
+            "noise of a weight at 3", "all noise at 3, radii", "memory, MiB"]  # fmt: skip
     rows = []
     for train in dict.fromkeys(run["train"] for run in runs):
         own = [run for run in runs if run["train"] == train]
@@ -57,7 +57,6 @@ def _of_runs(runs: Sequence[Mapping[str, Any]]) -> Iterator[str]:
             f"`{train}`", f"{own[0]['weights']:,}", f"{own[0]['rate']:g}",
             *(_spread([run["accuracy"] for run in own if run["budget"] == budget]) for budget in _BUDGETS),
             *([f"{middle['noise']:.2g}", f"{middle['noise_length']:.2g}"] if middle else ["", ""]),
-            f"{statistics.median(run['seconds'] for run in own) / 60:.2g}",
             f"{max(run['memory'] for run in own):.0f}",
         ])  # fmt: skip
     yield from [*table(head, rows).splitlines(), ""]

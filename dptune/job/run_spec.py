@@ -60,8 +60,8 @@ _WORDS_RADIUS, _SMALL_WORDS_RATE = 1.0, 0.01
 _OWN_RATES = {"all": 1e-4, "layers": 2e-4, "bias": 3e-3, "head": 1e-2}
 _OWN_RADIUS = 0.1
 _TRIED = {
-    "bias": "the better of 0.001 and 0.003 for all-MiniLM-L6-v2 on 1,000 sentences of SST-2, one run each",
-    "head": "tried once with all-MiniLM-L6-v2 on 600 sentences of SST-2, so give your own where it matters",
+    "bias": "on 1,000 sentences of SST-2, all-MiniLM-L6-v2 had 75.6 to 78.3 % right at 0.001 to 0.01, one run each",
+    "head": "on 1,000 sentences of SST-2, all-MiniLM-L6-v2 had 74.7 to 78.0 % right at 0.003 to 0.03, one run each",
 }
 _GUESSED = "a guess: nobody has measured it for train {}, so give your own where it matters"
 #: How many times as long as all that units could add up to the noise of ``all`` was (``drowned``), and what a run had
