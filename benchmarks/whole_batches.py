@@ -27,7 +27,8 @@ from dptune.core.settings import Lora, TrainedWeights, UpdateRule
 from dptune.mechanisms.registry import build, of_model
 from dptune.privacy.accountants import epsilons
 from dptune.privacy.entropy import OsEntropy
-from dptune.records.canaries import _random_words, public_texts
+from dptune.records.canaries import _random_words
+from dptune.records.diabetes.narratives import public_texts
 from dptune.training.data import Tokens, tokenize
 from dptune.training.loop import train
 from dptune.training.models.model import ModelSource, load_base, load_tokenizer

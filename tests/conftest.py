@@ -63,7 +63,7 @@ def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
 
 @pytest.hookimpl(tryfirst=True)  # before -m chooses
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Of a test that is marked ``one_case``, all cases are long but the first, or but those that the mark names."""
+    """Mark as long every case of a ``one_case`` test but the first one, or but those that the mark names."""
     begun = set()
     for item in items:
         if mark := item.get_closest_marker("one_case"):

@@ -46,7 +46,7 @@ def lines(numbers: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _of_runs(runs: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """One row for each thing that trains: accuracies by budget, and what they cost."""
+    """The table of runs: a row for each kind of trained weights, with its accuracy at each budget and its memory."""
     head = ["`train`", "weights", "rate", *(f"right at a certified {budget:g}, %" for budget in _BUDGETS),
             "noise of a weight at 3", "all noise at 3, radii", "memory, MiB"]  # fmt: skip
     rows = []
@@ -63,7 +63,7 @@ def _of_runs(runs: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 
 
 def _of_trials(trials: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """One row for each trial; the chosen one of each kind in bold."""
+    """The table of trials: a row each. The best trial of a kind of trained weights is in bold."""
     rows = []
     for train in dict.fromkeys(trial["train"] for trial in trials):
         own = [trial for trial in trials if trial["train"] == train]

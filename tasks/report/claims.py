@@ -238,7 +238,7 @@ def attacked(audits: Sequence[Audit]) -> str:
 
 
 def _best_of(several: Sequence[Any], what: str) -> str:
-    """Of how many bounds one was picked: the largest of several exceeds the truth oftener than each by itself."""
+    """Words that say from how many bounds this one was picked: the largest of several is above the truth oftener."""
     return f" (the {what} of {len(several)})" if len(several) > 1 else ""
 
 

@@ -152,7 +152,7 @@ def test_a_weak_signal_is_of_the_noise_beside_what_one_unit_moves_at_most() -> N
 
 
 def test_a_run_of_all_weights_warns_where_their_noise_is_longer_than_units_can_move_them() -> None:
-    """By the noise and the number of weights alone; and not with as many units as the warning asks for."""
+    """The warning follows the noise and the number of weights alone, and ends at the number of units that it names."""
     own = {"max_length": 16, "eval_share": 0.0, "telemetry": "private"}
     notes = {}
     for train, epsilon in (("all", 1.0), ("layers", 1.0), ("lora", 1.0)):

@@ -62,7 +62,7 @@ def test_the_head_learns_the_label_and_reads_prompt_and_continuation(reward: Lea
 
 @pytest.mark.parametrize("other", ["", "good " * 30, "bad"])
 def test_the_text_of_one_user_moves_no_other_users_score(reward: LearnedReward, other: str) -> None:
-    """To the last digit, however long it is: an accelerator's numbers depend on the shape of a batch."""
+    """A user's score is the same to the last digit whatever the lengths of other users' texts are."""
     shapes: list[torch.Size] = []
     hook = reward.encoder.register_forward_pre_hook(
         lambda _module, _args, given: shapes.append(given["input_ids"].shape), with_kwargs=True
