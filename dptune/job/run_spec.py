@@ -26,7 +26,6 @@ from dptune.privacy.run_header import RunHeader
 from dptune.privacy.samplers.sampler import sampler_of_run
 from dptune.privacy.samplers.sampler_bounds import advised_batch
 from dptune.training.data import Tokens
-from dptune.training.models.own_weights import start_training
 from dptune.training.privacy_units import PrivacyUnits
 from dptune.training.spec import RunSpec, TrainingPlan, header_of
 
@@ -387,7 +386,6 @@ def job_spec(
 ) -> RunSpec:
     """The specification of a run on these weights, with new adapters on them, or some of them made trainable.
 
-    Raises: ConfigError as ``start_training``.
+    Raises: ConfigError as ``Base.start``.
     """
-    model = start_training(weights, settings.trained, settings.lora, settings.seed, base.head)
-    return RunSpec(model, tokens, units, mechanism, plan, header, public=public)
+    return RunSpec(base.start(settings.seed, weights), tokens, units, mechanism, plan, header, public=public)

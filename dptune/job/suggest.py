@@ -44,7 +44,7 @@ from dptune.training.gradients.per_sample import per_sample_gradients
 from dptune.training.gradients.shared_pass import shared_copy
 from dptune.training.gradients.step_memory import micro_batches
 from dptune.training.loop import train
-from dptune.training.models.own_weights import groups_of, own_weights, start_training
+from dptune.training.models.own_weights import groups_of, own_weights
 from dptune.training.privacy_units import PrivacyUnits
 from dptune.training.spec import header_of
 
@@ -135,7 +135,7 @@ def suggest(
             reasons["max_length"] = f"{_LENGTH_SHARE:.0%} of the public records are no longer"
         settings, records = replace(settings, max_length=length), _cut(records, length)
     weights = base.load()
-    model = start_training(shared_copy(weights), settings.trained, base.lora, settings.seed)
+    model = base.start(settings.seed, shared_copy(weights))
     rehearse(model, groups_of(model), checkpointing=settings.gradient_checkpointing)
     norms = unit_norms(model, records, settings)
     found = tuple(float(value) for value in np.quantile(norms, [0.1, 0.5, 0.9]))

@@ -342,6 +342,11 @@ def assert_trained(model: torch.nn.Module, initial: dict[str, torch.Tensor], fin
         if name in initial and torch.equal(parameter.detach().cpu(), initial[name]):
             problem = f"weight {name} did not move: the update never reached it, or is too small for its dtype"
             raise DivergedError(f"{problem}. Fix: raise the learning rate.")
+    assert_frozen(model, fingerprint)
+
+
+def assert_frozen(model: torch.nn.Module, fingerprint: str) -> None:
+    """Raise RuntimeError for a frozen weight that changed during training."""
     if frozen_fingerprint(model) != fingerprint:
         raise RuntimeError("a frozen weight changed during training")
 
