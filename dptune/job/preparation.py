@@ -38,10 +38,9 @@ from dptune.mechanisms.versions import versions_of
 from dptune.privacy.calibration import delta_warning
 from dptune.privacy.entropy import OsEntropy
 from dptune.privacy.run_header import RunHeader
-from dptune.records.parquet_file import form_of
 from dptune.records.reading.fields import note_of_unread
 from dptune.records.reading.read import Records, Sides, read_sides
-from dptune.records.reading.report import as_text
+from dptune.records.reading.record import as_text, form_of
 from dptune.records.reading.source import Fractions, RecordSource
 from dptune.training.data import Tokens
 from dptune.training.privacy_units import PrivacyUnits
@@ -183,7 +182,8 @@ def check_mechanism(settings: TuneSettings, base: Base) -> None:
         raise ConfigError(
             "mechanism", f"{name} has no noise to calibrate", fix="use static, or another that adds noise"
         )
-    if not any(part in options for part in ("like", *PARTS)):  # else the options are those of other parts
+    # Where an entry names parts, the options are those of the parts.
+    if settings.options and not any(part in options for part in ("like", *PARTS)):
         known = [row[0] for row in describe_options(name) if row[0] not in ("noise_multiplier", "pairs", "dimension")]
         for option in settings.options:
             if option not in known:

@@ -18,7 +18,7 @@ from dptune.core.declarations import declared
 from dptune.core.errors import ConfigError
 from dptune.core.settings import Lora, ScheduleSettings
 from dptune.job.base_model import Base, open_base
-from dptune.job.run_spec import job_header, job_spec, largest_batch, mechanism_of, training_plan
+from dptune.job.run_spec import job_header, largest_batch, mechanism_of, training_plan
 from dptune.job.settings import JobSettings
 from dptune.mechanisms.agents.rl import idle_agent
 from dptune.mechanisms.planning import Schedule
@@ -147,7 +147,8 @@ def prepare(cell: Cell, shared: SharedInputs, entropy: Entropy) -> PreparedCell:
     if secrets_in_records(shared.about):
         header = replace(header, leaks=(*header.leaks, SECRETS_IN_RECORDS))
     frozen = shared_copy(shared.model)
-    spec = job_spec(job, base, frozen, shared.train.tokens, units, mechanism, plan, header, shared.validation)
+    model = base.start(cell.seed, frozen)
+    spec = RunSpec(model, shared.train.tokens, units, mechanism, plan, header, public=shared.validation)
     pairs = tuple(block.name for block in groups_of(spec.model))
     return PreparedCell(cell, spec, shared.evaluation, dict(shared.about), pairs, base.tokenizer)
 

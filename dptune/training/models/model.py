@@ -217,7 +217,8 @@ def attach_lora(model: Any, lora: Lora, init_seed: int, head: tuple[str, ...] = 
         targets = beside_words(model, targets)
     if head:
         start_head(model, head, init_seed)
-    with torch.random.fork_rng(devices=_cuda_devices(model)):
+    device = next(model.parameters()).device
+    with torch.random.fork_rng(devices=[device.index or 0] if device.type == "cuda" else []):
         torch.manual_seed(init_seed)
         config = LoraConfig(
             task_type=_task_of(model, head),
@@ -366,8 +367,3 @@ def save_adapter(model: PeftModel, directory: Path) -> None:
     with naming(directory):
         model.save_pretrained(str(directory), safe_serialization=True, save_embedding_layers=False)
     (directory / "README.md").unlink()  # PEFT's blank form, which says nothing of this model
-
-
-def _cuda_devices(model: Any) -> list[int]:
-    device = next(model.parameters()).device
-    return [device.index or 0] if device.type == "cuda" else []
