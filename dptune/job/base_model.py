@@ -386,19 +386,15 @@ def _digest_of_folder(folder: Path, config: Any) -> str:
     Reading billions of weights would take minutes. The path is left out: a run may go on from another directory.
     """
     shape = {name: value for name, value in config.to_dict().items() if name != "_name_or_path"}
-    content = [shape, [(path.name, *_parts_of(path)) for path in sorted(folder.glob("*.safetensors"))]]
-    return sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()
-
-
-def _parts_of(path: Path) -> tuple[int, str]:
-    """Size in bytes, and digest of the first and the last MiB and of evenly spread pieces, so that every layer of usual
-    models has one."""
-    size = path.stat().st_size
-    with path.open("rb") as file:
-        parts = sha256(file.read(_MIB))
-        for number in range(_PIECES):
-            file.seek(number * size // _PIECES)
-            parts.update(file.read(_PIECE))
-        file.seek(max(0, size - _MIB))
-        parts.update(file.read(_MIB))
-    return size, parts.hexdigest()
+    weights = []
+    for path in sorted(folder.glob("*.safetensors")):
+        size = path.stat().st_size
+        with path.open("rb") as file:
+            parts = sha256(file.read(_MIB))
+            for number in range(_PIECES):  # evenly spread, so that every layer of usual models has one
+                file.seek(number * size // _PIECES)
+                parts.update(file.read(_PIECE))
+            file.seek(max(0, size - _MIB))
+            parts.update(file.read(_MIB))
+        weights.append((path.name, size, parts.hexdigest()))
+    return sha256(json.dumps([shape, weights], sort_keys=True, default=str).encode()).hexdigest()

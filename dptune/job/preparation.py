@@ -324,12 +324,8 @@ def calibrated_schedule(settings: TuneSettings, base: Base, units: int) -> tuple
     mechanism = calibrate_mechanism(settings, base, schedule)
     if (noise := mechanism.mechanism.noise.correlated) is not None:
         noise.check_memory(base.pair_sizes)  # before the run is booked, not when it starts
-    return trained_schedule(settings, base, units, mechanism.mechanism), mechanism
-
-
-def trained_schedule(settings: TuneSettings, base: Base, units: int, mechanism: Mechanism) -> TuneSchedule:
-    """The schedule that a run with this mechanism trains by: a rate that was left open follows its noise's bands."""
-    return schedule_of(settings, units, base.parameters, base.positions, mechanism.bands)
+    # By the bands of its noise, which a rate that was left open follows.
+    return schedule_of(settings, units, base.parameters, base.positions, mechanism.mechanism.bands), mechanism
 
 
 def calibrate_mechanism(settings: TuneSettings, base: Base, schedule: TuneSchedule) -> Calibrated:

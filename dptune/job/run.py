@@ -328,7 +328,7 @@ def check_same(prepared: PreparedRun, folder: RunFolder) -> str:
         del asked[name]
     written = json.loads(json.dumps(asked))
     # Earlier versions wrote no digest of the keys. Such a run goes on, and from then on it has one.
-    then = {"keys": written["keys"], **as_written_now(known)}
+    then = {"keys": written["keys"], **as_written_now(known)} if known else {}
     changed = [name for name in written if written[name] != then.get(name)]
     begun, versions = first_header(folder.ledger), prepared.versions
     if begun and not known and not is_complete(folder.ledger):  # nothing else keeps settings and versions

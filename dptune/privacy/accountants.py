@@ -18,7 +18,7 @@ from functools import lru_cache
 import numpy as np
 
 from dptune.core.errors import ConfigError
-from dptune.privacy.accounting.mixture_bounds import gaussian_dp_multiplier, is_pure, pure_epsilon, renyi_epsilon
+from dptune.privacy.accounting.mixture_bounds import is_pure, pure_epsilon, renyi_epsilon
 from dptune.privacy.accounting.parts import WORK, dearest
 from dptune.privacy.accounting.published_accountants import (
     dppg_epsilon,
@@ -350,7 +350,7 @@ def as_kinds(composition: Composition) -> tuple[Kind, ...]:
         if not release.sampler.like_poisson:
             problem = f"{release.sampler.name} is not Poisson sampling, which the proof of this bound needs"
             raise ConfigError("sampler", problem, fix="use poisson, or price one run without a search")
-        pair = (release.sample_rate, gaussian_dp_multiplier(release))
+        pair = (release.sample_rate, release.gaussian_multiplier)
         if count:
             totals[pair] = totals.get(pair, 0) + count
     return tuple(Kind(q, z, count) for (q, z), count in sorted(totals.items()))

@@ -30,6 +30,8 @@ UNBOUNDED = ("none", "unproven", "unbounded_token")
 #: curve of a Gaussian with multiplier z, its expansion under Poisson sampling at integer orders, and Gaussian DP with
 #: multiplier z sqrt(2 / pi). Gaussian noise itself needs none of them; a shared scale, which leaks, has none.
 LIKE_GAUSSIAN = ("gaussian", "laplace_mixture", "shared_laplace_mixture")
+#: Factor on the noise multiplier that gives a Gaussian at most as private as a mixture with the same zCDP.
+GDP_FACTOR = math.sqrt(2 / math.pi)
 #: Those whose every coordinate is (|shift| / z, 0)-DP, so that a sum bounded in l1 has an epsilon at delta 0.
 PURE = ("laplace_mixture",)
 NORMS = ("l2", "l1")
@@ -194,6 +196,11 @@ class Release:
     def effective_noise_multiplier(self) -> float:
         """The noise multiplier that a sound accountant reads: noise per unit of the true joint sensitivity."""
         return self.noise_multiplier / self.sensitivity
+
+    @property
+    def gaussian_multiplier(self) -> float:
+        """The noise multiplier of a Gaussian release that is at most as private; for families in ``LIKE_GAUSSIAN``."""
+        return self.effective_noise_multiplier * (1.0 if self.noise == "gaussian" else GDP_FACTOR)
 
     @property
     def leaks(self) -> tuple[str, ...]:

@@ -88,7 +88,8 @@ def open_run(
         restarts=sorted({*progress.restarts, *_restarts(spec.mechanism, ledger)}),
     )
     try:
-        run.bins = _bins(spec, ledger, progress, run.entropy)
+        if spec.plan.law.name == "balls_in_bins" and ledger.releases < spec.plan.steps:
+            run.bins = _bins(spec, ledger, progress, run.entropy)
         if spec.auditor is not None:
             spec.auditor.on_open(ledger.releases)
         # Written before anything is charged: on a full disk every new try would pay for steps that are then lost.
@@ -256,14 +257,12 @@ def _open(spec: RunSpec, optimizer: torch.optim.Optimizer, directory: Path) -> t
     return ledger, progress
 
 
-def _bins(spec: RunSpec, ledger: Ledger, progress: Progress, entropy: Entropy) -> Bins | None:
+def _bins(spec: RunSpec, ledger: Ledger, progress: Progress, entropy: Entropy) -> Bins:
     """The bins of a run by balls_in_bins: new ones for a new run, the checkpoint's for a resumed run.
 
     Raises: CheckpointError for a run that drew some of its batches, and whose secret is gone.
     """
     law = spec.plan.law
-    if law.name != "balls_in_bins" or ledger.releases >= spec.plan.steps:
-        return None
     keys = keys_of(spec.units)
     if progress.bins:
         return Bins.restored(law.batches, keys, progress.bins)
