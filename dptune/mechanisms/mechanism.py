@@ -214,8 +214,8 @@ class Mechanism:
         nothing is then certified.
         """
         statistics, coefficients = self.statistics(knobs), self.coefficients
-        start, now = (self.effective_noise_multiplier(one) for one in (self._initial, knobs))
-        moved = self.private and not math.isclose(now, start)
+        effective = self.effective_noise_multiplier
+        moved = self.private and not math.isclose(effective(knobs), effective(self._initial))
         return Release(
             sample_rate=self.group_sample_rate(sample_rate),
             # An accountant that read the multiplier of unproven noise would certify a guarantee that nobody proved.

@@ -89,7 +89,7 @@ def tune_shard(base: Base, tuning: ShardTuning, tokens: Tokens, shard: int, key:
 
     Raises: ConfigError for adapters that cannot be stacked, before any weight is read, and as ``Base.start``.
     """
-    check_stacks(base.lora)
+    _check_stacks(base.lora)
     peft, device = base.start(tuning.seed), base.device
     fingerprint, vocabulary = frozen_fingerprint(peft), peft.config.vocab_size
     rehearse(peft, groups_of(peft))  # answers come from one pass over the public and a private row: they may not mix
@@ -109,7 +109,7 @@ def tune_shard(base: Base, tuning: ShardTuning, tokens: Tokens, shard: int, key:
     write_json(directory / _SHARD, {"base": fingerprint, "vocabulary": vocabulary, "key": key})
 
 
-def check_stacks(lora: Lora) -> None:
+def _check_stacks(lora: Lora) -> None:
     """Raise ConfigError for adapters that an ensemble cannot stack: it scales all layers alike, and starts at B = 0."""
     for name in ("rank_pattern", "alpha_pattern"):
         if getattr(lora, name):

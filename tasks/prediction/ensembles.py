@@ -136,7 +136,6 @@ def tune(plan: EnsemblePlan, shard: int, device: str) -> None:
         if ensemble.is_tuned(plan.directory, shard):
             return
         base = base_of(plan, device)
-        ensemble.check_stacks(base.lora)
         tokens = shard_tokens(plan, base.tokenizer, shard)
         ensemble.tune_shard(base, plan.tuning, tokens, shard, plan.partition, plan.directory)
 

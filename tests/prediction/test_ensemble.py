@@ -30,7 +30,7 @@ from dptune.prediction.ensemble import (
     write_manifest,
 )
 from dptune.prediction.predictor import next_log_probabilities
-from dptune.training.data import tokenize
+from dptune.training.data import Tokens, tokenize
 from dptune.training.gradients.stacked_adapters import PUBLIC, StackedAdapters
 from dptune.training.models.model import attach_lora, load_base, load_tokenizer, save_adapter
 from dptune.training.models.pretrain import SCHEDULES, linear, one_cycle
@@ -135,6 +135,17 @@ def test_a_shard_of_an_encoder_is_not_tuned(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="is not causal"):
         tune_shard(opened(LORA, str(tmp_path / "base")), ShardTuning(), records(), 0, "record", tmp_path / "e")
     assert not (tmp_path / "e").exists()
+
+
+def test_a_shard_starts_as_a_run_with_its_seed_does(tmp_path: Path) -> None:
+    """One road: ``Base.start`` makes the adapters of runs and of shards."""
+    empty = Tokens([], padding=0, width=WIDTH)
+    for seed in (0, 1):
+        tune_shard(opened(), ShardTuning(seed=seed), empty, 0, "record", tmp_path / str(seed))
+        written = load_file(shard_directory(tmp_path / str(seed), 0) / "adapter_model.safetensors")
+        started = trainable(opened().start(seed))
+        assert written
+        assert all(torch.equal(written[name.replace(".default", "")], weight) for name, weight in started.items())
 
 
 def test_a_shard_does_not_see_the_others(tmp_path: Path) -> None:
