@@ -21,7 +21,6 @@ from dptune.audit.games.scene import StepAudit
 from dptune.core.digits import at_least, at_most, shown_above
 from dptune.core.errors import ConfigError
 from dptune.privacy.accountants import epsilons
-from dptune.privacy.accounting.mixture_bounds import gaussian_dp_multiplier
 from dptune.privacy.accounting.parts import disjoint
 from dptune.privacy.release import Composition
 
@@ -126,7 +125,7 @@ def certified_pairs(price: Callable[[float], float], deltas: Iterable[float]) ->
 
 
 def _mu(composition: Composition) -> float:
-    return math.sqrt(sum(count / gaussian_dp_multiplier(one) ** 2 for one, count in composition.items()))
+    return math.sqrt(sum(count / one.gaussian_multiplier**2 for one, count in composition.items()))
 
 
 @dataclass(frozen=True)

@@ -106,10 +106,11 @@ def tune(
         "label": label,
         "public": None if public is None else str(public),
     }
+    searches = again or (search, candidates, shape) != (None, None, None)
     try:
         records, name = records_of_options(data, source, source_options, unit, columns)
         chosen = settings | ({"called": name} if settings["called"] == TuneSettings.called else {})
-        asked = search_of_options(search, candidates, shape, again)
+        asked = search_of_options(search, candidates, shape, again) if searches else None
         if asked is not None:
             tune_by_search(model, revision, records, chosen, asked, out, register, dry_run, as_json)
         else:

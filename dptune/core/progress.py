@@ -29,11 +29,6 @@ _numbers = itertools.count()
 _log = logging.getLogger("dptune.core.progress")
 
 
-def _is_notebook() -> bool:
-    """Whether errors go to a notebook's page, which can draw a bar though it is no terminal."""
-    return type(sys.stderr).__module__.startswith("ipykernel.")
-
-
 class Meter:
     """Shows how much of some work is done. Use as a context manager."""
 
@@ -59,7 +54,8 @@ class Meter:
             unit=unit or "it",
             unit_scale=unit == "B",
             leave=keep,
-            disable=not (sys.stderr.isatty() or _is_notebook()),
+            # A notebook's page can draw a bar though it is no terminal.
+            disable=not (sys.stderr.isatty() or type(sys.stderr).__module__.startswith("ipykernel.")),
             # A terminal that does not tell its size says 0 and 0, and tqdm would then draw nothing at all.
             ncols=size.columns,
             nrows=size.lines,

@@ -284,7 +284,8 @@ class Lora:
             fix = 'name layers, such as ("q_proj", "v_proj"); or leave it out'
             raise ConfigError("lora.target_modules", f"{targets!r} names no layers", fix=fix)
         for name in ("rank_pattern", "alpha_pattern"):
-            _check_pattern(f"lora.{name}", getattr(self, name))
+            if getattr(self, name) != {}:
+                _check_pattern(f"lora.{name}", getattr(self, name))
         for rank in (self.rank, *self.rank_pattern.values()):
             if self.init_lora_weights == "orthogonal" and rank % 2:
                 raise ConfigError("lora.init_lora_weights", f"orthogonal needs even ranks, not {rank}", fix="change it")

@@ -170,6 +170,18 @@ class Base:
         check_causal(self.name, model)
         return model
 
+    def start(self, seed: int, weights: Any = None) -> Any:
+        """The model as training starts, private or not: new adapters on it, or its own weights made trainable.
+
+        Args:
+            seed: public seed of the initial weights of adapters and head.
+            weights: what ``load`` returned, or a copy that shares its weights; None loads it.
+
+        Raises: ConfigError as ``load`` and ``start_training``.
+        """
+        frozen = self.load() if weights is None else weights
+        return start_training(frozen, self.trained, self.lora, seed, self.head)
+
 
 def open_base(model: Any, settings: JobSettings, revision: str | None = None, tokenizer: Any = None) -> Base:
     """Check a model and its tokenizer within seconds.
@@ -274,6 +286,10 @@ def _describe_base(
     blocks = groups_of(trained)
     adapted = [block.name.removeprefix("base_model.model.") for block in blocks if isinstance(block, PairModules)]
     sizes = tuple(block.size for block in blocks)
+    if own_weights(trained):
+        said = f"{sum(sizes):,} of the model's {parameters:,} weights, in {len(sizes)} layers"
+    else:
+        said = said_share(model, adapted, linear)
     return Base(
         name=name,
         revision=revision,
@@ -290,7 +306,7 @@ def _describe_base(
         width=int(config.hidden_size),
         vocabulary=rows,
         pair_sizes=sizes,
-        adapted=_said_own(sizes, parameters) if own_weights(trained) else said_share(model, adapted, linear),
+        adapted=said,
         loaded_by=(classifier_class if head else auto_class)(model.config).__name__,
         notes=_checked_tokenizer(tokenizer, rows),
         checkpoint=checkpoint,
@@ -298,11 +314,6 @@ def _describe_base(
         head=head,
         trained=settings.trained,
     )
-
-
-def _said_own(sizes: tuple[int, ...], parameters: int) -> str:
-    """How many of a model's own weights train, in words."""
-    return f"{sum(sizes):,} of the model's {parameters:,} weights, in {len(sizes)} layers"
 
 
 def _sizes_of(model: Any, *, quantised: bool) -> tuple[int, float]:
@@ -375,22 +386,15 @@ def _digest_of_folder(folder: Path, config: Any) -> str:
     Reading billions of weights would take minutes. The path is left out: a run may go on from another directory.
     """
     shape = {name: value for name, value in config.to_dict().items() if name != "_name_or_path"}
-    return _digest([shape, [(path.name, *_parts_of(path)) for path in sorted(folder.glob("*.safetensors"))]])
-
-
-def _parts_of(path: Path) -> tuple[int, str]:
-    """Size in bytes, and digest of the first and the last MiB and of evenly spread pieces, so that every layer of usual
-    models has one."""
-    size = path.stat().st_size
-    with path.open("rb") as file:
-        parts = sha256(file.read(_MIB))
-        for number in range(_PIECES):
-            file.seek(number * size // _PIECES)
-            parts.update(file.read(_PIECE))
-        file.seek(max(0, size - _MIB))
-        parts.update(file.read(_MIB))
-    return size, parts.hexdigest()
-
-
-def _digest(content: Any) -> str:
-    return sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()
+    weights = []
+    for path in sorted(folder.glob("*.safetensors")):
+        size = path.stat().st_size
+        with path.open("rb") as file:
+            parts = sha256(file.read(_MIB))
+            for number in range(_PIECES):  # evenly spread, so that every layer of usual models has one
+                file.seek(number * size // _PIECES)
+                parts.update(file.read(_PIECE))
+            file.seek(max(0, size - _MIB))
+            parts.update(file.read(_MIB))
+        weights.append((path.name, size, parts.hexdigest()))
+    return sha256(json.dumps([shape, weights], sort_keys=True, default=str).encode()).hexdigest()

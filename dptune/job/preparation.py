@@ -38,10 +38,9 @@ from dptune.mechanisms.versions import versions_of
 from dptune.privacy.calibration import delta_warning
 from dptune.privacy.entropy import OsEntropy
 from dptune.privacy.run_header import RunHeader
-from dptune.records.parquet_file import form_of
 from dptune.records.reading.fields import note_of_unread
 from dptune.records.reading.read import Records, Sides, read_sides
-from dptune.records.reading.report import as_text
+from dptune.records.reading.record import as_text, form_of
 from dptune.records.reading.source import Fractions, RecordSource
 from dptune.training.data import Tokens
 from dptune.training.privacy_units import PrivacyUnits
@@ -183,7 +182,8 @@ def check_mechanism(settings: TuneSettings, base: Base) -> None:
         raise ConfigError(
             "mechanism", f"{name} has no noise to calibrate", fix="use static, or another that adds noise"
         )
-    if not any(part in options for part in ("like", *PARTS)):  # else the options are those of other parts
+    # Where an entry names parts, the options are those of the parts.
+    if settings.options and not any(part in options for part in ("like", *PARTS)):
         known = [row[0] for row in describe_options(name) if row[0] not in ("noise_multiplier", "pairs", "dimension")]
         for option in settings.options:
             if option not in known:
@@ -324,12 +324,8 @@ def calibrated_schedule(settings: TuneSettings, base: Base, units: int) -> tuple
     mechanism = calibrate_mechanism(settings, base, schedule)
     if (noise := mechanism.mechanism.noise.correlated) is not None:
         noise.check_memory(base.pair_sizes)  # before the run is booked, not when it starts
-    return trained_schedule(settings, base, units, mechanism.mechanism), mechanism
-
-
-def trained_schedule(settings: TuneSettings, base: Base, units: int, mechanism: Mechanism) -> TuneSchedule:
-    """The schedule that a run with this mechanism trains by: a rate that was left open follows its noise's bands."""
-    return schedule_of(settings, units, base.parameters, base.positions, mechanism.bands)
+    # By the bands of its noise, which a rate that was left open follows.
+    return schedule_of(settings, units, base.parameters, base.positions, mechanism.mechanism.bands), mechanism
 
 
 def calibrate_mechanism(settings: TuneSettings, base: Base, schedule: TuneSchedule) -> Calibrated:

@@ -29,7 +29,6 @@ from dptune.job.delivery.weights import partial_of
 from dptune.job.path_checks import check_folder
 from dptune.job.preparation import PreparedRun
 from dptune.job.result import HELD_OUT, PUBLIC, SIDES, Figures, RunResult, charged, check_converged
-from dptune.job.run_spec import job_spec
 from dptune.job.settings import FREE, as_written_now
 from dptune.mechanisms.planning import as_charged, planned
 from dptune.mechanisms.versions import VERSIONS, check_versions
@@ -212,9 +211,10 @@ def paid_before(register: Register, prepared: PreparedRun, *own: Path) -> list[s
 
 
 def spec_of(prepared: PreparedRun, weights: Any, header: RunHeader) -> RunSpec:
-    """The specification of a run, with new adapters on these weights."""
+    """The specification of a run, with new adapters on these weights. Raises: ConfigError as ``Base.start``."""
     one, mechanism = prepared, prepared.mechanism.mechanism
-    return job_spec(one.settings, one.base, weights, one.tokens, one.units, mechanism, one.plan, header, one.public)
+    model = one.base.start(one.settings.seed, weights)
+    return RunSpec(model, one.tokens, one.units, mechanism, one.plan, header, public=one.public)
 
 
 def _train(
@@ -328,7 +328,7 @@ def check_same(prepared: PreparedRun, folder: RunFolder) -> str:
         del asked[name]
     written = json.loads(json.dumps(asked))
     # Earlier versions wrote no digest of the keys. Such a run goes on, and from then on it has one.
-    then = {"keys": written["keys"], **as_written_now(known)}
+    then = {"keys": written["keys"], **as_written_now(known)} if known else {}
     changed = [name for name in written if written[name] != then.get(name)]
     begun, versions = first_header(folder.ledger), prepared.versions
     if begun and not known and not is_complete(folder.ledger):  # nothing else keeps settings and versions

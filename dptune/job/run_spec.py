@@ -15,9 +15,7 @@ from typing import Any
 from dptune.core.declarations import part_of
 from dptune.core.errors import ConfigError
 from dptune.core.settings import ScheduleSettings, TrainingSampler, UpdateRule
-from dptune.job.base_model import Base
 from dptune.job.settings import JobSettings, TuneSettings
-from dptune.mechanisms.mechanism import Mechanism
 from dptune.mechanisms.planning import Calibrated, Schedule, calibrated, fitted, planned
 from dptune.mechanisms.registry import build, takes_noise
 from dptune.privacy.calibration import check_delta, sampling
@@ -25,10 +23,8 @@ from dptune.privacy.entropy import Entropy
 from dptune.privacy.run_header import RunHeader
 from dptune.privacy.samplers.sampler import sampler_of_run
 from dptune.privacy.samplers.sampler_bounds import advised_batch
-from dptune.training.data import Tokens
-from dptune.training.models.own_weights import start_training
 from dptune.training.privacy_units import PrivacyUnits
-from dptune.training.spec import RunSpec, TrainingPlan, header_of
+from dptune.training.spec import TrainingPlan, header_of
 
 _BATCHES = (64, 1024)
 _LEAST_STEPS, _EPOCHS = 100, (3, 20)
@@ -146,7 +142,8 @@ def schedule_of(
     if batch > units:
         problem = f"{batch:g} is more than the {units} units"
         raise ConfigError("expected_batch_size", problem, fix="lower it, or leave it out")
-    epochs = pick("epochs", settings.epochs, default_epochs(units, batch), "3 to 20, so that there are some 100 steps")
+    fewest = float(min(max(math.ceil(_LEAST_STEPS * batch / units), _EPOCHS[0]), _EPOCHS[1]))
+    epochs = pick("epochs", settings.epochs, fewest, "3 to 20, so that there are some 100 steps")
     sample_rate, _ = sampling(units, batch, epochs)
     steps = math.ceil(epochs / sample_rate - 1e-9)  # rounding up once: an epoch need not be whole steps
     max_batch = largest_batch(settings, sample_rate, steps, delta, units)
@@ -307,11 +304,6 @@ def default_batch(units: int) -> float:
     return float(max(1, min(max(near, _BATCHES[0]), _BATCHES[1], units // 4)))
 
 
-def default_epochs(units: int, batch: float) -> float:
-    """The fewest epochs that give about a hundred steps; at least 3 and at most 20."""
-    return float(min(max(math.ceil(_LEAST_STEPS * batch / units), _EPOCHS[0]), _EPOCHS[1]))
-
-
 def training_plan(settings: ScheduleSettings, chosen: Any = None, **rest: Any) -> TrainingPlan:
     """The public schedule of a run.
 
@@ -372,22 +364,3 @@ def job_header(
         problem = f"private cannot hold for {settings.mechanism}: {'; '.join(leaks)}"
         raise ConfigError("telemetry", problem, fix="leave that mechanism out, or use research")
     return header
-
-
-def job_spec(
-    settings: JobSettings,
-    base: Base,
-    weights: Any,
-    tokens: Tokens,
-    units: PrivacyUnits,
-    mechanism: Mechanism,
-    plan: TrainingPlan,
-    header: RunHeader,
-    public: Tokens | None,
-) -> RunSpec:
-    """The specification of a run on these weights, with new adapters on them, or some of them made trainable.
-
-    Raises: ConfigError as ``start_training``.
-    """
-    model = start_training(weights, settings.trained, settings.lora, settings.seed, base.head)
-    return RunSpec(model, tokens, units, mechanism, plan, header, public=public)

@@ -97,7 +97,8 @@ class JobSettings(ScheduleSettings, Lora):
         Lora.__post_init__(self)
         self.check_layers()
         self._check_task()
-        self._check_train()
+        if self.train != "lora":
+            self._check_own_weights()
 
     def check_rows(self, unit: str | None) -> None:
         """Check that a micro-batch holds all that one unit brings: a record, or ``records_per_unit`` of a column's.
@@ -125,10 +126,8 @@ class JobSettings(ScheduleSettings, Lora):
         """All labels, where ``labels`` or ``words`` names them; None else."""
         return tuple(self.words) if self.labels is None and self.words else self.labels
 
-    def _check_train(self) -> None:
+    def _check_own_weights(self) -> None:
         """Raise ConfigError for settings that have no effect, or are refused, where the model's own weights train."""
-        if self.train == "lora":
-            return
         if useless := [name for name in differing(self) if name in declared(Lora)]:
             problem = f"is about LoRA adapters, and train {self.train} has none, so it would have no effect"
             raise ConfigError(f"lora.{useless[0]}", problem, fix="leave it out, or set train to lora")
@@ -230,8 +229,21 @@ class TuneSettings(JobSettings):
 
     @classmethod
     def of(cls, **given: Any) -> TuneSettings:
-        """Make settings from names and values. Raises: ConfigError for an unknown name, suggesting a similar one."""
-        return cls(**by_new_names(given))
+        """Make settings from names and values; warns of each former name.
+
+        Raises: ConfigError for a name that no setting has, suggesting a similar one, and for a setting that is given
+            under both of its names.
+        """
+        found: dict[str, Any] = {}
+        for name, value in given.items():
+            new = RENAMED.get(name, name)
+            cls.check_name(new)
+            if new in found or (new != name and new in given):
+                raise ConfigError(name, f"is the former name of {new}, which is given too", fix="leave it out")
+            if new != name:
+                _log.warning("%s is the former name of %s: use that", name, new)
+            found[new] = value
+        return cls(**found)
 
     @classmethod
     def check_name(cls, name: str) -> None:
@@ -245,23 +257,6 @@ class TuneSettings(JobSettings):
 
 #: Settings that move no released number beyond rounding: a resumed run may have others.
 FREE = tuple(sorted(names_nothing(TuneSettings)))
-
-
-def by_new_names(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings by the names that they have now; warns of each former name.
-
-    Raises: ConfigError for a name that no setting has, and for one that is given under both of its names.
-    """
-    found: dict[str, Any] = {}
-    for name, value in given.items():
-        new = RENAMED.get(name, name)
-        TuneSettings.check_name(new)
-        if new in found or (new != name and new in given):
-            raise ConfigError(name, f"is the former name of {new}, which is given too", fix="leave it out")
-        if new != name:
-            _log.warning("%s is the former name of %s: use that", name, new)
-        found[new] = value
-    return found
 
 
 def rows_of(settings: ScheduleSettings | Lora, besides: Iterable[str] = ()) -> dict[str, Any]:

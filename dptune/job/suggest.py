@@ -26,7 +26,7 @@ from dptune.core.errors import ConfigError, DivergedError
 from dptune.core.progress import Meter
 from dptune.job.base_model import Base
 from dptune.job.preparation import calibrated_schedule, tokens_of_side, units_of_side
-from dptune.job.run_spec import TuneSchedule, job_spec, max_length_of, training_plan
+from dptune.job.run_spec import TuneSchedule, max_length_of, training_plan
 from dptune.job.settings import TuneSettings
 from dptune.mechanisms.descriptions import describe_options
 from dptune.mechanisms.gradient_interfaces import Gradients
@@ -44,9 +44,9 @@ from dptune.training.gradients.per_sample import per_sample_gradients
 from dptune.training.gradients.shared_pass import shared_copy
 from dptune.training.gradients.step_memory import micro_batches
 from dptune.training.loop import train
-from dptune.training.models.own_weights import groups_of, own_weights, start_training
+from dptune.training.models.own_weights import groups_of, own_weights
 from dptune.training.privacy_units import PrivacyUnits
-from dptune.training.spec import header_of
+from dptune.training.spec import RunSpec, header_of
 
 _HELD_OUT = 0.2
 #: Number of units whose gradient norms are measured.
@@ -135,7 +135,7 @@ def suggest(
             reasons["max_length"] = f"{_LENGTH_SHARE:.0%} of the public records are no longer"
         settings, records = replace(settings, max_length=length), _cut(records, length)
     weights = base.load()
-    model = start_training(shared_copy(weights), settings.trained, base.lora, settings.seed)
+    model = base.start(settings.seed, shared_copy(weights))
     rehearse(model, groups_of(model), checkpointing=settings.gradient_checkpointing)
     norms = unit_norms(model, records, settings)
     found = tuple(float(value) for value in np.quantile(norms, [0.1, 0.5, 0.9]))
@@ -240,7 +240,8 @@ def trial(
     delta, said = schedule.delta, settings.trained.said
     header = header_of(mechanism, records.units, entropy, delta=delta, data="public records", train=said)
     tokens, frozen = records.tokens, shared_copy(weights)
-    spec = job_spec(settings, base, frozen, tokens, records.units, mechanism, plan, header, tokens)
+    model = base.start(settings.seed, frozen)
+    spec = RunSpec(model, tokens, records.units, mechanism, plan, header, public=tokens)
     with (
         tempfile.TemporaryDirectory(prefix="dptune-trial-") as folder,
         Meter(f"trial at learning rate {learning_rate:g}", total=plan.steps, unit="steps", keep=True) as meter,

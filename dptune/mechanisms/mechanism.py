@@ -76,7 +76,12 @@ class Mechanism:
         if noise.family not in STEP_NOISES:
             fix = f"use one of {', '.join(STEP_NOISES)}; noise of the family unproven has no certified epsilon"
             raise ConfigError(field, f"names an unknown family {noise.family!r}", fix=fix)
-        if noise.family not in UNBOUNDED and not self._names_what_it_adds:
+        # The class that draws, or one derived from it, names the family. Who overrides ``add`` of a known noise would
+        # else get its finite epsilon without having claimed anything; so would who lets another object draw its rows.
+        bases = type(noise).__mro__
+        named = next((place for place, base in enumerate(bases) if "family" in vars(base)), 0)
+        redrawn = any(name in vars(base) for base in bases[:named] for name in _DRAWING)
+        if noise.family not in UNBOUNDED and redrawn:
             problem = f"{type(noise).__name__} draws its own noise and inherits the family {noise.family!r}"
             raise ConfigError(field, problem, fix="set family in the class that defines add, if the family still fits")
         multiplier = noise.noise_multiplier
@@ -86,17 +91,6 @@ class Mechanism:
         if noise.family.endswith("laplace_mixture") != (noise.law(multiplier) is not None):
             problem = f"names the family {noise.family!r}, which does not go with its law {noise.law(multiplier)}"
             raise ConfigError(field, problem, fix="give a law with a Laplace mixture and only there")
-
-    @property
-    def _names_what_it_adds(self) -> bool:
-        """Whether the family is named by the class that draws, or by one derived from it.
-
-        Who overrides ``add`` of a known noise would else get its finite epsilon without having claimed anything; so
-        would who lets another object draw its rows.
-        """
-        bases = type(self.noise).__mro__
-        named = next((place for place, base in enumerate(bases) if "family" in vars(base)), 0)
-        return not any(name in vars(base) for base in bases[:named] for name in _DRAWING)
 
     @property
     def _initial(self) -> Knobs:
@@ -220,6 +214,8 @@ class Mechanism:
         nothing is then certified.
         """
         statistics, coefficients = self.statistics(knobs), self.coefficients
+        effective = self.effective_noise_multiplier
+        moved = self.private and not math.isclose(effective(knobs), effective(self._initial))
         return Release(
             sample_rate=self.group_sample_rate(sample_rate),
             # An accountant that read the multiplier of unproven noise would certify a guarantee that nobody proved.
@@ -229,7 +225,7 @@ class Mechanism:
             noise=self.noise.family,
             statistics=("gradient sum", *(statistics.names if statistics else ())),
             raw_inputs=self.controller.raw_inputs,
-            adaptive=self.controller.adaptive or self._has_moved(knobs),
+            adaptive=self.controller.adaptive or moved,
             norm=self.clipper.norm,
             law=self.noise.law(knobs.noise_multiplier),
             claims=self.noise.claims,
@@ -237,10 +233,6 @@ class Mechanism:
             coefficients=coefficients,
             dealt_by=self.dealt_by if coefficients else "key",
         )
-
-    def _has_moved(self, knobs: Knobs) -> bool:
-        start, now = (self.effective_noise_multiplier(one) for one in (self._initial, knobs))
-        return self.private and not math.isclose(now, start)
 
     def scales(self, knobs: Knobs) -> tuple[float, ...]:
         """Noise of each block at noise multiplier 1; the statistics' block is last.

@@ -211,7 +211,8 @@ def _calibrated(
             fix="use accounting: published or noise_only for it",
         )
     planned(probe, schedule)  # refuses what no bound prices with the sampler
-    _check_inherited(probe, epsilon, schedule, accounting)
+    if probe.controller.inherited and accounting != "published":
+        _check_inherited(probe, epsilon, schedule, accounting)
     if probe.controller.adaptive and not leaks and accounting != "published":
         if probe.controller.inherited:
             raise ConfigError("init_from", "is not priced together with moving noise", fix="set move_noise to false")
@@ -248,10 +249,7 @@ def _calibrated(
 
 
 def _check_inherited(mechanism: Mechanism, epsilon: float, schedule: Schedule, accounting: str) -> None:
-    inherited = mechanism.controller.inherited
-    if not inherited or accounting == "published":
-        return
-    spent = float(getattr(epsilons(inherited, schedule.delta), accounting))
+    spent = float(getattr(epsilons(mechanism.controller.inherited, schedule.delta), accounting))
     if spent > _ALMOST_ALL * epsilon:
         raise ConfigError(
             "init_from",

@@ -23,19 +23,12 @@ from numpy.typing import NDArray
 from dptune.core.errors import ConfigError
 from dptune.core.files import private_directory, read_json, write_json
 from dptune.core.settings import RECORD, Lora, ShardTuning, check_unit
+from dptune.job.base_model import Base
 from dptune.training.data import Tokens
 from dptune.training.gradients.gradient_check import rehearse
-from dptune.training.gradients.parameter_groups import lora_pairs
 from dptune.training.gradients.stacked_adapters import StackedAdapters
-from dptune.training.models.model import (
-    ModelSource,
-    attach_lora,
-    frozen_fingerprint,
-    load_base,
-    save_adapter,
-    train_adapters,
-    trainable_state,
-)
+from dptune.training.models.model import assert_frozen, frozen_fingerprint, train_adapters, trainable_state
+from dptune.training.models.own_weights import groups_of, save_trained
 from dptune.training.models.pretrain import fit
 from dptune.training.models.weight_files import read_tensors
 
@@ -80,29 +73,26 @@ def shard_directory(ensemble: Path, shard: int) -> Path:
     return ensemble / f"shard-{shard:03d}"
 
 
-def tune_shard(
-    base: ModelSource,
-    lora: Lora,
-    tuning: ShardTuning,
-    tokens: Tokens,
-    shard: int,
-    key: str,
-    ensemble: Path,
-    device: torch.device,
-) -> None:
+def tune_shard(base: Base, tuning: ShardTuning, tokens: Tokens, shard: int, key: str, ensemble: Path) -> None:
     """Tune one shard's adapter on a fresh copy of the base, and write it. Not private by itself.
+
+    The model is opened, checked and given adapters as for a run of ``dptune.job``. It is then trained as PMixED's paper
+    trains it, with neither clipping nor noise. A ``RunSpec`` would not fit: its ledger names how many units train,
+    which of one shard is private, and lists releases, of which training makes none; each answer pays when it is given.
 
     No other shard has any influence: the base is loaded anew, the adapter starts at B = 0, and its random numbers have
     a seed of their own.
 
     Args:
+        base: the base model, opened with the adapters' settings.
         key: unit that is never split between shards; see ``dptune.prediction.ensemble``.
+
+    Raises: ConfigError for adapters that cannot be stacked, before any weight is read, and as ``Base.start``.
     """
-    _check_plain(lora)
-    model = load_base(base, device)
-    fingerprint, vocabulary = frozen_fingerprint(model), model.config.vocab_size
-    peft = attach_lora(model, lora, tuning.seed)
-    rehearse(peft, lora_pairs(peft))  # answers come from one pass over the public and a private row: they may not mix
+    _check_stacks(base.lora)
+    peft, device = base.start(tuning.seed), base.device
+    fingerprint, vocabulary = frozen_fingerprint(peft), peft.config.vocab_size
+    rehearse(peft, groups_of(peft))  # answers come from one pass over the public and a private row: they may not mix
     for name, parameter in peft.named_parameters():
         if "lora_B" in name and bool(parameter.any()):
             raise RuntimeError(f"{name} does not start at 0: it holds weights of an earlier training")
@@ -115,11 +105,11 @@ def tune_shard(
             _fit(peft, tokens, tuning, shard)
         _check_tuned(peft, initial, fingerprint)
     directory = private_directory(shard_directory(ensemble, shard))
-    save_adapter(peft, directory)
+    save_trained(peft, directory)
     write_json(directory / _SHARD, {"base": fingerprint, "vocabulary": vocabulary, "key": key})
 
 
-def _check_plain(lora: Lora) -> None:
+def _check_stacks(lora: Lora) -> None:
     """Raise ConfigError for adapters that an ensemble cannot stack: it scales all layers alike, and starts at B = 0."""
     for name in ("rank_pattern", "alpha_pattern"):
         if getattr(lora, name):
@@ -147,8 +137,7 @@ def _check_tuned(peft: Any, initial: dict[str, torch.Tensor], fingerprint: str) 
 
     Nothing else is refused: whether an ensemble can be built must not depend on any record.
     """
-    if frozen_fingerprint(peft) != fingerprint:
-        raise RuntimeError("a frozen weight changed during training")
+    assert_frozen(peft, fingerprint)
     adapter = {name: parameter for name, parameter in peft.named_parameters() if parameter.requires_grad}
     if not all(bool(torch.isfinite(parameter).all()) for parameter in adapter.values()):
         with torch.no_grad():

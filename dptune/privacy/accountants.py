@@ -18,7 +18,7 @@ from functools import lru_cache
 import numpy as np
 
 from dptune.core.errors import ConfigError
-from dptune.privacy.accounting.mixture_bounds import gaussian_dp_multiplier, is_pure, pure_epsilon, renyi_epsilon
+from dptune.privacy.accounting.mixture_bounds import is_pure, pure_epsilon, renyi_epsilon
 from dptune.privacy.accounting.parts import WORK, dearest
 from dptune.privacy.accounting.published_accountants import (
     dppg_epsilon,
@@ -31,7 +31,7 @@ from dptune.privacy.accounting.sampled_gaussian import Kind
 from dptune.privacy.accounting.sampled_gaussian import gdp_delta as gdp_delta  # callers import it from here
 from dptune.privacy.accounting.sampled_gaussian import gdp_epsilon as gdp_epsilon
 from dptune.privacy.release import LIKE_GAUSSIAN, Composition, Release
-from dptune.privacy.samplers.sampler_bounds import check_like_poisson, is_like_poisson, sampled_epsilon
+from dptune.privacy.samplers.sampler_bounds import sampled_epsilon
 
 # dp-accounting warns of every order whose series does not converge, hundreds of times a run, and a user can do nothing
 # about it. Such an order costs infinity: a looser bound or more noise, never too small an epsilon.
@@ -128,7 +128,7 @@ def epsilons(
         >>> round(prices.published, 3), round(prices.certified, 3)
         (1.618, 1.829)
     """
-    check_delta(delta, pure=_is_pure(composition))
+    check_delta(delta, pure=delta == 0 and _is_pure(composition))
     if published_accountant not in PUBLISHED_ACCOUNTANTS:
         raise ConfigError(
             "published_accountant",
@@ -182,13 +182,13 @@ def smallest_epsilon(composition: Composition, delta: float) -> float:
         >>> round(smallest_epsilon(Counter({Release(sample_rate=0.01, noise_multiplier=1.0): 1000}), delta=1e-5), 3)
         1.829
     """
-    check_delta(delta, pure=_is_pure(composition))
+    check_delta(delta, pure=delta == 0 and _is_pure(composition))
     if not is_like_poisson(composition):
         return sampled_epsilon(composition, delta)
-    if has_answers(composition):
-        return answers_epsilon(composition, delta)
     if all(release.noise == "gaussian" for release in composition):
         return pld_epsilon(composition, delta)
+    if has_answers(composition):
+        return answers_epsilon(composition, delta)
     quick = quick_epsilon(composition, delta)
     if delta == 0 or math.isinf(quick):
         return quick
@@ -199,10 +199,10 @@ def quick_epsilon(composition: Composition, delta: float) -> float:
     """A faster bound near ``smallest_epsilon``: on a coarse grid, or without a grid for Laplace mixtures."""
     if not is_like_poisson(composition):
         return sampled_epsilon(composition, delta, quick=True)
-    if has_answers(composition):
-        return answers_epsilon(composition, delta)
     if all(release.noise == "gaussian" for release in composition):
         return pld_epsilon(composition, delta, quick=True)
+    if has_answers(composition):
+        return answers_epsilon(composition, delta)
     if any(release.noise == "shared_laplace_mixture" for release in composition):
         return math.inf
     if delta == 0:
@@ -345,18 +345,25 @@ def as_kinds(composition: Composition) -> tuple[Kind, ...]:
 
     Raises: ConfigError for releases of a sampler that accountants of Poisson sampling do not price.
     """
-    check_like_poisson(composition)
     totals: dict[tuple[float, float], int] = {}
     for release, count in composition.items():
-        pair = (release.sample_rate, gaussian_dp_multiplier(release))
+        if not release.sampler.like_poisson:
+            problem = f"{release.sampler.name} is not Poisson sampling, which the proof of this bound needs"
+            raise ConfigError("sampler", problem, fix="use poisson, or price one run without a search")
+        pair = (release.sample_rate, release.gaussian_multiplier)
         if count:
             totals[pair] = totals.get(pair, 0) + count
     return tuple(Kind(q, z, count) for (q, z), count in sorted(totals.items()))
 
 
+def is_like_poisson(composition: Composition) -> bool:
+    """Whether accountants of Poisson sampling price all these releases."""
+    return all(release.sampler.like_poisson for release in composition)
+
+
 def has_noiseless(composition: Composition) -> bool:
     """Whether a release has no noise, or is a token, which no accountant of Gaussians can price."""
-    return has_answers(composition) or any(release.noise not in LIKE_GAUSSIAN for release in composition)
+    return any(release.noise not in LIKE_GAUSSIAN for release in composition)
 
 
 def _is_pure(composition: Composition) -> bool:

@@ -30,6 +30,8 @@ UNBOUNDED = ("none", "unproven", "unbounded_token")
 #: curve of a Gaussian with multiplier z, its expansion under Poisson sampling at integer orders, and Gaussian DP with
 #: multiplier z sqrt(2 / pi). Gaussian noise itself needs none of them; a shared scale, which leaks, has none.
 LIKE_GAUSSIAN = ("gaussian", "laplace_mixture", "shared_laplace_mixture")
+#: Factor on the noise multiplier that gives a Gaussian at most as private as a mixture with the same zCDP.
+GDP_FACTOR = math.sqrt(2 / math.pi)
 #: Those whose every coordinate is (|shift| / z, 0)-DP, so that a sum bounded in l1 has an epsilon at delta 0.
 PURE = ("laplace_mixture",)
 NORMS = ("l2", "l1")
@@ -121,10 +123,27 @@ class Release:
             raise ConfigError("norm", f"unknown {self.norm!r}", fix=f"use {' or '.join(NORMS)}")
         if self.part is not None and (isinstance(self.part, bool) or not isinstance(self.part, int) or self.part < 0):
             raise ConfigError("part", f"{self.part!r} is not a valid part number", fix="count parts from 0")
-        self._check_law()
-        self._check_renyi()
-        self._check_strategy()
-        self._check_sampler()
+        self._check_together()
+
+    def _check_together(self) -> None:
+        """Raise ConfigError for law, token, strategy or sampler that does not go with the other figures."""
+        if self.noise.endswith("laplace_mixture") != (self.law is not None):
+            raise ConfigError("law", f"does not go with noise {self.noise!r}", fix="give it to Laplace mixtures only")
+        if self.law and not abs(self.law.score_bound * self.noise_multiplier - 1) <= _CONSISTENT:
+            raise ConfigError("noise_multiplier", "is not 1 / score bound of the law", fix="use law.scaled")
+        if (self.noise == "token") != (self.renyi is not None):
+            raise ConfigError("renyi", f"does not go with noise {self.noise!r}", fix="give it to tokens only")
+        if self.renyi is not None:
+            self._check_renyi(*self.renyi)
+        if self.dealt_by not in (get_args(Dealing) if self.coefficients else ("key",)):
+            problem = f"{self.dealt_by!r} is not a known way to assign groups"
+            raise ConfigError("dealt_by", problem, fix="use key, with coefficients")
+        if self.coefficients:
+            self._check_strategy()
+        if not self.sampler.like_poisson and not self.fits_any_sampler:
+            problem = f"{self.sampler.name} is priced for independent Gaussian noise that never moves, clipped in l2"
+            raise ConfigError("sampler", problem, fix="use the mechanism static, or sampler poisson")
+        self.sampler.check_rate(self.sample_rate)
 
     @classmethod
     def of_token(cls, order: float, epsilon: float, claims: tuple[tuple[str, float], ...] = ()) -> Release:
@@ -141,16 +160,11 @@ class Release:
         multiplier = _renyi_multiplier(order, epsilon)
         return cls(1.0, multiplier, noise="token", statistics=("token",), claims=claims, renyi=(order, epsilon))
 
-    def _check_renyi(self) -> None:
-        if (self.noise == "token") != (self.renyi is not None):
-            raise ConfigError("renyi", f"does not go with noise {self.noise!r}", fix="give it to tokens only")
-        if self.renyi is None:
-            return
-        order, epsilon = self.renyi
+    def _check_renyi(self, order: float, epsilon: float) -> None:
         if not (order > 1 and epsilon > 0 and math.isfinite(order) and math.isfinite(epsilon)):
             raise ConfigError(
                 "renyi",
-                f"{list(self.renyi)} is not a pair of an order above 1 and an epsilon above 0",
+                f"{[order, epsilon]} is not a pair of an order above 1 and an epsilon above 0",
                 fix="use of_token",
             )
         plain = self.sample_rate == self.sensitivity == 1.0 and not self.adaptive
@@ -158,11 +172,6 @@ class Release:
             raise ConfigError("renyi", "does not fit the other figures of the token", fix="use of_token")
 
     def _check_strategy(self) -> None:
-        if self.dealt_by not in (get_args(Dealing) if self.coefficients else ("key",)):
-            problem = f"{self.dealt_by!r} is not a known way to assign groups"
-            raise ConfigError("dealt_by", problem, fix="use key, with coefficients")
-        if not self.coefficients:
-            return
         check_strategy(self.coefficients)
         if (self.noise, self.norm, self.adaptive, self.law) != ("gaussian", "l2", False, None):
             problem = "needs Gaussian noise with a fixed multiplier, on sums that are bounded in l2"
@@ -174,12 +183,6 @@ class Release:
             problem = f"{self.sensitivity} is below the norm of the strategy, {column_norm(self.coefficients)}"
             raise ConfigError("sensitivity", problem, fix="give the clipper's sensitivity times that norm")
 
-    def _check_sampler(self) -> None:
-        if not self.sampler.like_poisson and not self.fits_any_sampler:
-            problem = f"{self.sampler.name} is priced for independent Gaussian noise that never moves, clipped in l2"
-            raise ConfigError("sampler", problem, fix="use the mechanism static, or sampler poisson")
-        self.sampler.check_rate(self.sample_rate)
-
     @property
     def fits_any_sampler(self) -> bool:
         """Whether proofs of samplers other than Poisson cover it: fixed, independent Gaussian noise on sums in l2.
@@ -189,16 +192,15 @@ class Release:
         proven = (self.noise, self.norm, self.adaptive, self.coefficients) == ("gaussian", "l2", False, ())
         return proven or self.noise == "none"
 
-    def _check_law(self) -> None:
-        if self.noise.endswith("laplace_mixture") != (self.law is not None):
-            raise ConfigError("law", f"does not go with noise {self.noise!r}", fix="give it to Laplace mixtures only")
-        if self.law and not abs(self.law.score_bound * self.noise_multiplier - 1) <= _CONSISTENT:
-            raise ConfigError("noise_multiplier", "is not 1 / score bound of the law", fix="use law.scaled")
-
     @property
     def effective_noise_multiplier(self) -> float:
         """The noise multiplier that a sound accountant reads: noise per unit of the true joint sensitivity."""
         return self.noise_multiplier / self.sensitivity
+
+    @property
+    def gaussian_multiplier(self) -> float:
+        """The noise multiplier of a Gaussian release that is at most as private; for families in ``LIKE_GAUSSIAN``."""
+        return self.effective_noise_multiplier * (1.0 if self.noise == "gaussian" else GDP_FACTOR)
 
     @property
     def leaks(self) -> tuple[str, ...]:

@@ -19,12 +19,11 @@ from dptune.core.errors import ConfigError, DataError
 from dptune.core.files import replacing, sha256, write_json
 from dptune.core.settings import RECORD
 from dptune.records.diabetes.narratives import check_files, check_rows, read_source
-from dptune.records.parquet_file import Records, encode_content, form_of, read_records, write_parquet, write_records
+from dptune.records.parquet_file import Records, encode_content, read_records, write_parquet, write_records
 from dptune.records.reading.fields import RecordMaker, note_of_unread
 from dptune.records.reading.formats import FORMATS, Format
 from dptune.records.reading.read import read, read_and_say, rows_of
-from dptune.records.reading.record import Record
-from dptune.records.reading.report import as_text
+from dptune.records.reading.record import Record, as_text, form_of
 from dptune.records.reading.rows import checked
 from dptune.records.reading.source import RecordsAre, RecordSource
 

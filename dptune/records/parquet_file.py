@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 
 from dptune.core.errors import DataError
 from dptune.core.files import replacing
-from dptune.records.reading.record import Chat, Content, Labelled, PromptTarget, Record, Text
+from dptune.records.reading.record import Chat, Content, Labelled, PromptTarget, Text
 
 METADATA_KEY = b"dptune"
 #: The forms that a record can have.
@@ -70,11 +70,6 @@ def secrets_in_records(about: Mapping[str, Any]) -> bool:
 def form_at(about: Mapping[str, Any]) -> str:
     """The form of a file's records, one of ``FORMS``, by its ``Records.about``."""
     return str(about.get("form", FORMS[0]))
-
-
-def form_of(records: Sequence[Record]) -> str:
-    """The form of ``records``, one of ``FORMS``. They must all have the same; the first one decides."""
-    return {Text: "text", PromptTarget: "pair", Chat: "messages", Labelled: "label"}[type(records[0].content)]
 
 
 def encode_content(content: Content) -> str:

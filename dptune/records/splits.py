@@ -41,7 +41,7 @@ def side_of(key: int, seed: int, unit: str, shares: Mapping[str, float] = SHARES
     named = blake2b(
         key.to_bytes(8, "little", signed=True),
         digest_size=8,
-        key=_hash_key(seed),
+        key=blake2b(str(seed).encode()).digest(),  # 64 bytes, the most that it takes, of a seed of any length
         person=unit.encode(),
     )
     ends = _ends(tuple(shares.values()))
@@ -53,12 +53,6 @@ def _ends(shares: tuple[float, ...]) -> tuple[int, ...]:
     """The hash at which each side but the last ends, computed exactly from the shares' decimal digits."""
     exact = [Fraction(str(share)) for share in shares]
     return tuple(int(_HASHES * end) for end in accumulate(exact[:-1]))
-
-
-@lru_cache
-def _hash_key(seed: int) -> bytes:
-    """A BLAKE2 key (64 bytes, the most it takes) from a seed of any length."""
-    return blake2b(str(seed).encode()).digest()
 
 
 def sides_of(keys: np.ndarray, seed: int, unit: str, shares: Mapping[str, float]) -> dict[str, np.ndarray]:

@@ -37,7 +37,7 @@ from dptune.training.optimizers import check_rule, make_optimizer
 from dptune.training.privacy_units import PrivacyUnits
 from dptune.training.ranks import Ranks
 from dptune.training.run import RankRun, Run, StepReport
-from dptune.training.spec import RunSpec, claim_noise, refuse_used
+from dptune.training.spec import OWNER, RunSpec, refuse_used
 
 _log = logging.getLogger(__name__)
 
@@ -65,7 +65,17 @@ def open_run(
     if spec.auditor is not None:
         sizes = [pair.size for pair in rank.pairs]
         spec.auditor.start(spec.mechanism, sizes, spec.units.planted, spec.plan.sample_rate)
-    spec.mechanism.start(_facts(rank.pairs, spec))
+    plan, header = spec.plan, spec.header
+    facts = RunFacts(
+        pair_sizes=tuple(pair.size for pair in rank.pairs),
+        device=rank.weights[0].device,
+        expected_batch_size=plan.expected_batch_size,
+        sample_rate=plan.sample_rate,
+        steps=plan.steps,
+        epsilon=header.epsilon,
+        delta=header.delta,
+    )
+    spec.mechanism.start(facts)
     ledger, progress = _open(spec, optimizer, directory)
     run = Run(
         **vars(rank),
@@ -78,7 +88,8 @@ def open_run(
         restarts=sorted({*progress.restarts, *_restarts(spec.mechanism, ledger)}),
     )
     try:
-        run.bins = _bins(spec, ledger, progress, run.entropy)
+        if spec.plan.law.name == "balls_in_bins" and ledger.releases < spec.plan.steps:
+            run.bins = _bins(spec, ledger, progress, run.entropy)
         if spec.auditor is not None:
             spec.auditor.on_open(ledger.releases)
         # Written before anything is charged: on a full disk every new try would pay for steps that are then lost.
@@ -92,31 +103,26 @@ def open_run(
 def open_rank(spec: RunSpec, entropy: Entropy, ranks: Ranks) -> RankRun:
     """This rank's part of a run, after it and the others agreed on what is run; see ``train``."""
     model, tokens, units, mechanism = spec.model, spec.tokens, spec.units, spec.mechanism
-    ranks.check(mechanism)
+    if ranks.world > 1:
+        ranks.check(mechanism)
     if mechanism.clipper.freeze_down:
         freeze_down(model)
     pairs, fingerprint = groups_of(model), frozen_fingerprint(model)
     _check_fits(mechanism, model, pairs)
     rehearse_run(spec, pairs)
-    ranks.agree(
-        {
-            "model": (fingerprint, [(pair.name, pair.size) for pair in pairs]),
-            "device": pairs[0].parameters[0].device.type,
-            "data": (
-                units.kind,
-                len(units),
-                units.most,
-                len(tokens.rows),
-                tokens.width,
-                tokens.padding,
-                tokens.truncated,
-            ),
-            "records": _digest(tokens, units) if ranks.world > 1 else "",
-            "mechanism": (mechanism.name, repr(mechanism.clipper), mechanism.plugins, mechanism.coefficients),
-            "plan": spec.plan,
-            "entropy": entropy.leaks,
-        }
-    )
+    if ranks.world > 1:
+        sizes = (units.most, len(tokens.rows), tokens.width, tokens.padding, tokens.truncated)
+        ranks.agree(
+            {
+                "model": (fingerprint, [(pair.name, pair.size) for pair in pairs]),
+                "device": pairs[0].parameters[0].device.type,
+                "data": (units.kind, len(units), *sizes),
+                "records": _digest(tokens, units),
+                "mechanism": (mechanism.name, repr(mechanism.clipper), mechanism.plugins, mechanism.coefficients),
+                "plan": spec.plan,
+                "entropy": entropy.leaks,
+            }
+        )
     return RankRun(spec, pairs, units.part(ranks.rank, ranks.world), entropy, ranks, fingerprint)
 
 
@@ -167,18 +173,6 @@ def _new_head(model: Any, pairs: list[Block]) -> list[torch.Tensor]:
     return [weight for pair in pairs if isinstance(pair, HeadModules) for weight in pair.parameters]
 
 
-def _facts(pairs: list[Block], spec: RunSpec) -> RunFacts:
-    return RunFacts(
-        pair_sizes=tuple(pair.size for pair in pairs),
-        device=pairs[0].parameters[0].device,
-        expected_batch_size=spec.plan.expected_batch_size,
-        sample_rate=spec.plan.sample_rate,
-        steps=spec.plan.steps,
-        epsilon=spec.header.epsilon,
-        delta=spec.header.delta,
-    )
-
-
 def check_masks(device: torch.device) -> None:
     """Raise ConfigError for a device on which the masks of dropout are not secret."""
     if device.type == "cpu":
@@ -189,19 +183,6 @@ def check_masks(device: torch.device) -> None:
 def _check(spec: RunSpec, entropy: Entropy) -> None:
     """Check everything that would otherwise fail only after a charge."""
     _check_header(spec, entropy)
-    _check_units(spec)
-    check_rule(spec.plan.rule, spec.mechanism, spec.plan.steps)
-    if spec.auditor is None and spec.units.planted.any():
-        raise ConfigError("auditor", "is missing, and units hold gradients of one", fix="give it, or empty the slots")
-    positions = most_positions(spec.model)
-    if positions is not None and positions < spec.tokens.width:
-        problem = f"{spec.tokens.width} exceeds the model's {positions}"
-        raise ConfigError("training.max_length", problem, fix="lower it")
-    if spec.mechanism.private and not spec.header.leaks and uses_dropout(spec.model):
-        check_masks(next(spec.model.parameters()).device)
-
-
-def _check_units(spec: RunSpec) -> None:
     units, plan, mechanism = spec.units, spec.plan, spec.mechanism
     federation = mechanism.clipper.federation
     if units.last_record >= len(spec.tokens.rows):
@@ -219,6 +200,15 @@ def _check_units(spec: RunSpec) -> None:
     if federation is None and units.most > plan.physical_batch_size:
         problem = f"{plan.physical_batch_size} is less than the {units.most} rows that one unit may bring"
         raise ConfigError("training.physical_batch_size", problem, fix="raise it")
+    check_rule(spec.plan.rule, spec.mechanism, spec.plan.steps)
+    if spec.auditor is None and spec.units.planted.any():
+        raise ConfigError("auditor", "is missing, and units hold gradients of one", fix="give it, or empty the slots")
+    positions = most_positions(spec.model)
+    if positions is not None and positions < spec.tokens.width:
+        problem = f"{spec.tokens.width} exceeds the model's {positions}"
+        raise ConfigError("training.max_length", problem, fix="lower it")
+    if spec.mechanism.private and not spec.header.leaks and uses_dropout(spec.model):
+        check_masks(next(spec.model.parameters()).device)
 
 
 def _check_header(spec: RunSpec, entropy: Entropy) -> None:
@@ -255,7 +245,8 @@ def _open(spec: RunSpec, optimizer: torch.optim.Optimizer, directory: Path) -> t
     ledger, checkpoint = Ledger.open(folder.ledger, spec.header, releases, spec.booked), folder.checkpoint
     try:
         refuse_used(spec, ledger.header.run_id)
-        claim_noise(spec, ledger.header.run_id)
+        if mechanism.noise.correlated is not None:  # two open runs would share the noise of past rows
+            object.__setattr__(mechanism.noise, OWNER, ledger.header.run_id)
         if not checkpoint.exists():
             return ledger, Progress(ledger.header.run_id, 0, ledger.releases, ledger.chain, {})
         progress = load_checkpoint(checkpoint, spec.model, optimizer, ledger)
@@ -266,14 +257,12 @@ def _open(spec: RunSpec, optimizer: torch.optim.Optimizer, directory: Path) -> t
     return ledger, progress
 
 
-def _bins(spec: RunSpec, ledger: Ledger, progress: Progress, entropy: Entropy) -> Bins | None:
+def _bins(spec: RunSpec, ledger: Ledger, progress: Progress, entropy: Entropy) -> Bins:
     """The bins of a run by balls_in_bins: new ones for a new run, the checkpoint's for a resumed run.
 
     Raises: CheckpointError for a run that drew some of its batches, and whose secret is gone.
     """
     law = spec.plan.law
-    if law.name != "balls_in_bins" or ledger.releases >= spec.plan.steps:
-        return None
     keys = keys_of(spec.units)
     if progress.bins:
         return Bins.restored(law.batches, keys, progress.bins)

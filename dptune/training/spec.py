@@ -103,7 +103,8 @@ class RunSpec:
     on_failure: Callable[[Exception], None] = field(default=lambda error: None, repr=False)
 
 
-_OWNER = "_dptune_run"
+#: Attribute of a model, controller or noise that names the run that it serves.
+OWNER = "_dptune_run"
 
 
 def refuse_used(spec: RunSpec, run_id: str = "") -> None:
@@ -114,21 +115,15 @@ def refuse_used(spec: RunSpec, run_id: str = "") -> None:
     Raises: ConfigError.
     """
     for field_name, part in _used_up(spec):
-        if getattr(part, _OWNER, run_id) != run_id:
+        if getattr(part, OWNER, run_id) != run_id:
             problem = "was trained by another run, whose releases this ledger does not hold"
             raise ConfigError(field_name, problem, fix="make a new model and mechanism for every run")
-
-
-def claim_noise(spec: RunSpec, run_id: str) -> None:
-    """Note, before the first charge, whose correlated noise it is: two open runs would share the noise of past rows."""
-    if spec.mechanism.noise.correlated is not None:
-        object.__setattr__(spec.mechanism.noise, _OWNER, run_id)
 
 
 def mark_used(spec: RunSpec, run_id: str) -> None:
     """Note, for ``refuse_used``, whose releases the model and the controller follow from now on; copies keep it."""
     for _, part in _used_up(spec):
-        object.__setattr__(part, _OWNER, run_id)  # a controller may be frozen
+        object.__setattr__(part, OWNER, run_id)  # a controller may be frozen
 
 
 def _used_up(spec: RunSpec) -> list[tuple[str, Any]]:

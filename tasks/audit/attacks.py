@@ -33,8 +33,7 @@ from dptune.records.diabetes.narratives import public_texts
 from dptune.records.parquet_file import Records, decode_content, encode_content, read_records
 from dptune.records.reading.record import Record
 from dptune.training.evaluation import label_probabilities
-from dptune.training.models.model import load_base
-from dptune.training.models.own_weights import groups_of, start_training
+from dptune.training.models.own_weights import groups_of
 from dptune.training.tokens.encoding import labelled_tokens, stored_tokens
 from tasks.audit.mechanism_attacks import crafted_attack, one_run_figures, sampling_audit, step_attack
 from tasks.audit.registry import comparisons, parts, violations
@@ -220,8 +219,7 @@ def _can_align(start: Any, canaries: int) -> bool:
 
 def _start(target: Target) -> Any:
     """The model as the cell started to train it."""
-    base = load_base(target.cell.model.weights, next(target.public.parameters()).device)
-    return start_training(base, target.cell.training.trained, target.cell.lora, target.cell.seed).eval()
+    return target.base.start(target.cell.seed).eval()
 
 
 def _alignment(target: Target, start: Any, canaries: list[Canary]) -> NDArray[np.float64]:

@@ -21,6 +21,7 @@ from dptune.audit.text.membership import balanced_coins, lira_scores, rmia
 from dptune.core.errors import DataError
 from dptune.core.files import read_json, sha256
 from dptune.core.progress import progress
+from dptune.job.base_model import Base
 from dptune.job.delivery.adapter_loading import with_trained
 from dptune.job.delivery.weights import LORA, adapter_digest, weights_file
 from dptune.job.result import RunResult
@@ -32,8 +33,7 @@ from dptune.records.canaries import Canary, Secrets, content_with, read_secrets
 from dptune.records.diabetes.narratives import PLAIN
 from dptune.records.parquet_file import encode_content, form_at, read_about, read_records
 from dptune.training.loop import train
-from dptune.training.models.model import load_base
-from dptune.training.models.own_weights import groups_of, start_training
+from dptune.training.models.own_weights import groups_of
 from dptune.training.models.weight_files import read_tensors
 from dptune.training.privacy_units import PrivacyUnits
 from dptune.training.spec import RunSpec, header_of
@@ -53,6 +53,7 @@ class Target:
         checks: number of comparisons of all cells, which share the chance of a false alarm.
         seeds: number of cells that differ from this one by their seed alone, with itself.
         contents: content of the ledger.
+        base: the base model as it was checked, with its tokenizer.
         adapted: the model with the cell's adapter.
         public: the base model, which the attacker has too.
         secrets: the auditor's canaries. Private.
@@ -68,15 +69,20 @@ class Target:
     settings: Audit
     checks: int
     contents: LedgerContents
+    base: Base
     adapted: Any
     public: Any
-    tokenizer: Any
     secrets: Secrets = field(repr=False)
     source: str
     form: str
     fixed: bool = False
     template: str = PLAIN
     seeds: int = 1
+
+    @property
+    def tokenizer(self) -> Any:
+        """The model's tokenizer."""
+        return self.base.tokenizer
 
     def confidence(self, bounds: int = 1) -> float:
         """Confidence of one of ``bounds`` lower bounds of a cell on the same figure.
@@ -130,9 +136,9 @@ def load_target(directory: Path, settings: Audit, device: torch.device, checks: 
         settings=settings,
         checks=checks,
         contents=contents,
+        base=opened,
         adapted=adapted,
         public=opened.load().eval(),
-        tokenizer=opened.tokenizer,
         secrets=read_secrets(planted_secrets()),
         source=str(about["source"]),
         form=form_at(about),
@@ -231,8 +237,7 @@ def _train_shadow(target: Target, canaries: Sequence[Canary], included: NDArray[
     texts += [encode_content(content_with(one.carrier, one.secret, form, one.kind)) for one in chosen]
     label, length = str(records.about["label"]), cell.training.max_length
     tokens = stored_tokens(texts, target.tokenizer, form=form, file=label, max_length=length)
-    base = load_base(cell.model.weights, next(target.public.parameters()).device)
-    model = start_training(base, cell.training.trained, cell.lora, cell.seed)
+    model = target.base.start(cell.seed)
     units = PrivacyUnits.records(len(texts))
     training = replace(cell.training, sampler="poisson", max_batch=None)  # of other units, and without a price
     plan = plan_of(training, len(units), min(training.expected_batch_size, len(units)), cell.delta)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -17,7 +18,7 @@ from dptune.core.declarations import declared
 from dptune.core.errors import ConfigError
 from dptune.core.settings import Lora, ScheduleSettings
 from dptune.job.base_model import Base, open_base
-from dptune.job.run_spec import job_header, job_spec, largest_batch, mechanism_of, training_plan
+from dptune.job.run_spec import job_header, largest_batch, mechanism_of, training_plan
 from dptune.job.settings import JobSettings
 from dptune.mechanisms.agents.rl import idle_agent
 from dptune.mechanisms.planning import Schedule
@@ -76,22 +77,13 @@ def shared_inputs(cell: Cell, device: torch.device) -> SharedInputs:
     digests = shared_digests(cell.model)
     _check_inputs(cell, digests)
     base = open_model(cell.model, job_of(cell, device))  # raises before hours of tokenising
-    tokenizer = base.tokenizer
-    shared = SharedInputs(
-        cell=cell,
-        digests=digests,
-        base=base,
-        model=base.load(),
-        train=corpus_of(cell, TRAIN, tokenizer),
-        evaluation=corpus_of(cell, EVAL, tokenizer).tokens,
-        validation=corpus_of(cell, PUBLIC_VALIDATION, tokenizer).tokens,
-        about=read_about(TRAIN),
+    files = (TRAIN, EVAL, PUBLIC_VALIDATION)
+    model, (train, evaluation, validation) = base.load(), (corpus_of(cell, file, base.tokenizer) for file in files)
+    about = read_about(TRAIN)
+    check_read(
+        cell.model, "cell", digests, [token_file(file, digests, cell.training.max_length, cell.task) for file in files]
     )
-    if shared_digests(cell.model) != digests:
-        for records in (TRAIN, EVAL, PUBLIC_VALIDATION):
-            _token_file(cell, records).unlink(missing_ok=True)  # it may hold the new records under the old name
-        raise ConfigError("cell.inputs", "data or model changed while they were read", fix="run the flow again")
-    return shared
+    return SharedInputs(cell, digests, base, model, train, evaluation.tokens, validation.tokens, about)
 
 
 def _check_inputs(cell: Cell, digests: dict[str, str]) -> None:
@@ -155,7 +147,8 @@ def prepare(cell: Cell, shared: SharedInputs, entropy: Entropy) -> PreparedCell:
     if secrets_in_records(shared.about):
         header = replace(header, leaks=(*header.leaks, SECRETS_IN_RECORDS))
     frozen = shared_copy(shared.model)
-    spec = job_spec(job, base, frozen, shared.train.tokens, units, mechanism, plan, header, shared.validation)
+    model = base.start(cell.seed, frozen)
+    spec = RunSpec(model, shared.train.tokens, units, mechanism, plan, header, public=shared.validation)
     pairs = tuple(block.name for block in groups_of(spec.model))
     return PreparedCell(cell, spec, shared.evaluation, dict(shared.about), pairs, base.tokenizer)
 
@@ -211,44 +204,67 @@ def _units_of_records(cell: Cell, corpus: Corpus) -> tuple[PrivacyUnits, float]:
 def corpus_of(cell: Cell, records: Path, tokenizer: Any) -> Corpus:
     """The token ids of a file of records, shared by all cells with this model, data and length."""
     limit = cell.training.max_length
-    about = read_about(records)
-    form = form_at(about)
-    batches = partial(read_batches, records, ("record", "unit", "text"))
-    stored = partial(encode_stored, form=form, file=str(about["label"]), max_length=limit)
-    if cell.task.classifies:
-        labels = cell.task.labels
-        stored = partial(encode_stored_labels, file=str(about["label"]), max_length=limit, labels=labels)
-    corpus = open_or_tokenize(_token_file(cell, records), batches, tokenizer, limit, None if form == "text" else stored)
+    corpus = corpus_at(token_file(records, cell.inputs, limit, cell.task), records, tokenizer, limit, cell.task)
     tokens = corpus.tokens
     if tokens.truncated and cell.telemetry == "research":
         _log.warning("%d of %d records exceed %d tokens and were cut", tokens.truncated, len(tokens.rows), limit)
     return corpus
 
 
-def _token_file(cell: Cell, records: Path) -> Path:
+def corpus_at(path: Path, records: Path, tokenizer: Any, max_length: int, task: Task | None = None) -> Corpus:
+    """The token ids of a file of records, opened at ``path`` or written there first. Private.
+
+    Args:
+        path: see ``token_file``.
+        task: the task of cells; None: to write texts.
+    """
+    about = read_about(records)
+    form = form_at(about)
+    batches = partial(read_batches, records, ("record", "unit", "text"))
+    stored = partial(encode_stored, form=form, file=str(about["label"]), max_length=max_length)
+    if task and task.classifies:
+        labels = task.labels
+        stored = partial(encode_stored_labels, file=str(about["label"]), max_length=max_length, labels=labels)
+    return open_or_tokenize(path, batches, tokenizer, max_length, None if form == "text" else stored)
+
+
+def token_file(records: Path, inputs: Mapping[str, str], max_length: int, task: Task | None = None) -> Path:
     """The path of a token file, whose name depends on all that decides its content. The data's digest in it is keyed
     by a secret (``cells.digests``), so that nobody can test a guess of the records against the name.
     """
-    task = [cell.task.labels, bool(cell.task.words)] if cell.task.classifies else []
-    content = json.dumps([FORMAT, cell.inputs["data"], cell.inputs["model"], cell.training.max_length, *task])
+    of_labels = [task.labels, bool(task.words)] if task and task.classifies else []
+    content = json.dumps([FORMAT, inputs["data"], inputs["model"], max_length, *of_labels])
     return TOKENS / f"{records.stem}-{hashlib.sha256(content.encode()).hexdigest()[:32]}.arrow"
+
+
+def check_read(model: Model, field: str, inputs: Mapping[str, str], files: Iterable[Path]) -> None:
+    """Check, after they were read, that data and model are still those of ``inputs``; else remove the token files.
+
+    They may hold the new records under the old name. Raises: ConfigError.
+    """
+    if shared_digests(model).items() <= inputs.items():
+        return
+    for file in files:
+        file.unlink(missing_ok=True)
+    raise ConfigError(f"{field}.inputs", "data or model changed while they were read", fix="run the flow again")
 
 
 # The base model of a cell, and the settings of its job.
 
 
 def job_settings(
-    model: Model, task: Task, lora: Lora, training: TrainingSettings, device: str, **rest: Any
+    model: Model, task: Task | None, lora: Lora, training: ScheduleSettings, device: str, **rest: Any
 ) -> JobSettings:
     """The settings of a run of the pipeline as the library takes them.
 
     Args:
+        task: what cells learn; None: to write texts.
         rest: further settings, such as ``mechanism`` and ``epsilon``.
 
     Raises: ConfigError for settings that do not go together.
     """
-    labelled: dict[str, Any] = {"task": "classify", "labels": task.labels} if task.classifies else {}
-    if task.words:
+    labelled: dict[str, Any] = {"task": "classify", "labels": task.labels} if task and task.classifies else {}
+    if task and task.words:
         labelled["words"] = dict(zip(task.labels, task.words, strict=True))
     return JobSettings(
         device=device,

@@ -7,22 +7,20 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from dptune.core.files import jsonable, private_directory, read_json, write_json
 from dptune.core.settings import MADE_OF_OTHERS
+from dptune.job.base_model import Base
 from dptune.job.delivery.adapter_loading import with_trained
 from dptune.prediction.predictor import score_model, summed_up
 from dptune.prediction.protocols import priced_answers
 from dptune.privacy.run_folder import RunFolder
 from dptune.records.parquet_file import read_about
 from dptune.training.data import Tokens
-from dptune.training.models.model import load_base
 from tasks.charts.seed_groups import EPSILONS
 from tasks.experiment.cell_list import listed_cells, read_results
 from tasks.mlflow.tracking import ChildRun, timed
 from tasks.paths import ANSWERS, EVAL, EXPERIMENT, RUNS
-from tasks.prediction.ensembles import EnsemblePlan, scored_protocols
+from tasks.prediction.ensembles import EnsemblePlan, base_of, scored_protocols
 from tasks.prediction.scores import held_out_tokens, open_scoring, read_scores, score_part, scoring_plan
 from tasks.settings.params import Settings
 
@@ -34,8 +32,11 @@ _FIGURES = ("epsilon_", "perplexity_", "sampled_perplexity_", "private_weight")
 def score(settings: Settings, plans: list[EnsemblePlan], serving: Path, device: str) -> dict[str, Any]:
     """Score everything and write data/prediction/results.json; under private telemetry it holds prices alone."""
     about, told = read_about(EVAL), settings.experiment.telemetry == "research"
-    tokens = held_out_tokens(plans[0], settings.prediction.records) if told else None
-    rows = _models(plans[0], tokens, device) if tokens else []
+    tokens, rows = None, []
+    if told:
+        base = base_of(plans[0], device)
+        tokens = held_out_tokens(plans[0], base.tokenizer, settings.prediction.records)
+        rows = _models(plans[0], tokens, base)
     for plan in plans:
         rows += _ensemble(settings, plan, len(tokens.rows) if tokens else 0, device)
     result = {
@@ -53,10 +54,9 @@ def score(settings: Settings, plans: list[EnsemblePlan], serving: Path, device: 
     return result
 
 
-def _models(plan: EnsemblePlan, tokens: Tokens, device: str) -> list[Row]:
+def _models(plan: EnsemblePlan, tokens: Tokens, base: Base) -> list[Row]:
     """Rows for the public model, and for every finished cell of the experiment on the same base."""
-    where = torch.device(device)
-    public = _scores(load_base(plan.model.weights, where), tokens)
+    public = _scores(base.load(), tokens)
     rows: list[Row] = [{"label": "public model", "kind": "public", "unit": "record", **_every_epsilon(0.0), **public}]
     if not EXPERIMENT.exists():
         return rows
@@ -65,7 +65,7 @@ def _models(plan: EnsemblePlan, tokens: Tokens, device: str) -> list[Row]:
         if cell["model"] != plan.model.model_dump() or result["unit"] in MADE_OF_OTHERS:
             continue
         adapter = RunFolder(RUNS / name).adapter
-        model = with_trained(load_base(plan.model.weights, where), adapter)
+        model = with_trained(base.load(), adapter)
         kept = {key: result[key] for key in (*EPSILONS, "delta")}
         kind = "training" if result["noise_multiplier"] else "nonprivate"
         rows.append({"label": result["label"], "kind": kind, "unit": result["unit"], **kept, **_scores(model, tokens)})

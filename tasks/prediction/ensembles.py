@@ -11,26 +11,25 @@ import itertools
 import math
 import re
 import secrets
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
-import torch
 import typer
 
 from dptune.core.declarations import plain
 from dptune.core.errors import ConfigError
 from dptune.core.files import locked, private_directory, write_json, write_text
-from dptune.core.settings import Lora, ShardTuning
+from dptune.core.settings import Lora, ScheduleSettings, ShardTuning
+from dptune.job.base_model import Base
 from dptune.prediction import ensemble
 from dptune.prediction.deployment import SERVED_OPTIONS, has_answered
 from dptune.prediction.ensemble import partition
 from dptune.prediction.protocols import FixedMixture, Published
-from dptune.records.parquet_file import Records, form_at, read_about, read_records
+from dptune.records.parquet_file import form_at, read_about, read_records
 from dptune.training.data import Tokens
-from dptune.training.models.model import check_device, frozen_fingerprint, load_base, load_tokenizer
-from dptune.training.tokens.encoding import stored_tokens
+from dptune.training.models.model import frozen_fingerprint
 from tasks.experiment.cells import digests
+from tasks.experiment.preparation import check_read, corpus_at, job_settings, open_model, token_file
 from tasks.identity import name_digest
 from tasks.paths import ENSEMBLES, TRAIN
 from tasks.settings.experiment import Model
@@ -136,28 +135,43 @@ def tune(plan: EnsemblePlan, shard: int, device: str) -> None:
     with locked(plan.directory / f"shard-{shard:03d}.lock"):
         if ensemble.is_tuned(plan.directory, shard):
             return
-        records = read_records(TRAIN)
-        tokens, base = shard_tokens(plan, records, shard), plan.model.weights
-        ensemble.tune_shard(
-            base, plan.lora, plan.tuning, tokens, shard, plan.partition, plan.directory, check_device(device)
-        )
+        base = base_of(plan, device)
+        tokens = shard_tokens(plan, base.tokenizer, shard)
+        ensemble.tune_shard(base, plan.tuning, tokens, shard, plan.partition, plan.directory)
 
 
-def shard_tokens(plan: EnsemblePlan, records: Records, shard: int) -> Tokens:
-    """The records of one shard. Private."""
+def base_of(plan: EnsemblePlan, device: str) -> Base:
+    """Check the ensemble's model and tokenizer as a cell's, without reading weights. Raises: ConfigError."""
+    tuning = plan.tuning
+    schedule = ScheduleSettings(
+        expected_batch_size=tuning.batch_size,
+        epochs=tuning.epochs,
+        learning_rate=tuning.learning_rate,
+        max_length=plan.max_length,
+        records_per_unit=1,
+    )
+    return open_model(plan.model, job_settings(plan.model, None, plan.lora, schedule, device))
+
+
+def shard_tokens(plan: EnsemblePlan, tokenizer: Any, shard: int) -> Tokens:
+    """The records of one shard. Private. Raises: ConfigError as ``tokens_of``."""
+    records = read_records(TRAIN)
     texts = [str(text) for text in records.text.to_pylist()]
     salt = (plan.directory / _SALT).read_text(encoding="utf-8").encode()
     dealt = partition(texts, records.unit, plan.partition, plan.models, salt)[shard]
-    tokenizer = load_tokenizer(plan.model.weights)
-    if not len(dealt):
-        return Tokens(rows=[], padding=tokenizer.pad_token_id, width=plan.max_length)
-    return record_tokens(plan, [texts[index] for index in dealt], records.about, tokenizer)
+    every = tokens_of(plan, TRAIN, tokenizer)
+    return Tokens([every.rows[index] for index in dealt], every.padding, every.width)
 
 
-def record_tokens(plan: EnsemblePlan, texts: Sequence[str], about: Mapping[str, Any], tokenizer: Any) -> Tokens:
-    """The tokens of records as the pipeline stores them (``Records.text``); prompts have no loss."""
-    form, label = form_at(about), str(about["label"])
-    return stored_tokens(texts, tokenizer, form=form, file=label, max_length=plan.max_length)
+def tokens_of(plan: EnsemblePlan, records: Path, tokenizer: Any) -> Tokens:
+    """The token ids of a file of records; prompts have no loss. Private.
+
+    Raises: ConfigError if data or model are no longer those of the plan.
+    """
+    path = token_file(records, plan.inputs, plan.max_length)
+    found = corpus_at(path, records, tokenizer, plan.max_length).tokens
+    check_read(plan.model, "plan", plan.inputs, [path])
+    return found
 
 
 def close_plan(plan: EnsemblePlan, protocol: FixedMixture | None, telemetry: str) -> None:
@@ -186,7 +200,7 @@ def close_plan(plan: EnsemblePlan, protocol: FixedMixture | None, telemetry: str
     manifest = ensemble.Manifest(
         models=plan.models,
         key=plan.partition,
-        base=frozen_fingerprint(load_base(plan.model.weights, torch.device("cpu"))),
+        base=frozen_fingerprint(base_of(plan, "cpu").load()),
         source=plan.model.source,
         revision=plan.model.revision,
         dtype=plan.model.dtype,

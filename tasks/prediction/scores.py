@@ -17,12 +17,10 @@ from dptune.core.errors import ConfigError, DataError
 from dptune.core.files import jsonable, private_directory, read_json, write_json
 from dptune.prediction.ensemble import load_adapters, read_manifest
 from dptune.prediction.predictor import RecordScore, score_records
-from dptune.records.parquet_file import read_records
 from dptune.training.data import Tokens
-from dptune.training.models.model import check_device, load_base, load_tokenizer
 from tasks.identity import name_digest
 from tasks.paths import EVAL
-from tasks.prediction.ensembles import EnsemblePlan, record_tokens, scored_protocols
+from tasks.prediction.ensembles import EnsemblePlan, base_of, scored_protocols, tokens_of
 from tasks.settings.params import Settings
 from tasks.settings.prediction import Prediction
 from tasks.settings.strict import StrictModel
@@ -64,15 +62,13 @@ def open_scoring(plan: ScoringPlan) -> Path:
     return file
 
 
-def held_out_tokens(plan: EnsemblePlan, most: int) -> Tokens:
+def held_out_tokens(plan: EnsemblePlan, tokenizer: Any, most: int) -> Tokens:
     """The first held-out records of which a token counts that another one precedes.
 
     Raises: DataError if there is none.
     """
-    records = read_records(EVAL)
-    texts = [str(text) for text in records.text.to_pylist()[:most]]
-    tokens = record_tokens(plan, texts, records.about, load_tokenizer(plan.model.weights))
-    counted = [row for row in tokens.rows if (row[1:] >= 0).any()]
+    tokens = tokens_of(plan, EVAL, tokenizer)
+    counted = [row for row in tokens.rows[:most] if (row[1:] >= 0).any()]
     if not counted:
         problem = f"none of its first {most} records has a token that follows another one, so nothing can be scored"
         raise DataError(problem, fix="raise prediction.records, or give longer records", file=EVAL)
@@ -81,13 +77,13 @@ def held_out_tokens(plan: EnsemblePlan, most: int) -> Tokens:
 
 def score_part(plan: ScoringPlan, part: int, parts: int, device: str) -> None:
     """Score every ``parts``-th record from number ``part`` that has no score yet."""
-    tokens = held_out_tokens(plan.ensemble, plan.prediction.records)
+    base, ensemble = base_of(plan.ensemble, device), plan.ensemble
+    tokens = held_out_tokens(ensemble, base.tokenizer, plan.prediction.records)
     chosen = [number for number in range(part, len(tokens.rows), parts) if not plan.file(number).exists()]
     if not chosen:
         return
-    where, ensemble = check_device(device), plan.ensemble
-    model = load_base(ensemble.model.weights, where)
-    adapters = load_adapters(ensemble.directory, read_manifest(ensemble.directory), model, where)
+    model = base.load()
+    adapters = load_adapters(ensemble.directory, read_manifest(ensemble.directory), model, base.device)
     protocols = scored_protocols(plan.prediction, ensemble.models, plan.delta)
     label = f"scoring answers, {ensemble.models} models"
     for number, score in score_records(model, adapters, tokens, protocols, _SEED, chosen, label):

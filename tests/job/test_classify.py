@@ -24,8 +24,7 @@ import dptune
 from dptune.cli import app
 from dptune.core.errors import ConfigError, DataError
 from dptune.core.settings import UpdateRule
-from dptune.job import run_spec
-from dptune.job.base_model import open_base
+from dptune.job.base_model import Base, open_base
 from dptune.job.delivery.verification import CardError, check_deliverable
 from dptune.job.preparation import prepare, with_labels
 from dptune.job.result import HELD_OUT, PUBLIC
@@ -36,7 +35,7 @@ from dptune.records.reading.read import read
 from dptune.records.reading.record import Labelled, Record
 from dptune.records.reading.source import RecordSource
 from dptune.training.data import plain_ids
-from dptune.training.models.model import ModelSource, attach_lora, load_tokenizer
+from dptune.training.models.model import ModelSource, load_tokenizer
 from dptune.training.tokens.encoding import labelled_tokens
 
 ARGUMENTS = ["--task", "classify", "--text", "sentence", "--epsilon", "8", "--expected-batch-size", "16", "--rank", "2"]
@@ -189,13 +188,13 @@ def test_how_many_records_are_cut_decides_nothing_and_private_telemetry_does_not
 
 
 def test_the_head_starts_from_the_public_seed(monkeypatch: pytest.MonkeyPatch) -> None:
-    seeds = []
+    seeds, real = [], Base.start
 
-    def noted(model: Any, trained: Any, lora: Any, seed: int, head: Any) -> Any:
+    def noted(base: Base, seed: int, weights: Any = None) -> Any:
         seeds.append(seed)
-        return attach_lora(model, lora, seed, head)
+        return real(base, seed, weights)
 
-    monkeypatch.setattr(run_spec, "start_training", noted)
+    monkeypatch.setattr(Base, "start", noted)
     delivered(table(40), seed=11)
     assert set(seeds) == {11}
 

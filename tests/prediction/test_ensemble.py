@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from peft import PeftModel
 from safetensors.torch import load_file, save_file
-from tiny_ensemble import LORA, PROTOCOL, WIDTH, base, build, manifest, texts
+from tiny_ensemble import PROTOCOL, WIDTH, base, build, manifest, opened, texts
 from tiny_families import tiny
 from tiny_models import CPU, FAMILIES, adapted, gpt2, records, trainable
 
@@ -30,9 +30,9 @@ from dptune.prediction.ensemble import (
     write_manifest,
 )
 from dptune.prediction.predictor import next_log_probabilities
-from dptune.training.data import tokenize
+from dptune.training.data import Tokens, tokenize
 from dptune.training.gradients.stacked_adapters import PUBLIC, StackedAdapters
-from dptune.training.models.model import ModelSource, attach_lora, load_base, load_tokenizer, save_adapter
+from dptune.training.models.model import attach_lora, load_base, load_tokenizer, save_adapter
 from dptune.training.models.pretrain import SCHEDULES, linear, one_cycle
 
 RECORDS = st.lists(st.tuples(st.text(min_size=1, max_size=5), st.integers(0, 9)), min_size=1, max_size=40)
@@ -128,12 +128,23 @@ def test_layers_that_see_rows_times_tokens_stay_apart_in_one_pass() -> None:
 
 
 def test_a_shard_of_an_encoder_is_not_tuned(tmp_path: Path) -> None:
-    tiny("xlnet").save_pretrained(tmp_path / "base")
+    tiny("bert-generation", vocab_size=300).save_pretrained(tmp_path / "base")
+    load_tokenizer(base()).save_pretrained(tmp_path / "base")
+    encoder = opened(Lora(2, 4, 0.0, ("query", "value")), str(tmp_path / "base"))
     with pytest.raises(ConfigError, match="is not causal"):
-        tune_shard(
-            ModelSource(str(tmp_path / "base")), LORA, ShardTuning(), records(), 0, "record", tmp_path / "e", CPU
-        )
+        tune_shard(encoder, ShardTuning(), records(), 0, "record", tmp_path / "e")
     assert not (tmp_path / "e").exists()
+
+
+def test_a_shard_starts_as_a_run_with_its_seed_does(tmp_path: Path) -> None:
+    """One road: ``Base.start`` makes the adapters of runs and of shards."""
+    empty = Tokens([], padding=0, width=WIDTH)
+    for seed in (0, 1):
+        tune_shard(opened(), ShardTuning(seed=seed), empty, 0, "record", tmp_path / str(seed))
+        written = load_file(shard_directory(tmp_path / str(seed), 0) / "adapter_model.safetensors")
+        started = trainable(opened().start(seed))
+        assert written
+        assert all(torch.equal(written[name.replace(".default", "")], weight) for name, weight in started.items())
 
 
 def test_a_shard_does_not_see_the_others(tmp_path: Path) -> None:
@@ -224,7 +235,7 @@ def test_shards_of_different_shape_or_scaling_are_refused(whole: Path, tmp_path:
 
 def test_an_ensemble_that_is_not_whole_is_refused(tmp_path: Path) -> None:
     tokens = tokenize(texts(4, 0), load_tokenizer(base()), WIDTH)
-    tune_shard(base(), LORA, ShardTuning(epochs=1), tokens, 0, "record", tmp_path / "half", CPU)
+    tune_shard(opened(), ShardTuning(epochs=1), tokens, 0, "record", tmp_path / "half")
     with pytest.raises(ConfigError, match="holds no whole ensemble"):
         read_manifest(tmp_path / "half")
     with pytest.raises(ConfigError, match="holds no adapter"):
@@ -240,13 +251,13 @@ def test_files_are_closed_to_others(whole: Path) -> None:
 def test_a_shard_of_any_size_can_be_tuned(tmp_path: Path, count: int, epochs: int) -> None:
     """Whether there is an ensemble must not depend on how many records a shard has, or on what they say."""
     tokens = tokenize(["x"] * count, load_tokenizer(base()), WIDTH)
-    tune_shard(base(), LORA, ShardTuning(epochs=epochs), tokens, 0, "record", tmp_path, CPU)
+    tune_shard(opened(), ShardTuning(epochs=epochs), tokens, 0, "record", tmp_path)
     assert shard_directory(tmp_path, 0).exists()
 
 
 def test_an_adapter_that_diverges_is_the_public_model(tmp_path: Path) -> None:
     tokens = tokenize(texts(8, 0), load_tokenizer(base()), WIDTH)
-    tune_shard(base(), LORA, ShardTuning(epochs=20, learning_rate=1e30), tokens, 0, "record", tmp_path, CPU)
+    tune_shard(opened(), ShardTuning(epochs=20, learning_rate=1e30), tokens, 0, "record", tmp_path)
     adapter = load_file(shard_directory(tmp_path, 0) / "adapter_model.safetensors")
     assert all(torch.isfinite(tensor).all() for tensor in adapter.values())
 
@@ -259,7 +270,7 @@ def test_dropout_does_not_couple_shards(tmp_path: Path) -> None:
         folder, lora = tmp_path / str(count), Lora(rank=2, alpha=4, dropout=0.3)
         for shard, held in enumerate((texts(count, 1), texts(6, 2))):
             tokens = tokenize(held, load_tokenizer(base()), WIDTH)
-            tune_shard(base(), lora, ShardTuning(epochs=3), tokens, shard, "record", folder, CPU)
+            tune_shard(opened(lora), ShardTuning(epochs=3), tokens, shard, "record", folder)
         adapters.append(load_file(shard_directory(folder, 1) / "adapter_model.safetensors"))
     assert all(torch.equal(tensor, adapters[1][name]) for name, tensor in adapters[0].items())
 
@@ -270,7 +281,7 @@ def test_an_ensemble_scales_as_peft_does(rslora: bool, tmp_path: Path) -> None:
         tokenize(texts(8, 1), load_tokenizer(base()), WIDTH),
         Lora(rank=4, alpha=8, dropout=0.0, rslora=rslora),
     )
-    tune_shard(base(), lora, ShardTuning(epochs=3, learning_rate=0.05), tokens, 0, "record", tmp_path, CPU)
+    tune_shard(opened(lora), ShardTuning(epochs=3, learning_rate=0.05), tokens, 0, "record", tmp_path)
     write_manifest(tmp_path, manifest(**(PROTOCOL | {"models": 1})))
     model, context = load_base(base(), CPU), [3, 1, 4, 1, 5]
     stacked = load_adapters(tmp_path, read_manifest(tmp_path), model, CPU)
@@ -286,7 +297,7 @@ def test_an_ensemble_scales_as_peft_does(rslora: bool, tmp_path: Path) -> None:
 )
 def test_adapters_that_an_ensemble_cannot_stack_are_refused(field: str, value: Any, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=rf"lora\.{field}: .*not for ensembles"):
-        tune_shard(base(), Lora(**{field: value}), ShardTuning(), records(), 0, "record", tmp_path / "e", CPU)
+        tune_shard(opened(Lora(**{field: value})), ShardTuning(), records(), 0, "record", tmp_path / "e")
     assert not (tmp_path / "e").exists()
 
 
@@ -313,6 +324,6 @@ def test_a_shard_is_tuned_by_its_schedule(tmp_path: Path, monkeypatch: pytest.Mo
     tokens = tokenize(texts(4, 0, ("zebra",)), load_tokenizer(base()), WIDTH)
     for schedule in ("one_cycle", "linear"):
         tuning = ShardTuning(epochs=1, batch_size=2, schedule=schedule)
-        tune_shard(base(), LORA, tuning, tokens, 0, "record", tmp_path / schedule, CPU)
+        tune_shard(opened(), tuning, tokens, 0, "record", tmp_path / schedule)
         assert bool(seen) == (schedule == "linear")
     assert {steps for _, steps in seen} == {2}

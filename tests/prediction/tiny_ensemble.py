@@ -9,9 +9,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from tiny_models import CPU
 
 from dptune.core.settings import Lora, Pretraining, ShardTuning
+from dptune.job.base_model import Base, open_base
+from dptune.job.settings import JobSettings
 from dptune.prediction.ensemble import Manifest, partition, tune_shard, write_manifest
 from dptune.prediction.protocols import FixedMixture
 from dptune.training.data import tokenize
@@ -45,6 +46,12 @@ def base() -> ModelSource:
     return ModelSource(str(folder))
 
 
+def opened(lora: Lora = LORA, source: str = "") -> Base:
+    """The model as a run opens it for these adapters."""
+    schedule = {"expected_batch_size": 8, "epochs": 3, "max_length": WIDTH, "records_per_unit": 1}
+    return open_base(source or base().source, JobSettings(device="cpu", dtype="float32", **schedule, **vars(lora)))
+
+
 def build(folder: Path, shards: list[list[str]] | None = None, **protocol: Any) -> Path:
     """An ensemble of one shard for each list of texts, whole; by default three shards, the last one empty."""
     chosen = PROTOCOL | protocol
@@ -57,7 +64,7 @@ def build(folder: Path, shards: list[list[str]] | None = None, **protocol: Any) 
         tokens = tokenize(shard, tokenizer, WIDTH) if shard else tokenize(["x"], tokenizer, WIDTH)
         if not shard:
             tokens.rows.clear()
-        tune_shard(base(), LORA, ShardTuning(epochs=3, learning_rate=0.05), tokens, number, "record", folder, CPU)
+        tune_shard(opened(), ShardTuning(epochs=3, learning_rate=0.05), tokens, number, "record", folder)
     write_manifest(folder, manifest(**(chosen | {"models": len(shards)})))
     return folder
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import re
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from tempfile import mkdtemp
@@ -33,7 +34,7 @@ from tasks.experiment.checks import check_models
 from tasks.experiment.finetune import run_cell
 from tasks.paths import EVAL, SPLITS, TOKENS, TRAIN
 from tasks.prediction.answers import score
-from tasks.prediction.ensembles import close_plan, open_plan, plans, record_tokens, served_protocol, tune
+from tasks.prediction.ensembles import close_plan, open_plan, plans, served_protocol, tokens_of, tune
 from tasks.settings.params import load_settings
 
 NO_ATTACKS: dict[str, Any] = {
@@ -142,7 +143,8 @@ def test_answers_come_from_ensembles_on_prompts_and_chats(pipeline: Path, rows: 
     found = score(settings, [plan], plan.directory, "cpu")
     public = next(row for row in found["rows"] if row["kind"] == "public")
     tokenizer = load_tokenizer(plan.model.weights)
-    tokens = record_tokens(plan, read_records(EVAL).text.to_pylist()[:3], read_records(EVAL).about, tokenizer)
+    tokens = tokens_of(plan, EVAL, tokenizer)
+    tokens = replace(tokens, rows=tokens.rows[:3])
     base = load_base(plan.model.weights, torch.device("cpu"))
     assert public["perplexity_pooled"] == pytest.approx(perplexity(base, tokens, 1), rel=1e-5), "of answers alone"
     deployment = deploy(plan.directory, torch.device("cpu"))

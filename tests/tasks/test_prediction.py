@@ -19,8 +19,10 @@ from dptune.prediction.deployment import deploy, has_answered
 from dptune.prediction.ensemble import read_manifest, write_manifest
 from dptune.prediction.protocols import FixedMixture
 from dptune.privacy.ledger_file import read_ledger
+from dptune.training.models.model import load_tokenizer
+from tasks.experiment.preparation import token_file
 from tasks.mlflow import tracking
-from tasks.paths import PREDICTION
+from tasks.paths import EVAL, PREDICTION
 from tasks.prediction.answers import publish_answers, score
 from tasks.prediction.ensembles import (
     EnsemblePlan,
@@ -30,6 +32,7 @@ from tasks.prediction.ensembles import (
     scored_protocols,
     served_protocol,
     shard_tokens,
+    tokens_of,
     tune,
 )
 from tasks.report.prediction import (
@@ -124,12 +127,27 @@ def test_shards_hold_every_record_once_and_each_ensemble_has_its_own_salt(pipeli
 
     records = read_records(TRAIN)
     present = sum(text != "" for text in records.text.to_pylist())
-    assert sum(len(shard_tokens(first, records, shard).rows) for shard in range(3)) == present
+    tokenizer = load_tokenizer(first.model.weights)
+    shards = [shard_tokens(first, tokenizer, shard) for shard in range(3)]
+    assert sum(len(shard.rows) for shard in shards) == present
     salt = (first.directory / "salt").read_text()
     open_plan(first)
     assert (first.directory / "salt").read_text() == salt
     read = EnsemblePlan.model_validate_json((first.directory / "plan.json").read_text())
     assert read == first
+
+
+def test_data_that_changed_since_the_plan_are_refused_and_leave_no_tokens_under_its_name(pipeline: Path) -> None:
+    """Cells share the token file: it would give them other records than their names say."""
+    write_params({"prediction": {"models": [3], "serve": {"models": 3}}})
+    (plan,) = plans(load_settings())
+    tokenizer = load_tokenizer(plan.model.weights)
+    stale = plan.model_copy(update={"inputs": plan.inputs | {"data": "0" * 64}})
+    with pytest.raises(ConfigError, match=r"plan\.inputs: data or model changed while they were read.*Fix"):
+        tokens_of(stale, EVAL, tokenizer)
+    assert not token_file(EVAL, stale.inputs, stale.max_length).exists()
+    assert len(tokens_of(plan, EVAL, tokenizer).rows) > 0
+    assert token_file(EVAL, plan.inputs, plan.max_length).exists()
 
 
 def test_an_ensemble_that_serves_nobody_says_so_and_telemetry_is_kept(pipeline: Path) -> None:

@@ -36,7 +36,7 @@ from dptune.training.checkpoints import progress_of
 from dptune.training.gradients.parameter_groups import lora_pairs
 from dptune.training.privacy_units import PrivacyUnits, Turn
 from dptune.training.run import Run
-from dptune.training.spec import _OWNER, RunSpec
+from dptune.training.spec import OWNER, RunSpec
 
 STEPS, EVERY, BANDS, RATE = 14, 3, 4, 0.2
 KILLS = 200
@@ -107,7 +107,7 @@ class Runs:
         """One process, to its end."""
         self.process += 1
         self.model.load_state_dict(self.start)
-        vars(self.model).pop(_OWNER, None)  # a process of its own has a model that no run has trained yet
+        vars(self.model).pop(OWNER, None)  # a process of its own has a model that no run has trained yet
         plan = make_plan(20, sample_rate=RATE, steps=STEPS, checkpoint_every=EVERY)
         units = each_record(self.tokens)
         header = make_header(of=units, mechanism="banded", published_accountant="bandmf")

@@ -22,7 +22,7 @@ from dptune.privacy.ledger_file import read_ledger
 from dptune.training import loop, run_start
 from dptune.training import run as running
 from dptune.training.gradients.parameter_groups import lora_pairs
-from dptune.training.spec import _OWNER, RunSpec
+from dptune.training.spec import OWNER, RunSpec
 
 pytestmark = pytest.mark.long
 
@@ -86,7 +86,7 @@ class Killer:
     def process(self) -> int:
         """One process of the run, to its end; returns the steps in its weights."""
         self.model.load_state_dict(self.start)
-        vars(self.model).pop(_OWNER, None)  # a process of its own has a model that no run has trained yet
+        vars(self.model).pop(OWNER, None)  # a process of its own has a model that no run has trained yet
         mechanism = build("static", {"noise_multiplier": 1.0, "pairs": len(lora_pairs(self.model))})
         plan, header = make_plan(steps=STEPS, checkpoint_every=EVERY), make_header()
         units = each_record(self.tokens)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from dptune.job.delivery.card_code import said_words
@@ -23,8 +22,8 @@ def public_settings(prepared: PreparedRun) -> dict[str, Any]:
     settings, schedule, words = prepared.settings, prepared.schedule, prepared.base.words
     further = {
         "LoRA scaling": "alpha / sqrt(rank)" if settings.rslora else None,
-        "LoRA ranks of layers": _list_pattern(settings.rank_pattern),
-        "LoRA alphas of layers": _list_pattern(settings.alpha_pattern),
+        "LoRA ranks of layers": ", ".join(f"{name}: {rank}" for name, rank in settings.rank_pattern.items()),
+        "LoRA alphas of layers": ", ".join(f"{name}: {alpha}" for name, alpha in settings.alpha_pattern.items()),
         "beginning-of-text token": "added" if settings.add_bos_token else None,
         "LoRA start": None if settings.init_lora_weights is True else settings.init_lora_weights,
     }
@@ -66,7 +65,3 @@ def _what_trains(prepared: PreparedRun) -> dict[str, Any]:
         "LoRA modules": targets if isinstance(targets, str) else ", ".join(targets),
         "adapted": prepared.base.adapted,
     }
-
-
-def _list_pattern(pattern: Mapping[str, int]) -> str:
-    return ", ".join(f"{name}: {value}" for name, value in pattern.items())

@@ -35,8 +35,9 @@ from dptune.core.files import (
 )
 from dptune.job.delivery.deliverable import write_weights
 from dptune.job.delivery.weights import partial_of
-from dptune.job.preparation import PreparedRun, trained_schedule
+from dptune.job.preparation import PreparedRun
 from dptune.job.run import spec_of
+from dptune.job.run_spec import schedule_of
 from dptune.job.search.kinds import build_mechanism, candidate_schedule, settings_of
 from dptune.job.search.plan import Drawn, Journal, LostError, Plan, PlanError
 from dptune.job.search.score import Array, draw_noise, noisy_score, unit_losses
@@ -128,7 +129,8 @@ def prepared_candidate(shared: SearchRun, candidate: Drawn) -> PreparedRun:
     if exceeds(planned(mechanism.mechanism, schedule.priced), kind):
         problem = f"{shared.folder}: a candidate would release more than the certificate prices"
         raise PlanError(f"{problem}. Fix: restore plan and certificate, or give another folder, which spends again.")
-    trained = trained_schedule(settings, prepared.base, len(prepared.units), mechanism.mechanism)
+    units, base = len(prepared.units), prepared.base
+    trained = schedule_of(settings, units, base.parameters, base.positions, made.bands)
     return replace(prepared, settings=settings, schedule=trained, mechanism=mechanism)
 
 

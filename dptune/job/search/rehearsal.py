@@ -18,7 +18,8 @@ from typing import Any
 from dptune.core.errors import ConfigError, DivergedError
 from dptune.core.files import read_json, write_json
 from dptune.job.base_model import Base
-from dptune.job.preparation import calibrate_mechanism, trained_schedule
+from dptune.job.preparation import calibrate_mechanism
+from dptune.job.run_spec import schedule_of
 from dptune.job.search.kinds import candidate_schedule, check_kinds, settings_of
 from dptune.job.search.plan import changes
 from dptune.job.search.settings import SearchSettings
@@ -128,7 +129,8 @@ def rehearse_space(
         own = settings_of(settings, configuration)
         if number not in calibrated:  # ranges decide no noise
             calibrated[number] = calibrate_mechanism(own, base, candidate_schedule(own, base, units))
-        schedule = trained_schedule(own, base, units, calibrated[number].mechanism)
+        bands = calibrated[number].mechanism.bands
+        schedule = schedule_of(own, units, base.parameters, base.positions, bands)
         found = trial(base, weights, own, schedule, calibrated[number], records, schedule.learning_rate)
         tried.append((configuration, found))
         on_trial(configuration, found)

@@ -142,7 +142,10 @@ def _without_rare(kinds: Sequence[Kind], delta: float) -> tuple[list[Kind], floa
     little noise for the grid, and for those that hardly ever meet a unit: their rare large losses would make the grid
     coarse for all others.
     """
-    chances = {kind: _chance(kind) for kind in kinds}
+    chances = {  # the probability that any release of the kind meets a given unit
+        kind: -math.expm1(kind.releases * math.log1p(-kind.sample_rate)) if kind.sample_rate < 1 else 1.0
+        for kind in kinds
+    }
     if sum(chances.values()) <= delta * (1 - MASS_ERROR):
         return [], delta
     left, spent = [], 0.0
@@ -152,11 +155,6 @@ def _without_rare(kinds: Sequence[Kind], delta: float) -> tuple[list[Kind], floa
         else:
             left.append(kind)
     return left, delta - spent * (1 + MASS_ERROR)
-
-
-def _chance(kind: Kind) -> float:
-    """The probability that any release of this kind meets a given unit."""
-    return -math.expm1(kind.releases * math.log1p(-kind.sample_rate)) if kind.sample_rate < 1 else 1.0
 
 
 def merge(kinds: Sequence[Kind], step: float) -> list[Kind]:

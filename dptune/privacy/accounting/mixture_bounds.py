@@ -25,8 +25,6 @@ from dptune.privacy.release import LIKE_GAUSSIAN, PURE, Composition, Release
 
 #: Renyi orders to search; integers only, for which the expansion under sampling is proven.
 INTEGER_ORDERS = (*range(2, 257), *range(272, 513, 16), *range(576, 1025, 64))
-#: Factor on the noise multiplier that gives a Gaussian at most as private as a mixture with the same zCDP.
-GDP_FACTOR = math.sqrt(2 / math.pi)
 
 #: Largest number of distinct curves that are priced one by one.
 MOST_CURVES = 1024
@@ -115,11 +113,6 @@ def is_pure(release: Release) -> bool:
 def gaussian_renyi(rate: float, noise_multiplier: float, orders: tuple[int, ...]) -> Array:
     """Renyi DP of a Poisson-sampled Gaussian release at integer orders."""
     return _sampled(_Curve(rate, 1 / noise_multiplier), orders)
-
-
-def gaussian_dp_multiplier(release: Release) -> float:
-    """The noise multiplier of a Gaussian release that is at most as private."""
-    return release.effective_noise_multiplier * (1.0 if release.noise == "gaussian" else GDP_FACTOR)
 
 
 def limit_multiplier(release: Release) -> float:

@@ -14,19 +14,6 @@ from dptune.privacy.samplers.random_allocation import allocation_epsilon
 from dptune.privacy.samplers.shuffled_batches import least_shuffled_epsilon
 
 
-def is_like_poisson(composition: Composition) -> bool:
-    """Whether accountants of Poisson sampling price all these releases."""
-    return all(release.sampler.like_poisson for release in composition)
-
-
-def check_like_poisson(composition: Composition) -> None:
-    """Raise ConfigError for a release that accountants of Poisson sampling do not price."""
-    for release in composition:
-        if not release.sampler.like_poisson:
-            problem = f"{release.sampler.name} is not Poisson sampling, which the proof of this bound needs"
-            raise ConfigError("sampler", problem, fix="use poisson, or price one run without a search")
-
-
 def sampled_epsilon(composition: Composition, delta: float, *, quick: bool = False) -> float:
     """Upper bound for releases of one sampler other than Poisson, at one rate. Each part is priced apart.
 

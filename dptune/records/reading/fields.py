@@ -116,7 +116,8 @@ class RecordMaker:
             return DataError(problem, fix=fix, file=self._file, row=number, column=column)
 
         self._later |= {str(name): None for name in row if str(name) not in self._given}
-        content, own_id = self._content(row, refuse), self._id(number, row, refuse)
+        content = self._content(row, refuse)
+        own_id = None if self._id_column is None else self._id(self._id_column, number, row, refuse)
         if self._source.label is not None:
             label = _label(row, self._source.label, refuse)
             self.findings.labels.add(label, row[self._source.label], number)
@@ -197,10 +198,7 @@ class RecordMaker:
             return _text(row, self._source.text, refuse).strip()
         return _value_or_unknown(row, name, refuse)
 
-    def _id(self, number: int, row: Row, refuse: Refuse) -> str | None:
-        column = self._id_column
-        if column is None:
-            return None
+    def _id(self, column: str, number: int, row: Row, refuse: Refuse) -> str:
         own = scalar(row, column, refuse)
         if not own:
             raise refuse(column, "the id is missing", "give every record one")

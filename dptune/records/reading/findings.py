@@ -249,7 +249,9 @@ class Findings:
         if isinstance(first, str) and len(first) < 200:
             if _EDGE.fullmatch(first) and not (self._headings and first.startswith("#")):
                 self._edges.append(row)
-            if _NAME.fullmatch(first) and _repeats_a_name(values):
+            # A header once more: all values could be names of columns, and one of several is its own column's name.
+            named = all(isinstance(value, str) and _NAME.fullmatch(value) for value in values.values())
+            if named and len(values) > 1 and any(_bare(value) == _bare(name) for name, value in values.items()):
                 self._headers.append(row)
         texts = list(_texts(content))
         for name in {sign for text, learned in texts for sign in signs_of(text, learned=learned)}:
@@ -351,12 +353,6 @@ class Findings:
             text = f"{len(self._silent)} of {self._texts} chats (row {self._silent[0]} is the first)"
             found.append(Finding("empty_answers", f"{text} have an empty answer. Remove these records, or fill it in"))
         return tuple(found)
-
-
-def _repeats_a_name(values: Mapping[str, Any]) -> bool:
-    """Whether all values of a row could be names of columns, and one of several is its own column's name."""
-    named = all(isinstance(value, str) and _NAME.fullmatch(value) for value in values.values())
-    return named and len(values) > 1 and any(_bare(value) == _bare(name) for name, value in values.items())
 
 
 def _bare(name: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b, sha256
 from typing import Any
@@ -166,3 +166,23 @@ def _in_one_order(value: Any) -> Any:
         names = sorted(value, key=lambda name: (name != "role", name))
         return {name: _in_one_order(value[name]) for name in names}
     return type(value)(map(_in_one_order, value)) if isinstance(value, list | tuple) else value
+
+
+def form_of(records: Sequence[Record]) -> str:
+    """The form of ``records``, one of ``dptune.records.parquet_file.FORMS``: the first one's, for all must have it."""
+    return {Text: "text", PromptTarget: "pair", Chat: "messages", Labelled: "label"}[type(records[0].content)]
+
+
+def as_text(record: Record) -> str:
+    """A record as one text that people can read."""
+    content = record.content
+    if isinstance(content, Text):
+        return content.text
+    if isinstance(content, Chat):
+        return "\n".join(f"{message['role']}: {_said(message)}" for message in content.messages)
+    return " => ".join(vars(content).values())
+
+
+def _said(message: Mapping[str, Any]) -> str:
+    """What a message says; without any text, the tools that it calls."""
+    return message.get("content") or json.dumps(message.get("tool_calls", ""), ensure_ascii=False, default=str)

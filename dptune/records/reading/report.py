@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -15,7 +14,7 @@ from dptune.core.errors import ConfigError
 from dptune.core.files import write_json
 from dptune.records.reading.findings import Finding
 from dptune.records.reading.read import Sides
-from dptune.records.reading.record import Chat, Labelled, PromptTarget, Record, Text
+from dptune.records.reading.record import Chat, Labelled, PromptTarget, Record, Text, as_text
 from dptune.records.reading.source import RecordSource
 
 if TYPE_CHECKING:
@@ -179,21 +178,6 @@ def _lines(report: ReadReport) -> list[tuple[str, str]]:
         lines += [("cut", f"{report.cut:.2%}"), ("without loss", f"{report.without_loss:.2%}")]
     lines += [(f"sample {number}", sample) for number, sample in enumerate(report.samples, start=1)]
     return lines + [(f"warning: {finding.name}", finding.text) for finding in report.findings]
-
-
-def as_text(record: Record) -> str:
-    """A record as one text that people can read."""
-    content = record.content
-    if isinstance(content, Text):
-        return content.text
-    if isinstance(content, Chat):
-        return "\n".join(f"{message['role']}: {_said(message)}" for message in content.messages)
-    return " => ".join(vars(content).values())
-
-
-def _said(message: Mapping[str, Any]) -> str:
-    """What a message says; without any text, the tools that it calls."""
-    return message.get("content") or json.dumps(message.get("tool_calls", ""), ensure_ascii=False, default=str)
 
 
 def _sample(record: Record) -> str:

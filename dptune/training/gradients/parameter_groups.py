@@ -140,7 +140,8 @@ def _pairs(model: torch.nn.Module) -> list[PairModules]:
     return [
         _pair(name, module)
         for name, module in model.named_modules()
-        if isinstance(module, LoraLayer) and _has_default(module)
+        if isinstance(module, LoraLayer)
+        and any("default" in getattr(module, name) for name in module.adapter_layer_names)
     ]
 
 
@@ -155,10 +156,6 @@ def _check_covered(model: torch.nn.Module, blocks: Sequence[Block]) -> None:
         raise ConfigError("lora", "the model has no adapter called default", fix="attach one with attach_lora")
     if len(covered) != len(parameters):
         raise ConfigError(_FIELD, "two LoRA pairs share a parameter", fix="leave one of these layers out")
-
-
-def _has_default(module: LoraLayer) -> bool:
-    return any("default" in getattr(module, name) for name in module.adapter_layer_names)
 
 
 def _pair(name: str, module: Any) -> PairModules:

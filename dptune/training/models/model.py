@@ -217,7 +217,8 @@ def attach_lora(model: Any, lora: Lora, init_seed: int, head: tuple[str, ...] = 
         targets = beside_words(model, targets)
     if head:
         start_head(model, head, init_seed)
-    with torch.random.fork_rng(devices=_cuda_devices(model)):
+    device = next(model.parameters()).device
+    with torch.random.fork_rng(devices=[device.index or 0] if device.type == "cuda" else []):
         torch.manual_seed(init_seed)
         config = LoraConfig(
             task_type=_task_of(model, head),
@@ -342,6 +343,11 @@ def assert_trained(model: torch.nn.Module, initial: dict[str, torch.Tensor], fin
         if name in initial and torch.equal(parameter.detach().cpu(), initial[name]):
             problem = f"weight {name} did not move: the update never reached it, or is too small for its dtype"
             raise DivergedError(f"{problem}. Fix: raise the learning rate.")
+    assert_frozen(model, fingerprint)
+
+
+def assert_frozen(model: torch.nn.Module, fingerprint: str) -> None:
+    """Raise RuntimeError for a frozen weight that changed during training."""
     if frozen_fingerprint(model) != fingerprint:
         raise RuntimeError("a frozen weight changed during training")
 
@@ -361,8 +367,3 @@ def save_adapter(model: PeftModel, directory: Path) -> None:
     with naming(directory):
         model.save_pretrained(str(directory), safe_serialization=True, save_embedding_layers=False)
     (directory / "README.md").unlink()  # PEFT's blank form, which says nothing of this model
-
-
-def _cuda_devices(model: Any) -> list[int]:
-    device = next(model.parameters()).device
-    return [device.index or 0] if device.type == "cuda" else []
