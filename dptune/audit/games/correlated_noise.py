@@ -91,7 +91,7 @@ def audit_rows(
         stage.mechanism.release(knobs, sample_rate / bands),
         mu_errors=errors(inside, outside, best.cuts.for_mu),
         epsilon_errors=errors(inside, outside, best.cuts.for_epsilon),
-        fault=fault_of_deal(bands),
+        fault=fault_of_deal(bands) or stage.noise_fault(),
     )
 
 

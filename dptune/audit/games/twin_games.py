@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from dptune.audit.games.contract import check_parts, check_released
+from dptune.audit.games.contract import check_parts, check_released, noise_fault
 from dptune.core.settings import RECORD
 from dptune.mechanisms.controllers.control import Constant
 from dptune.mechanisms.interfaces import Knobs, Observation, Released, RunFacts
@@ -47,6 +47,8 @@ def rounds_of(
     """Rounds of pairs of games: those played alone, then those side by side; what is a fault by itself is appended."""
     plain = type(mechanism.controller) is Constant and not mechanism.plugins
     probe = _Twin(mechanism, schedule, entropy, expected, 1)
+    if probe.fault and faults is not None:
+        faults.append(probe.fault)
     together = not (mechanism.plugins or mechanism.controller.raw_inputs or probe.started().knobs().geometry)
     alone = 0 if plain else max(ALONE, math.ceil(games / (100 if together else 10)))
     for count, size, each in ((alone, 1, _ROUND), (games - alone if together else 0, 2 * _TOGETHER, _TOGETHER)):
@@ -125,6 +127,9 @@ class _Twin:
         if self.side_by_side or not started.private:
             return
         started.controller.observe(self._observation(started, released, 0))
+        one = [self._batch(np.zeros(1, dtype=np.int64))]
+        probed = copy.deepcopy(started)
+        self.fault = noise_fault(probed, self._knobs(probed), [one], self.zeros, OsEntropy()) or ""
         moves = []
         for self.unit in _UNITS:
             self._last = None
