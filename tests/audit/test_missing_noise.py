@@ -150,7 +150,8 @@ def test_correlated_noise_is_heard_through_its_strategy() -> None:
     banded = build("banded", {"noise_multiplier": 1.0, "bands": 4, "pairs": 2})
     quiet = Quiet(1.0, bands=4, given=banded.noise.correlated.coefficients)  # type: ignore[union-attr]
     said = fault_of(replace(banded, noise=quiet), (8, 8))
-    assert said is not None and said.startswith("block 2 of 2 comes back with 0.5")
+    assert said is not None
+    assert said.startswith("block 2 of 2 comes back with 0.5")
 
 
 def test_a_gradient_that_is_not_made_of_the_noisy_blocks_is_accused() -> None:
@@ -159,7 +160,8 @@ def test_a_gradient_that_is_not_made_of_the_noisy_blocks_is_accused() -> None:
             return replace(super().privatise(batches, zeros, *rest, **named), gradient=[one.float() for one in zeros])
 
     said = fault_of(Leaks(**vars(static())))
-    assert said is not None and "is not made of its noisy blocks alone" in said
+    assert said is not None
+    assert "is not made of its noisy blocks alone" in said
 
 
 @pytest.mark.parametrize("layer", [pytest.param(at, marks=[] if at == 2 else pytest.mark.slow) for at in range(9)])
@@ -185,4 +187,5 @@ def test_the_command_and_the_twin_accuse_it(monkeypatch: pytest.MonkeyPatch) -> 
     assert done.exit_code == 1
     assert "Accused: block 6 of 6 comes back with 0.6" in " ".join(done.output.split())
     found = audit_twin(build("static", {"noise_multiplier": 1.0, "pairs": 6}), Schedule(0.3, 4, 1e-5), games=500)
-    assert found.accusation is not None and found.accusation.startswith("block 6 of 6")
+    assert found.accusation is not None
+    assert found.accusation.startswith("block 6 of 6")

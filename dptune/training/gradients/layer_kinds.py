@@ -339,6 +339,11 @@ def sizes_of(part: Products | torch.Tensor) -> torch.Tensor:
     return norms.sum(dim=1)
 
 
+def versions(part: Products | torch.Tensor) -> tuple[int, ...]:
+    """How often torch wrote into each tensor of it, views included."""
+    return tuple(one._version for one in ((part.left, part.right) if isinstance(part, Products) else (part,)))
+
+
 def within_float32(factors: torch.Tensor, norms: torch.Tensor, sizes: torch.Tensor) -> torch.Tensor:
     """Factors of units, so that a sum in float32 rounds each unit's part to a small share of it.
 
