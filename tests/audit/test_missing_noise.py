@@ -105,6 +105,7 @@ def test_a_planted_fault_is_accused_by_the_block(name: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(3600)
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_planted_fault_is_accused_20_times_of_20(name: str) -> None:
     assert all(fault_of(replace(static(), noise=Planted(1.3, fault=FAULTS[name]))) for _ in range(20))
@@ -132,10 +133,10 @@ def test_sound_noise_is_not_accused(name: str, options: dict[str, Any]) -> None:
     assert fault_of(build(name, {"noise_multiplier": 2.0, "pairs": 4} | options), (3, 3, 3, 3)) is None
 
 
-@pytest.mark.slow
 def test_sound_noise_is_accused_at_the_stated_rate_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
-    """At a rate of 0.05 in place of 1e-6: of 200 steps more than 22 would be accused with chance 1e-3."""
+    """At a rate of 0.05 in place of 1e-6, and 40 runs of each step: 23 of 200 are then accused with chance 2e-4."""
     monkeypatch.setattr(contract, "NOISE_ALARMS", 0.05)
+    monkeypatch.setattr(contract, "_NOISE_STEPS", 40)
     for mechanism in (static(), build("plrvo", {"noise_multiplier": 2.0, "pairs": 4})):
         assert sum(fault_of(mechanism) is not None for _ in range(200)) <= 22
 

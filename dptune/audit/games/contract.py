@@ -189,7 +189,7 @@ def _missing(noise: Sequence[Array], names: Sequence[str]) -> str | None:
         low = chdtr(len(block), of) < alarm
         if low.any() or chdtr(block.size, of.sum()) < alarm:
             chosen = low if low.any() else np.ones_like(low)
-            times = math.sqrt(of[chosen].mean() / len(block))
+            times = round(math.sqrt(of[chosen].mean() / len(block)), 4)
             where = "" if chosen.all() else f" in {chosen.sum()} of its {len(of)} coordinates"
             return f"{name} comes back with {times:.2g} times the noise that it is charged for{where}"
     return None
