@@ -344,7 +344,7 @@ def test_what_is_kept_and_overwritten_is_refused_by_name(monkeypatch: pytest.Mon
     found = layer_gradients(model, layer_groups(model), *batch(model), None, 5)
     with torch.no_grad():
         seen[0] *= 10
-    with pytest.raises(ConfigError, match=r"q_proj had its input or gradient overwritten"):
+    with pytest.raises(ConfigError, match=r"[qkv]_proj had its input or gradient overwritten"):
         found.weighted_sum(1 / found.norms())
 
 
