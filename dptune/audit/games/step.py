@@ -124,7 +124,7 @@ def audit_step(
         scene = max(looks, key=lambda attack: attack.cuts.promise).scene
         best = _attack(stage, scene, pilot, counted, confidence)
         inside, outside = (_scores(stage, best, world, counted) for world in (True, False))
-        charged = stage.charged()
+        charged, fault = stage.charged(), stage.noise_fault()
     return StepAudit(
         best.scene.name,
         trials,
@@ -135,7 +135,7 @@ def audit_step(
         charged,
         mu_errors=errors(inside, outside, best.cuts.for_mu),
         epsilon_errors=errors(inside, outside, best.cuts.for_epsilon),
-        fault=stage.noise_fault(),
+        fault=fault,
     )
 
 
