@@ -47,8 +47,6 @@ def rounds_of(
     """Rounds of pairs of games: those played alone, then those side by side; what is a fault by itself is appended."""
     plain = type(mechanism.controller) is Constant and not mechanism.plugins
     probe = _Twin(mechanism, schedule, entropy, expected, 1)
-    if probe.fault and faults is not None:
-        faults.append(probe.fault)
     together = not (mechanism.plugins or mechanism.controller.raw_inputs or probe.started().knobs().geometry)
     alone = 0 if plain else max(ALONE, math.ceil(games / (100 if together else 10)))
     for count, size, each in ((alone, 1, _ROUND), (games - alone if together else 0, 2 * _TOGETHER, _TOGETHER)):
@@ -59,6 +57,8 @@ def rounds_of(
                 if twin.fault and faults is not None:
                     faults.append(twin.fault)
                 yield scores
+    if probe.noise_fault and faults is not None:  # games that refute the certificate themselves say more
+        faults.append(probe.noise_fault)
 
 
 @dataclass(frozen=True)
@@ -110,6 +110,7 @@ class _Twin:
         self.strategy = np.array(mechanism.coefficients or (1.0,))
         self._last: tuple[Knobs, tuple[Array, Array, Array]] | None = None
         self.fault = ""
+        self.noise_fault: str | None = None  # what is wrong with the noise of some block, whatever games show
         # Noise in coordinates without a unit, as multiples of the charged deviation: sums of squares, and their number.
         self._squares, self._numbers = np.zeros(mechanism.pairs), 0
         self._quiet: Array | float = 1.0  # of each pair: its noise as a multiple of what is charged, where that is less
@@ -129,7 +130,7 @@ class _Twin:
         started.controller.observe(self._observation(started, released, 0))
         one = [self._batch(np.zeros(1, dtype=np.int64))]
         probed = copy.deepcopy(started)
-        self.fault = noise_fault(probed, self._knobs(probed), [one], self.zeros, OsEntropy()) or ""
+        self.noise_fault = noise_fault(probed, self._knobs(probed), [one], self.zeros, OsEntropy())
         moves = []
         for self.unit in _UNITS:
             self._last = None
