@@ -113,7 +113,7 @@ def noise_fault(
 
     Guarantee: if the noise of each block has the charged law, independently by coordinate and step, then the chance of
     a sentence is ``NOISE_ALARMS`` at most: the exact chances of all comparisons add up to that. Exact but for the
-    rounding of releases, which is 1e-6 of a deviation. More noise than charged is no fault.
+    rounding of releases, which is 1e-6 of a deviation. A block with more noise than charged is not accused.
 
     Noise of a step is what the step releases without its exact sums. A mechanism without a law of its noise, or one
     that reads raw statistics, is not looked at: nothing is certified of it.
@@ -171,7 +171,8 @@ def _noise_of_steps(
         )
     noise = [np.stack(block) for block in zip(*rows, strict=True)]
     # Multiplied by the strategy matrix, rows of correlated noise are independent again.
-    noise = [sum(c * np.pad(one, ((k, 0), (0, 0)))[: len(one)] for k, c in enumerate(strategy)) for one in noise]
+    earlier = [[np.pad(one, ((k, 0), (0, 0)))[: len(one)] for k in range(len(strategy))] for one in noise]
+    noise = [np.tensordot(np.array(strategy), np.stack(rows_of), axes=1) for rows_of in earlier]
     law = mechanism.noise.law(knobs.noise_multiplier)
     return noise if law is None else [_as_normal(law, one) for one in noise]
 
