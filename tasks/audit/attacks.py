@@ -33,7 +33,6 @@ from dptune.records.diabetes.narratives import public_texts
 from dptune.records.parquet_file import Records, decode_content, encode_content, read_records
 from dptune.records.reading.record import Record
 from dptune.training.evaluation import label_probabilities
-from dptune.training.models.own_weights import groups_of
 from dptune.training.tokens.encoding import labelled_tokens, stored_tokens
 from tasks.audit.mechanism_attacks import crafted_attack, one_run_figures, sampling_audit, step_attack
 from tasks.audit.registry import comparisons, parts, violations
@@ -167,10 +166,9 @@ def _coin_attacks(target: Target) -> dict[str, Any]:
     included = np.array([bool(one.included) for one in canaries])
     passages = [target.passage(one.carrier, one.secret, one.kind) for one in canaries]
     scores, public = _text_scores(target, passages)
-    start = _start(target)
-    aligned = _can_align(start, len(canaries))
+    aligned = _can_align(target, len(canaries))
     if aligned:
-        scores["alignment"] = _alignment(target, start, canaries)
+        scores["alignment"] = _alignment(target, canaries)
     if settings.shadows:
         scores |= shadow_scores(target, canaries, passages, scores["calibrated"], public)
     # The bound holds for a score that was chosen without the coins: settings and sizes choose it here.
@@ -208,9 +206,9 @@ def _text_scores(
     return {**plain, **token_scores(*told), **own_scores(adapted, public)}, public
 
 
-def _can_align(start: Any, canaries: int) -> bool:
+def _can_align(target: Target, canaries: int) -> bool:
     """Whether the gradients of all canaries fit in memory. Logs a warning if not."""
-    trained = sum(group.size for group in groups_of(start))
+    trained = target.base.dimension
     if trained * (canaries + _PUBLIC_TEXTS) <= _MOST_NUMBERS:
         return True
     _log.warning("no alignment score: %d gradients of %d numbers are too many to keep", canaries, trained)
@@ -222,13 +220,13 @@ def _start(target: Target) -> Any:
     return target.base.start(target.cell.seed).eval()
 
 
-def _alignment(target: Target, start: Any, canaries: list[Canary]) -> NDArray[np.float64]:
+def _alignment(target: Target, canaries: list[Canary]) -> NDArray[np.float64]:
     """(canaries,) how far the trained weights moved along each one's gradient."""
     cell, limit = target.cell, target.cell.training.max_length
     texts = [encode_content(content_with(one.carrier, one.secret, target.form, one.kind)) for one in canaries]
     tokens = stored_tokens(texts, target.tokenizer, form=target.form, file="canaries", max_length=limit)
     public = corpus_of(cell, PUBLIC_VALIDATION, target.tokenizer).tokens
-    return alignment_scores(start, target.adapted, tokens, first(public, _PUBLIC_TEXTS), rows=target.rows)
+    return alignment_scores(_start(target), target.adapted, tokens, first(public, _PUBLIC_TEXTS), rows=target.rows)
 
 
 def _uncut(target: Target, planted: list[_Strings]) -> list[_Strings]:

@@ -28,7 +28,8 @@ from dptune.privacy.release import Release
 from dptune.privacy.run_folder import RunFolder
 from dptune.privacy.samplers.sampler import POISSON
 from dptune.training.data import Bins, keys_of
-from dptune.training.gradients.parameter_groups import trained_blocks
+from dptune.training.gradients.shared_pass import shared_copy
+from dptune.training.models.own_weights import groups_of
 from dptune.training.privacy_units import Turn
 from tasks.audit.target import Target
 from tasks.experiment.preparation import corpus_of, plan_of, units_of
@@ -117,7 +118,10 @@ def _mechanism(target: Target, noise: float) -> tuple[Mechanism, bool]:
     attacks scale away.
     """
     dimension = int(dict(next(iter(target.contents.composition)).claims).get("dimension", 0))
-    options = of_model(target.cell.mechanism, target.cell.options, len(trained_blocks(target.adapted)), dimension)
+    model = target.adapted
+    if target.cell.training.trained.train != "lora":  # a delivered checkpoint does not say what trained
+        model = target.base.start(0, shared_copy(target.public))
+    options = of_model(target.cell.mechanism, target.cell.options, len(groups_of(model)), dimension)
     if takes_noise(target.cell.mechanism, options):
         options["noise_multiplier"] = noise
     inherits = options.pop("init_from", None)

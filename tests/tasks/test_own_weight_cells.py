@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,8 @@ from transformers import AutoModelForCausalLM
 from dptune.core.files import write_text
 from dptune.job.delivery.verification import check_deliverable
 from dptune.privacy.run_folder import RunFolder
-from tasks.audit.target import load_target
+from tasks.audit.mechanism_attacks import step_attack
+from tasks.audit.target import Target, load_target
 from tasks.experiment.adapter_model import write_model
 from tasks.experiment.cell_list import group_cells
 from tasks.experiment.cells import Cell
@@ -41,6 +43,11 @@ def test_what_trains_names_a_cell_and_adapters_then_do_not(pipeline: Path) -> No
         cells({"mechanisms": {"static": {"train": "layers"}}})
 
 
+def target_noise(target: Target) -> float:
+    """The effective noise multiplier that the cell's ledger was charged for."""
+    return min(release.effective_noise_multiplier for release in target.contents.composition)
+
+
 @pytest.mark.parametrize("chosen", [{"train": "all"}, {"train": "bias"}], ids=str)
 def test_a_cell_trains_is_loaded_for_its_audit_and_becomes_mlflows_model(chosen: Any, pipeline: Path) -> None:
     cell: Cell = static(training(**chosen))
@@ -53,6 +60,8 @@ def test_a_cell_trains_is_loaded_for_its_audit_and_becomes_mlflows_model(chosen:
     trained = [not torch.equal(own, before) for own, before in both]
     assert any(trained)
     assert all(trained) == (chosen["train"] == "all")
+    step = step_attack(replace(target, settings=target.settings.model_copy(update={"step_trials": 500})))
+    assert step["step"]["mu_certified"] == pytest.approx(1 / target_noise(target))
     card = write_model(cell.directory, Path("model"))
     assert "LoRA" not in card
     assert check_deliverable(Path("model") / "artifacts" / "adapter").header.train == chosen["train"]

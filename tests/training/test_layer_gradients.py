@@ -321,15 +321,30 @@ class Counted(nn.Module):
         return states * self.weight * 10.0**self.runs
 
 
-def test_a_layer_that_gives_other_gradients_when_it_runs_again_is_refused_by_name(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """A layer of no known kind runs again for the sum even after one pass: a unit of norm 1 would move it by 10."""
+def test_after_one_pass_no_layer_runs_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a unit of norm 1 would move the sum by 10: the layer gives other gradients each time."""
     monkeypatch.setattr(engine, "_KEPT", math.inf)
     model = llama().requires_grad_(False)
     model.model.norm = Counted(model.model.norm.weight)
     found = layer_gradients(model, layer_groups(model), *batch(model), None, 5)
-    with pytest.raises(ConfigError, match=r"^train: layer model\.norm gives other gradients of the same text when it"):
+    runs = model.model.norm.runs
+    for unit in range(5):
+        factors = torch.zeros_like(found.norms())
+        factors[unit] = 1 / found.norms()[unit]
+        (alone,) = found.weighted_sum(factors, keep=True)
+        assert float(alone.norm()) == pytest.approx(1, rel=1e-6)
+    assert model.model.norm.runs == runs
+
+
+def test_what_is_kept_and_overwritten_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model may use a tensor of its own as a layer's input, and write into it at its next batch."""
+    monkeypatch.setattr(engine, "_KEPT", math.inf)
+    model, seen = trained(llama()), []
+    model.model.layers[0].self_attn.q_proj.register_forward_hook(lambda _, given, __: seen.append(given[0]))
+    found = layer_gradients(model, layer_groups(model), *batch(model), None, 5)
+    with torch.no_grad():
+        seen[0] *= 10
+    with pytest.raises(ConfigError, match=r"[qkv]_proj had its input or gradient overwritten"):
         found.weighted_sum(1 / found.norms())
 
 

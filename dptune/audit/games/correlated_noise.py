@@ -80,6 +80,7 @@ def audit_rows(
         attacks = [_choose(stage, scene, pilot, counted, confidence) for scene in scenes]
         best = max(attacks, key=lambda attack: attack.cuts.promise)
         inside, outside = (_scores(stage, best, world, counted, visits, sample_rate) for world in (True, False))
+        fault = fault_of_deal(bands) or stage.noise_fault()
     knobs = stage.knobs(stage.mechanism)
     return StepAudit(
         best.scene.name,
@@ -91,7 +92,7 @@ def audit_rows(
         stage.mechanism.release(knobs, sample_rate / bands),
         mu_errors=errors(inside, outside, best.cuts.for_mu),
         epsilon_errors=errors(inside, outside, best.cuts.for_epsilon),
-        fault=fault_of_deal(bands),
+        fault=fault,
     )
 
 

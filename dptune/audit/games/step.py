@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 
 from dptune.audit.epsilon_bounds import Cuts, best_cuts, errors
-from dptune.audit.games.contract import check_knobs, check_parts, check_released, check_statistics
+from dptune.audit.games.contract import check_knobs, check_parts, check_released, check_statistics, noise_fault
 from dptune.audit.games.layer_step import LayerModel
 from dptune.audit.games.scene import Fit, StepAudit, StepScene
 from dptune.core.errors import ConfigError
@@ -91,6 +91,8 @@ def audit_step(
 ) -> StepAudit:
     """Bound mu and epsilon of ``steps`` composed private steps from below.
 
+    Noise that is missing, or not fresh, in some coordinate is a fault by itself (``contract.noise_fault``).
+
     Guarantee: if the releases of ``steps`` calls of ``privatise`` are mu-GDP (or (epsilon, delta)-DP) about one sample
     that enters each batch with probability ``sample_rate``, then ``mu_audited <= mu`` (or ``epsilon_audited <=
     epsilon``) with probability ``confidence``. Pilot trials choose scene, score and threshold; only the others count.
@@ -122,7 +124,7 @@ def audit_step(
         scene = max(looks, key=lambda attack: attack.cuts.promise).scene
         best = _attack(stage, scene, pilot, counted, confidence)
         inside, outside = (_scores(stage, best, world, counted) for world in (True, False))
-        charged = stage.charged()
+        charged, fault = stage.charged(), stage.noise_fault()
     return StepAudit(
         best.scene.name,
         trials,
@@ -133,6 +135,7 @@ def audit_step(
         charged,
         mu_errors=errors(inside, outside, best.cuts.for_mu),
         epsilon_errors=errors(inside, outside, best.cuts.for_epsilon),
+        fault=fault,
     )
 
 
@@ -211,6 +214,14 @@ class _Stage:
     def charged(self) -> Release:
         """The release that a ledger is charged for the first step of a trial."""
         return self.mechanism.release(self.knobs(self.mechanism), self.sample_rate)
+
+    def noise_fault(self) -> str | None:
+        """What is wrong with the noise of some block, in a sentence; None if nothing was seen (``contract``)."""
+        probed = copy.deepcopy(self.mechanism)
+        scenes = SCENES if self.own is None else self.own.scenes
+        batches = [self.batch(scene, True) for scene in scenes]
+        names = [] if self.own is None else [group.name for group in self.own.groups]
+        return noise_fault(probed, self.knobs(probed), batches, self.zeros, OsEntropy(), names)
 
     def drawn(self, world: bool) -> bool:
         """Draw whether the sample enters a batch, by the code that runs use."""

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from dptune.audit.games.contract import check_parts, check_released
+from dptune.audit.games.contract import check_parts, check_released, noise_fault
 from dptune.core.settings import RECORD
 from dptune.mechanisms.controllers.control import Constant
 from dptune.mechanisms.interfaces import Knobs, Observation, Released, RunFacts
@@ -57,6 +57,8 @@ def rounds_of(
                 if twin.fault and faults is not None:
                     faults.append(twin.fault)
                 yield scores
+    if probe.noise_fault and faults is not None:  # games that refute the certificate themselves say more
+        faults.append(probe.noise_fault)
 
 
 @dataclass(frozen=True)
@@ -108,6 +110,7 @@ class _Twin:
         self.strategy = np.array(mechanism.coefficients or (1.0,))
         self._last: tuple[Knobs, tuple[Array, Array, Array]] | None = None
         self.fault = ""
+        self.noise_fault: str | None = None  # what is wrong with the noise of some block, whatever games show
         # Noise in coordinates without a unit, as multiples of the charged deviation: sums of squares, and their number.
         self._squares, self._numbers = np.zeros(mechanism.pairs), 0
         self._quiet: Array | float = 1.0  # of each pair: its noise as a multiple of what is charged, where that is less
@@ -125,6 +128,9 @@ class _Twin:
         if self.side_by_side or not started.private:
             return
         started.controller.observe(self._observation(started, released, 0))
+        one = [self._batch(np.zeros(1, dtype=np.int64))]
+        probed = copy.deepcopy(started)
+        self.noise_fault = noise_fault(probed, self._knobs(probed), [one], self.zeros, OsEntropy())
         moves = []
         for self.unit in _UNITS:
             self._last = None

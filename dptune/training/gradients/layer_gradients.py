@@ -3,8 +3,8 @@
 A backward pass computes norms, and no gradient of a weight. Then each layer adds up its weights' gradients, each row
 times the factor that the clipper gave its unit: from the inputs and output gradients of the first pass where these may
 be kept, else from a second pass over the same activations. So no unit's gradient is ever held whole. A norm belongs to
-what is added up: both are made of the same inputs and gradients, and where what is added up has other sizes by layer
-and row than the norms were made of, it is refused. (Sizes do not see a sign: code that turns signs passes.)
+what is added up: after one pass both are made of the same tensors, and after two what is added up is refused where it
+has other sizes by layer and row than the norms were made of. (Sizes do not see a sign: code that turns signs passes.)
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from dptune.training.gradients.layer_kinds import (
     sizes_of,
     square_norms,
     trained_weights,
+    versions,
     within_float32,
 )
 from dptune.training.gradients.parameter_groups import LayerModules
@@ -46,19 +47,16 @@ FLOAT32_MARGIN = 1e-3
 
 
 @dataclass(frozen=True)
-class LayerRun:
-    """One run of a layer in a forward pass.
+class _Part:
+    """What one run of a layer adds to the gradient of one weight.
 
-    Attributes:
-        group: number of the layer's group.
-        inputs: (rows, ...) what it read.
-        gradient: (rows, ...) gradient of the losses by its output.
+    ``versions``: how often torch had written into its tensors when it was made.
     """
 
     group: int
-    layer: nn.Module
-    inputs: torch.Tensor
-    gradient: torch.Tensor
+    weight: nn.Parameter
+    gradient: Products | torch.Tensor
+    versions: tuple[int, ...]
 
 
 class LayerGradients:
@@ -82,16 +80,16 @@ class LayerGradients:
             tokens: (rows,) number of tokens that count in each row's loss.
         """
         self._layers, self._units, self._count = layers, Units.of(owners, units, len(of_rows)), units
-        self._runs: list[LayerRun] | None = [] if layers.may_keep else None
-        self._graph = of_rows if self._runs is None else None
+        self._kept: list[_Part] | None = [] if layers.may_keep else None
+        self._graph = of_rows if self._kept is None else None
         squares = _Norms(layers, self._units)
 
-        def take(run: LayerRun) -> None:
-            squares.take(run)
-            if self._runs is not None:
-                self._runs.append(run)
+        def take(parts: list[_Part]) -> None:
+            squares.take(parts)
+            if self._kept is not None:
+                self._kept += parts
 
-        layers.backward(of_rows, take, again=self._runs is None)
+        layers.backward(of_rows, take, again=self._kept is None)
         norms, self._seen = torch.stack(squares.found(), dim=1).sqrt(), torch.stack(squares.seen)
         broken = ~torch.isfinite(norms).all(dim=1)
         self._broken = broken if bool(broken.any()) else None  # an accelerator waits here, once a micro-batch
@@ -129,9 +127,8 @@ class LayerGradients:
             factors: (units, groups), finite.
             keep: keep what it is made of, for another sum.
 
-        Raises: ConfigError where what is added up is not what the norms are of: its sizes by layer and row differ in
-            the last digit of float64. Kernels that add up in any order make a second pass another one than the first;
-            a layer of no known kind runs again even after one pass, and may keep a state.
+        Raises: ConfigError where what is added up is not what the norms are of: after two passes if sizes by layer and
+            row differ in the last digit of float32 (kernels may add up in any order); after one if code wrote into it.
         """
         whole = factors.new_zeros(self._units.count, factors.shape[1])
         whole[: self._count] = within_float32(factors, self._norms, self._sizes)
@@ -139,26 +136,33 @@ class LayerGradients:
             whole[self._broken] = 0.0
         sums = _Sums(self._layers, self._units, whole, self._broken)
         if self._graph is not None:
-            self._layers.backward(self._graph, sums.take, again=keep)
+            again: list[torch.Tensor] = []
+
+            def take(parts: list[_Part]) -> None:
+                for part in parts:
+                    again.append(sizes_of(part.gradient))
+                    sums.take(part)
+
+            self._layers.backward(self._graph, take, again=keep)
             self._graph = self._graph if keep else None
-        elif self._runs:
-            left = self._runs if not keep else list(self._runs)
+            self._check_same(torch.stack(again))
+        elif self._kept:
+            left = self._kept if not keep else list(self._kept)
             while left:
-                sums.take(left.pop(0))
+                part = left.pop(0)
+                if part.versions != versions(part.gradient):
+                    raise self._layers.refusal(part.group, "had its input or gradient overwritten")
+                sums.take(part)
         else:
             raise RuntimeError("the sum was made already, and nothing of the pass is kept")
-        self._check_same(torch.stack(sums.seen), sums.groups)
         return sums.totals
 
-    def _check_same(self, again: torch.Tensor, groups: list[int]) -> None:
+    def _check_same(self, again: torch.Tensor) -> None:
         """Refuse what was added up if its (parts, rows) sizes are not those that the norms were made of."""
         # NaN is equal to NaN alone: a row whose gradient was zero in the first pass may not be NaN in the second.
         before, after = (sizes.nan_to_num(-1.0, posinf=torch.inf) for sizes in (self._seen, again))
         if torch.equal(before, after):
             return
-        if self._runs is not None:
-            number = groups[int((before != after).any(dim=1).nonzero()[0])]
-            raise self._layers.refusal(number, "gives other gradients of the same text when it runs again")
         problem = "needs two passes over each batch here, and the second gave other gradients than the first"
         fix = "lower training.physical_batch_size (in tune: rows) until one pass does, or train on a CPU"
         if self._layers.checkpointing:
@@ -198,7 +202,7 @@ def layer_gradients(
 
 @dataclass
 class _Layers:
-    """The layers that train, tapped: each run of one hands its inputs and its output's gradient to a function.
+    """The layers that train, tapped: each run of one hands its parts to a function.
 
     Attributes:
         rows, tokens: shape of the batch.
@@ -219,7 +223,7 @@ class _Layers:
     bytes: int = field(default=0, init=False)
     lowest: list[torch.Tensor] = field(default_factory=list, init=False)
     _ran: set[int] = field(default_factory=set, init=False)
-    _take: Callable[[LayerRun], None] | None = field(default=None, init=False)
+    _take: Callable[[list[_Part]], None] | None = field(default=None, init=False)
     _taking: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
@@ -228,7 +232,7 @@ class _Layers:
 
     @property
     def may_keep(self) -> bool:
-        """Whether all runs' inputs and gradients may be kept after a backward pass, in place of all activations."""
+        """Whether all parts may be kept after a backward pass, in place of all activations."""
         return not self.checkpointing and self.bytes <= _KEPT * sum(group.size for group in self.groups)
 
     @contextmanager
@@ -245,8 +249,8 @@ class _Layers:
                         stack.callback(handle.remove)
             yield
 
-    def backward(self, losses: torch.Tensor, take: Callable[[LayerRun], None], *, again: bool) -> None:
-        """Hand every run to ``take``, from (rows,) losses.
+    def backward(self, losses: torch.Tensor, take: Callable[[list[_Part]], None], *, again: bool) -> None:
+        """Hand the parts of every run to ``take``, from (rows,) losses.
 
         Args:
             again: whether there will be another pass over the same activations.
@@ -294,11 +298,12 @@ class _Layers:
 
         def fill(gradient: torch.Tensor, kept: torch.Tensor) -> None:
             assert self._take is not None
-            self._taking = True
+            weights, self._taking = trained_weights(layer), True
             try:
-                self._take(LayerRun(number, layer, kept, self._by_row(number, gradient)))
+                parts = gradient_parts(layer, kept, self._by_row(number, gradient), self.dtype)
             finally:
                 self._taking = False
+            self._take([_Part(number, weights[name], part, versions(part)) for name, part in parts.items()])
 
         tapped: torch.Tensor = Tap.apply(output, kept, fill)
         return tapped
@@ -328,14 +333,14 @@ class _Norms:
         self.seen: list[torch.Tensor] = []
         self.sizes = torch.zeros(units.count, len(layers.groups), dtype=torch.float64)
 
-    def take(self, run: LayerRun) -> None:
-        """Keep what the weights get from one run; compute norms after the last."""
-        number, weights = run.group, trained_weights(run.layer)
+    def take(self, of_run: Sequence[_Part]) -> None:
+        """Keep what the weights of a layer get from one run; compute norms after its group's last."""
+        number = of_run[0].group
         parts = self._parts[number]
-        for name, part in gradient_parts(run.layer, run.inputs, run.gradient, self._layers.dtype).items():
-            parts.setdefault(id(weights[name]), []).append(part)
-            self.sizes = self.sizes.to(run.gradient.device)
-            self.seen.append(sizes_of(part))
+        for part in of_run:
+            parts.setdefault(id(part.weight), []).append(part.gradient)
+            self.seen.append(sizes_of(part.gradient))
+            self.sizes = self.sizes.to(self.seen[-1].device)
             self.sizes[:, number] += self._units.sums(self.seen[-1])
         self._left[number] -= 1
         if not self._left[number]:
@@ -375,24 +380,18 @@ class _Sums:
         of_row = slice(None) if units.owners is None else units.owners
         self._layers, self._factors = layers, factors[of_row].to(layers.dtype)
         self._dead = None if broken is None else broken[of_row]
-        #: Sizes by row as a first pass notes them, part by part, and the group of each part.
-        self.seen: list[torch.Tensor] = []
-        self.groups: list[int] = []
         self.totals = [
             torch.zeros(group.size, dtype=layers.dtype, device=group.parameters[0].device) for group in layers.groups
         ]
 
-    def take(self, run: LayerRun) -> None:
-        """Add one run's part."""
-        weights, factors, places = trained_weights(run.layer), self._factors[:, run.group], self._places(run.group)
-        for name, part in gradient_parts(run.layer, run.inputs, run.gradient, self._layers.dtype).items():
-            self.seen.append(sizes_of(part))
-            self.groups.append(run.group)
-            into = places[id(weights[name])]
-            if isinstance(part, Products):
-                part.add_weighted_to(into.view(weights[name].shape), factors, self._dead)
-            else:
-                into += factors @ (part if self._dead is None else part.masked_fill(self._dead[:, None], 0.0))
+    def take(self, part: _Part) -> None:
+        """Add one part of a run."""
+        factors, gradient = self._factors[:, part.group], part.gradient
+        into = self._places(part.group)[id(part.weight)]
+        if isinstance(gradient, Products):
+            gradient.add_weighted_to(into.view(part.weight.shape), factors, self._dead)
+        else:
+            into += factors @ (gradient if self._dead is None else gradient.masked_fill(self._dead[:, None], 0.0))
 
     def _places(self, number: int) -> dict[int, torch.Tensor]:
         parameters = self._layers.groups[number].parameters
