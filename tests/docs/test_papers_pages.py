@@ -156,3 +156,15 @@ def test_samplers_of_the_accounting_page() -> None:
         assert bool(least) == ("epsilon_at_least" in found)
         if least:
             check(least, found["epsilon_at_least"], "down")
+
+
+@pytest.mark.long
+def test_optimised_noise_at_equal_claims() -> None:
+    plans = ("--sample-rate 0.014038166264531696 --steps 72", "--sample-rate 0.0008755369503953596 --steps 173")
+    for name, claim, *cells in rows("findings/noise.md", "| mechanism | claims | SYNTHETIC", 6):
+        mechanism = {"Gauss": "static", "`plrv": "plrvo --set dimension=4096", "`lmo_": "lmo_dp"}[name[:5]]
+        for plan, (_, proof, limit) in zip(plans, (cells[:3], cells[3:]), strict=True):
+            found = printed(f"calibrate {mechanism} --epsilon {claim} --accounting published --delta 1e-5 {plan}")
+            check(proof, found[PROOF], "up")
+            if limit:
+                check(limit, found[LIMIT], "down")
