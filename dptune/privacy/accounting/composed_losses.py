@@ -103,17 +103,8 @@ def replaced_epsilon(kind: Kind, delta: float, *, quick: bool = False) -> float:
     return _epsilon([kind], delta, "replace", 1 if quick else _PASSES, at_least=0.0)
 
 
-def grid_epsilon(
-    grids: Sequence[tuple[GridLosses, Kind]], width: float, delta: float, tilts: Sequence[float] = ()
-) -> float:
-    """An epsilon at ``delta`` for releases of which each ``grid`` dominates ``kind.releases``.
-
-    Args:
-        grids: losses on multiples of ``width``, and the number of releases; the kind's noise bounds rounding.
-        width: width of a cell of all grids.
-        delta: a number in (0, 1).
-        tilts: further tilts to try. Chernoff's, which is always tried, misses epsilons near 0 of a few wide cells.
-    """
+def grid_epsilon(grids: Sequence[tuple[GridLosses, Kind]], width: float, delta: float, *tilts: float) -> float:
+    """An epsilon of releases by their grids. Near 0 Chernoff's tilt may miss it, and others should be tried too."""
 
     def bound(log_tilt: float) -> float:
         tilt = math.exp(log_tilt)
@@ -121,12 +112,11 @@ def grid_epsilon(
 
     found = minimize_scalar(bound, bounds=(math.log(1e-3), math.log(1e6)), method="bounded", options={"xatol": 1e-3})
     chernoff = _tilt_share([kind for _, kind in grids], delta) * math.exp(found.x)
-
-    def at(tilt: float) -> float:
-        terms = tuple(_Tilted(kind, grid, *_tilted(grid, tilt)) for grid, kind in grids)
-        return _Sum(terms, width, tilt).epsilon(delta)[0]
-
-    return min(at(tilt) for tilt in (chernoff, *tilts))
+    sums = (
+        _Sum(tuple(_Tilted(kind, grid, *_tilted(grid, tilt)) for grid, kind in grids), width, tilt)
+        for tilt in (chernoff, *tilts)
+    )
+    return min(one.epsilon(delta)[0] for one in sums)
 
 
 def composed_deltas(kinds: Sequence[Kind], at: Array, direction: Direction) -> Array:

@@ -257,12 +257,12 @@ def _responses_epsilon(composition: Composition, delta: float) -> float:
     grids = []
     for epsilon, count in kinds.items():
         cells = math.ceil(epsilon / width)
-        losses, mass = width * np.arange(-cells, cells + 1), np.zeros(2 * cells + 1)
+        losses, mass = np.arange(-cells, cells + 1, dtype=np.float64) * width, np.zeros(2 * cells + 1)
         mass[[0, -1]] = expit(losses[[0, -1]])
         grids.append((GridLosses(-cells, losses, mass, 0.0), Kind(1.0, 1 / epsilon, count)))
     # With few tokens the tilt that is best at this delta may lie far below Chernoff's.
     with np.errstate(divide="ignore"):  # the logarithm of empty cells
-        found = grid_epsilon(grids, width, delta, (0.0, 1 / min(kinds)))
+        found = grid_epsilon(grids, width, delta, 0.0, 1 / min(kinds))
     total = math.fsum(count * epsilon for epsilon, count in kinds.items())
     return min(found, total * (1 + _ROUNDING))
 
