@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import gammaln
 
-from dptune.core.digits import at_most
+from dptune.core.digits import at_least, at_most
 from dptune.core.errors import ConfigError
 from dptune.core.settings import check_unit
 from dptune.mechanisms.options import make_part, option_names
@@ -33,6 +33,9 @@ from dptune.privacy.release import Composition, Release
 _ROUNDING = 1e-12
 _LEAST_WEIGHT = 1e-6
 _LARGEST_EXPONENT = 700.0
+#: Largest radius at an infinite order. Weights are float64: of a law at e^-r of the public one, 1 less its weight is
+#: right to a share of 2^-53 e^r, which the margin for rounding no longer covers beyond this.
+_LARGEST_RADIUS = 16.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,6 +160,14 @@ class Published(_Protocol):
         if self.subsample < 1 and not (float(self.alpha).is_integer() and self.alpha >= 2):
             problem = f"{self.alpha:g} is not a whole number of 2 or more, which amplification by sampling needs"
             raise ConfigError("alpha", problem, fix="use 3, or subsample=1")
+        if math.isinf(self.alpha) and self.radii[0] > _LARGEST_RADIUS:
+            most = _LARGEST_RADIUS
+            if self.models > 1:
+                most = math.log1p(math.expm1(2 * _LARGEST_RADIUS) / self.models)
+            problem = (
+                f"{self.epsilon:g} needs a radius of {self.radii[0]:.4g}; weights are exact up to {_LARGEST_RADIUS:g}"
+            )
+            raise ConfigError("epsilon", problem, fix=f"use {at_least(most * self.tokens, 4)} or less, or raise tokens")
 
     @cached_property
     def betas(self) -> tuple[float, ...]:
@@ -181,8 +192,7 @@ class Published(_Protocol):
     def release(self) -> Release:
         """The release of one token, which has a proven bound for one model, and at an infinite order."""
         if math.isinf(self.alpha):
-            order, proven = cheapest_order(self.rdp_per_token, self.tokens, self.delta)
-            return Release.of_token(order, proven, (("pure", self.rdp_per_token),))
+            return Release.of_token(math.inf, self.rdp_per_token, (("pure", self.rdp_per_token),))
         proven = math.inf
         if self.models == 1:
             proven = one_model_epsilon(self.radii[0], self.alpha, self.subsample)
@@ -328,20 +338,6 @@ def pointwise_radius(epsilon: float, models: int) -> float:
     0.2435
     """
     return epsilon if models == 1 else math.log1p(models * math.expm1(epsilon)) / 2
-
-
-@lru_cache(maxsize=256)
-def cheapest_order(epsilon: float, tokens: int, delta: float) -> tuple[float, float]:
-    """The Renyi order, and the Renyi epsilon of one token there, by which ``tokens`` epsilon-DP tokens cost least.
-
-    An epsilon-DP release has a divergence of at most min(epsilon, order epsilon^2 / 2) at each order (Bun and Steinke
-    2016, proposition 3.3). The order decides only how tight the sum is.
-    """
-    orders = 1 + np.geomspace(1e-3, 1e7, 2001)
-    renyi = np.minimum(epsilon, orders * epsilon**2 / 2)
-    totals = [tokens * cost - budget_at(order, 0.0, delta) for order, cost in zip(orders, renyi, strict=True)]
-    best = int(np.argmin(totals))
-    return float(orders[best]), float(renyi[best]) * (1 + _ROUNDING)
 
 
 def _largest_moment(radius: float, order: float, subsample: float, power: float) -> float:

@@ -21,7 +21,7 @@ Composition = Counter["Release"]
 
 #: Families of noise on a clipped sum. "unproven" is noise that no accountant has a bound for, such as a plug-in's.
 STEP_NOISES = ("gaussian", "laplace_mixture", "shared_laplace_mixture", "unproven", "none")
-NOISES = (*STEP_NOISES, "token", "unbounded_token")
+NOISES = (*STEP_NOISES, "token", "pure_token", "unbounded_token")
 #: Families for which no bound is proven: their epsilon is infinite.
 UNBOUNDED = ("none", "unproven", "unbounded_token")
 #: Families that accountants have a finite price for; a family that is new to them gets none by accident. A name here
@@ -59,7 +59,8 @@ class Release:
         noise_multiplier: standard deviation of Gaussian noise in the mechanism's own normalised units,
             the number that its paper gives to an accountant. For a Laplace mixture it is 1 / score bound of its law,
             the multiplier of the Gaussian with the same zCDP; for a token, that of the Gaussian with the same Renyi
-            bound; 0 for a family without a bound (``UNBOUNDED``).
+            bound; 1 / epsilon for a token that is (epsilon, 0)-DP (``pure_token``); 0 for a family without a bound
+            (``UNBOUNDED``).
         sensitivity: sensitivity, in ``norm``, of the *whole* released vector in those same units; 1 when the
             paper's number is right, sqrt(n) when n groups are noised as if each were alone.
         noise: family of the noise, one of ``NOISES``.
@@ -71,7 +72,7 @@ class Release:
         law: law of the inverse scale, in units of a sensitivity of 1; for Laplace mixtures only.
         claims: figures that only a published accountant reads, such as the dimension of the gradient.
         renyi: (order, epsilon) of a token: the Renyi divergence at that one order is at most epsilon, whatever the
-            prompt, in both directions, when one unit of privacy changes. For tokens only.
+            prompt, in both directions, when one unit of privacy changes. For ``token`` only.
         part: number of the part of the units that it concerns, or None for all of them. Code that sets it must ensure
             that no unit is in two parts; releases of different parts then do not add up (parallel composition).
         coefficients: strategy (c_0 .. c_(b-1)) of correlated noise, see ``strategy``; empty for independent noise. The
@@ -149,7 +150,7 @@ class Release:
     def of_token(cls, order: float, epsilon: float, claims: tuple[tuple[str, float], ...] = ()) -> Release:
         """Make the release of one token with a Renyi divergence of at most ``epsilon`` at ``order``.
 
-        An infinite epsilon stands for no proven bound.
+        An infinite order makes it (epsilon, 0)-DP. An infinite epsilon stands for no proven bound.
         """
         if not epsilon > 0:
             raise ConfigError(
@@ -157,6 +158,8 @@ class Release:
             )
         if math.isinf(epsilon):
             return cls(1.0, 0.0, noise="unbounded_token", statistics=("token",), claims=claims)
+        if math.isinf(order):
+            return cls(1.0, 1 / epsilon, noise="pure_token", statistics=("token",), claims=claims)
         multiplier = _renyi_multiplier(order, epsilon)
         return cls(1.0, multiplier, noise="token", statistics=("token",), claims=claims, renyi=(order, epsilon))
 

@@ -258,14 +258,20 @@ def label_of(name: str, options: Mapping[str, Any]) -> str:
     whether a row is a phrase, a sentence or a paragraph; of another source of dptune's own the name alone.
     """
     if name in BENCHMARKS:
-        read = {**_defaults(name), **options}
+        read = chosen_rows(name, options)
         if (given := str(read.get("tokenizer", ""))) and Path(given).is_dir():
             read["tokenizer"] = Path(given).resolve().name  # no path of this machine
-        chosen = ", ".join(f"{option} {read[option]}" for option in _CHOICES if read.get(option))
+        chosen = ", ".join(f"{option} {value}" for option, value in read.items() if value)
         return f"benchmark {name} ({chosen})"
     if not is_outside(SOURCES[name].module):
         return f"source {name}"
     return f"source {name} of {', '.join(map(str, plugins_of([SOURCES[name].module])))}"
+
+
+def chosen_rows(benchmark: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options that say which rows of a benchmark are read, such as its task and part, with their defaults."""
+    read = {**_defaults(benchmark), **options}
+    return {option: read[option] for option in _CHOICES if option in read}
 
 
 def _made_by(name: str, options: Mapping[str, Any]) -> dict[str, str]:

@@ -17,11 +17,10 @@ from dptune.core.errors import ConfigError
 from dptune.core.plugins import load
 from dptune.core.settings import Lora
 from dptune.core.streams import read_input
-from dptune.records.benchmarks import BENCHMARKS
 from dptune.records.canaries import SECRETS_IN_RECORDS
-from dptune.records.reading.source import refuse_same
 from tasks.settings.data import Canaries, Data
 from tasks.settings.experiment import REQUIRED, Audit, Experiment, Pretrain, Task, TrainingSettings
+from tasks.settings.learned_reward import check_reward
 from tasks.settings.mechanisms import check_entry, with_sweeps
 from tasks.settings.policy import PolicySettings
 from tasks.settings.prediction import Prediction
@@ -99,21 +98,11 @@ class Settings(StrictModel):
 
     @model_validator(mode="after")
     def _reward_reads_no_user(self) -> Settings:
-        """What a reward learned of the users' own records would reach the policy, and no epsilon would cover it."""
-        reward, own = self.policy.rlhf and self.policy.rlhf.reward, self.data
-        if not reward:
-            return self
-        if reward.source != own.source or own.source not in BENCHMARKS:
+        if self.policy.rlhf and self.policy.rlhf.reward:
             try:
-                refuse_same(own.path, reward.path, "policy.rlhf.reward.path")
+                check_reward(self.policy.rlhf.reward, self.data)
             except ConfigError as error:
                 raise ValueError(str(error)) from None
-            return self
-        private = {own.options.get("part", "train")} | ({own.parts.eval} - {own.parts.public} if own.parts else set())
-        task, part = (reward.options.get(name, default) for name, default in (("task", "sst2"), ("part", "train")))
-        if (reward.path, task) == (own.path, own.options.get("task", "sst2")) and part in private:
-            problem = f"part {part!r} holds the users' own records, and a reward costs no budget"
-            raise ValueError(f"policy.rlhf.reward.options: {problem}. Fix: name another part, which is public")
         return self
 
     @model_validator(mode="after")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +14,12 @@ from typer.testing import CliRunner, Result
 
 import dptune
 from dptune.cli import app
-from dptune.core.errors import ConfigError
+from dptune.core.digits import at_most
+from dptune.core.errors import ConfigError, DptuneError
 from dptune.job.delivery.verification import check_deliverable
 from dptune.job.settings import TuneSettings
-from dptune.privacy.samplers.sampler import Sampler
+from dptune.privacy.accountants import gdp_clt_epsilon
+from dptune.privacy.samplers.sampler import POISSON, Sampler
 
 BINS = ("--sampler", "balls_in_bins")
 CUT = ("--sampler", "truncated_poisson")
@@ -58,6 +62,22 @@ def test_a_run_says_its_sampler_from_the_plan_to_the_card(
     card = (out / "adapter" / "README.md").read_text()
     assert row in card
     assert "Poisson: at each" not in card.replace("truncated Poisson", "")
+    unclaimed = "| epsilon_published | not defined (the mechanism's paper counts Poisson batches) |"
+    assert (unclaimed in card) == (sampler is BINS)
+    if sampler is BINS:  # an earlier version wrote the claim for Poisson batches, which a card may still have
+        ledger = check_deliverable(out / "adapter")
+        (release,) = ledger.composition
+        claim = gdp_clt_epsilon(Counter({replace(release, sampler=POISSON): 8}), ledger.header.delta)
+        for figure, known in ((claim, True), (0.9 * claim, False)):
+            text = at_most(figure, 4) if known else f"{figure:.4g}"
+            row = f"| epsilon_published | {text} (as the mechanism's paper counts) |"
+            (out / "adapter" / "README.md").write_text(card.replace(unclaimed, row))
+            if known:
+                check_deliverable(out / "adapter")
+                continue
+            with pytest.raises(DptuneError, match="do not trust it"):
+                check_deliverable(out / "adapter")
+        (out / "adapter" / "README.md").write_text(card)
     assert not list(out.rglob("checkpoint*")), "the secret of the bins goes with the checkpoint"
     verified = CliRunner().invoke(app, ["verify", str(out / "adapter"), "--json"])
     assert verified.exit_code == 0, verified.output
@@ -71,7 +91,7 @@ def test_a_run_says_its_sampler_from_the_plan_to_the_card(
     ("arguments", "problem"),
     [
         ((*BINS, "--expected-batch-size", "16"), "expected_batch_size: balls_in_bins needs a whole number of batches"),
-        ((*BINS, "--expected-batch-size", "16"), "Fix: use 15.0, for 4 batches."),
+        ((*BINS, "--expected-batch-size", "16"), "Fix: use 15, for 4 batches."),
         ((*BINS, "--epochs", "1.5"), "epochs: 1.5 is not a whole number"),
         ((*BINS, "--max-batch", "40"), "max_batch: does not go with sampler balls_in_bins"),
         ((*CUT, "--max-batch", "14"), "max_batch: 14 is below the expected batch of 15"),

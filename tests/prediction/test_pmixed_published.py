@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from typing import Any
 
@@ -229,19 +230,19 @@ def test_no_shard_that_is_left_out_shows_more_than_an_infinite_order_claims(mode
     assert max(largest, worst) == pytest.approx(each, rel=0.01)
 
 
-@pytest.mark.parametrize("tokens", [1, 8, 1024])
+@pytest.mark.parametrize("tokens", [1, 8, 64, 1024])
 def test_tokens_of_an_infinite_order_are_certified_below_what_is_claimed(tokens: int) -> None:
-    """Not below the exact epsilon of as many randomised responses, the worst of all that are epsilon-DP."""
+    """At the exact epsilon of as many randomised responses, the worst of all that are epsilon-DP."""
     protocol = Published(alpha=math.inf, subsample=1.0, tokens=tokens)
     prices = epsilons(planned_answers(protocol), 1e-5, published_accountant="pmixed")
     assert prices.published == pytest.approx(8, abs=1e-9)
-    assert prices.certified <= 8 * (1 + 1e-9)
     each, ups = 8 / tokens, np.arange(tokens + 1)
     losses = (2 * ups - tokens) * each
     likely = binom.pmf(ups, tokens, 1 / (1 + math.exp(-each)))
     delta = float((likely * -np.expm1(np.minimum(prices.certified - losses, 0))).sum())
     assert delta <= 1e-5
-    assert prices.certified < (1.02 if tokens == 1024 else 8.01)
+    assert tokens <= 8 or delta >= 1e-5 * (1 - 1e-5)
+    assert prices.certified == pytest.approx({1: 7.99999, 8: 7.9999, 64: 4.237, 1024: 0.9253}[tokens], abs=2e-4)
 
 
 def test_tokens_of_which_only_some_are_claimed_as_pure_are_claimed_as_nothing() -> None:
@@ -257,6 +258,24 @@ def test_an_infinite_order_takes_no_sampling_and_is_the_published_protocols_alon
         protocol_of("pmixed", {"alpha": "inf"})
     with pytest.raises(ConfigError, match="beyond what one token can need"):  # e^epsilon times the models overflows
         Published(alpha=math.inf, subsample=1.0, epsilon=699.0, tokens=1, models=100_000)
+
+
+@pytest.mark.parametrize(("models", "tokens"), [(1, 1), (2, 3), (80, 1), (80, 64)])
+def test_a_radius_that_float64_cannot_hold_is_refused_and_the_proposed_epsilon_works(models: int, tokens: int) -> None:
+    """A weight of 1 - e^-r is 1 for r above 37: a token that a private model never says would then show it."""
+    options: dict[str, Any] = {"alpha": math.inf, "subsample": 1.0, "models": models, "tokens": tokens}
+    with pytest.raises(ConfigError, match="weights are exact up to 16") as refused:
+        Published(epsilon=40.0 * tokens, **options)
+    proposed = re.search(r"use ([0-9.]+) or less", str(refused.value))
+    assert proposed is not None
+    protocol = Published(epsilon=float(proposed[1]), **options)
+    radius = protocol.radii[0]
+    assert 15.9 < radius <= 16
+    public = torch.tensor([0.5, 0.5], dtype=torch.float64).log()
+    private = torch.tensor([[1 - 1e-300, 1e-300]], dtype=torch.float64).log()
+    weight = float(pointwise_weights(public, private, radius)[0])
+    assert -math.log1p(-weight) <= radius
+    assert radius - 1e-6 < -math.log1p(-weight * (1 - 2e-300))
 
 
 @pytest.mark.parametrize(

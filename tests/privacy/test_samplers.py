@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -184,8 +185,8 @@ def test_calibrated_noise_keeps_the_certified_budget(sampler: str) -> None:
     [
         ("account static --sampler shuffle --records 100 --batch 200 --epochs 1", "batch: 200.0 is not in"),
         ("account static --sampler shufle " + PLAN, "unknown sampler 'shufle'. Fix: use one of poisson, "),
-        ("account static --sampler balls_in_bins --records 100 --batch 30 --epochs 1", "Fix: use 33.333333333333336,"),
-        ("account static --sampler balls_in_bins --sample-rate 0.3 --steps 9", "Fix: use 0.3333333333333333, for 3."),
+        ("account static --sampler balls_in_bins --records 100 --batch 30 --epochs 1", "Fix: use 25, for 4 batches."),
+        ("account static --sampler balls_in_bins --sample-rate 0.3 --steps 9", "Fix: use 0.25, for 4."),
         ("account static --sampler balls_in_bins --sample-rate 0 --steps 9", "sample_rate: 0.0 is not in (0, 1]"),
         ("account static --sampler balls_in_bins --sample-rate nan --steps 9", "sample_rate: nan is not in (0, 1]"),
         ("account static --sampler shuffle --sample-rate 0 --steps 9", "sample_rate: 0.0 is not in (0, 1]"),
@@ -221,12 +222,53 @@ def test_what_does_not_go_together_is_one_sentence_with_a_fix(line: str, message
     assert "Fix: " in output
 
 
-def test_the_advised_bins_are_taken() -> None:
-    found = priced(
-        "account static --sampler balls_in_bins --records 100 --batch 33.333333333333336 --epochs 2 --delta 1e-3 "
-        "--set noise_multiplier=1"
-    )
-    assert (found["batches"], found["steps"]) == (3, 6)
+@pytest.mark.parametrize("batch", [1.01, 7, 30, 95, 300, 999])
+@pytest.mark.parametrize("records", [97, 1000, 4357, 42_061, 67_349])
+def test_the_advised_bins_are_taken_and_easily_typed(records: int, batch: float) -> None:
+    """Of 1,000 records 33 batches have 30.303030303030305 units, which nobody types, and 30.3 is refused."""
+    for known in (records, None):
+        if batch > records:
+            continue
+        try:
+            sampler_of("balls_in_bins", batch / records, records=known, batch=batch)
+        except ConfigError as error:
+            advice = re.search(r"use ([0-9.e-]+), for ([0-9]+)", error.fix)
+            assert advice is not None
+            typed, bins = advice.groups()
+            assert len(typed.replace(".", "").replace("e-0", "").lstrip("0")) <= 8
+            rate = float(typed) / (known or 1)
+            assert sampler_of("balls_in_bins", rate, records=known, batch=float(typed)).batches == int(bins)
+            assert 0.8 <= rate * records / batch <= 1.25 or batch > 0.4 * records
+
+
+def test_the_advised_batch_is_priced() -> None:
+    plan = "account static --sampler balls_in_bins --records 1000 --epochs 2 --delta 1e-4 --set noise_multiplier=1"
+    code, output = run(f"{plan} --batch 30")
+    assert code == 2
+    assert "is 33.3333. Fix: use 31.25, for 32 batches." in " ".join(output.split())
+    found = priced(f"{plan} --batch 31.25")
+    assert (found["batches"], found["steps"]) == (32, 64)
+
+
+@pytest.mark.parametrize("sampler", [*OTHERS, Sampler("full"), POISSON])
+def test_a_paper_claims_nothing_for_batches_that_its_formula_is_not_for(sampler: Sampler) -> None:
+    """The formula of Poisson batches gave 4.35 for a full batch whose exact epsilon is 4."""
+    rate = 1.0 if sampler.name == "full" else 0.01
+    release = Release(rate, 1.87263, sampler=sampler)
+    found = epsilons(Counter({release: 3}), 1e-5)
+    assert math.isfinite(found.published) == (sampler.name in ("poisson", "truncated_poisson"))
+    assert math.isfinite(found.certified)
+    name = f"{sampler.name}{' --max-batch 180' if sampler.max_batch else ''}"
+    plan = f"static --sampler {name} {PLAN.replace('--batch 100 ', '') if rate == 1 else PLAN}"
+    shown = priced(f"account {plan} --set noise_multiplier=1.87263")["epsilon_published"]
+    if math.isfinite(found.published):
+        assert shown > 0
+        return
+    assert shown == "not defined: the paper counts Poisson batches"
+    code, output = run(f"calibrate {plan} --epsilon 4 --accounting published")
+    assert code == 2
+    assert f"the paper of static claims nothing for sampler {sampler.name}. Fix: use certified" in output
+    assert priced(f"calibrate {plan} --epsilon 4 --accounting certified")["noise_multiplier"] > 0
 
 
 def test_the_list_of_samplers() -> None:

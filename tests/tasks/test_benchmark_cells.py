@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import zipfile
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,9 +22,13 @@ from tasks.audit.attacks import audit_cell
 from tasks.experiment.cell_list import group_cells
 from tasks.experiment.checks import check_models
 from tasks.experiment.finetune import run_cell
-from tasks.paths import CANARIES, EVAL, PREDICTION, PUBLIC_VALIDATION, SPLITS, TOKENS, TRAIN
+from tasks.paths import CANARIES, EVAL, POLICY, PREDICTION, PUBLIC_VALIDATION, SPLITS, TOKENS, TRAIN
+from tasks.policy.rlhf import cells as policy_cells
+from tasks.policy.rlhf import run_cell as run_prompts
 from tasks.report.experiment import write_report
+from tasks.settings.learned_reward import check_reward
 from tasks.settings.params import load_settings
+from tasks.settings.policy import rlhf_of
 
 NO_CANARIES = {"canaries": {"extraction": 0, "audit": 0}, "lora": {"target_modules": None}}
 WORDS = {"pretrain": {"merges": "words", "vocabulary": 400}}
@@ -225,16 +230,42 @@ def test_zips_are_read_too(files: Path) -> None:
 
 
 def test_a_reward_learns_from_no_part_that_holds_the_users_records(files: Path) -> None:
-    """A part that is not named is the training part, whose records are the users'."""
-    for options, refused in (({}, True), ({"part": "train"}, True), ({"part": "dev"}, False)):
-        reward = {"encoder": {"source": "mine"}, "source": "glue", "path": "sst2", "options": options, "positive": "1"}
+    """A part that is not named is the training part, whose records are the users'; so it is in a copy of the folder."""
+    (files / "copy").symlink_to(files / "sst2")
+    glue: dict[str, Any] = {"source": "glue", "path": "sst2", "options": {}}
+    own, file = "part 'train' holds the users' own records", "is the file of private records"
+    cases: list[tuple[dict[str, Any], str]] = [
+        ({}, own),
+        ({"options": {"part": "train"}}, own),
+        ({"path": "copy"}, own),
+        ({"options": {"task": "sst2-sentences"}}, own),
+        ({"options": {"part": "dev"}}, ""),
+        ({"options": {"task": "qqp"}}, ""),
+        ({"source": "table", "path": "sst2"}, file),
+        ({"source": "table", "path": "copy/train.tsv"}, "lies in .*sst2, the folder of the users' own records"),
+    ]
+    for change, refused in cases:
+        reward = {"encoder": {"source": "mine"}, "positive": "1"} | glue | change
         write_params(SST2, {"policy": {"rlhf": {"reward": reward}}})
-        if refused:
-            with pytest.raises(ConfigError, match=r"reward\.options: part 'train' holds the users' own records"):
-                load_settings()
-        else:
+        if not refused:
             assert load_settings().policy.rlhf
-    reward = reward | {"source": "table", "path": "sst2", "options": {}}
-    write_params(SST2, {"policy": {"rlhf": {"reward": reward}}})
-    with pytest.raises(ConfigError, match=r"reward\.path: is the file of private records"):
-        load_settings()
+            continue
+        with pytest.raises(ConfigError, match=rf"reward\.(options|path): {refused}"):
+            load_settings()
+        # The command has settings of its own, and passes no check of params.yaml.
+        write_params(SST2, {})
+        (cell, *_) = policy_cells(rlhf_of([f"reward={json.dumps(reward)}"]))
+        with pytest.raises(ConfigError, match=rf"reward\.(options|path): {refused}"):
+            run_prompts(cell)
+        assert not POLICY.exists()
+
+
+def test_a_reward_reads_no_plug_in_as_the_users_do() -> None:
+    own: Any = SimpleNamespace(source="mine", path=None, options={"year": 2020}, parts=None)
+    for options, alike in (({"year": 2020}, True), ({"year": 2021}, False)):
+        reward: Any = SimpleNamespace(source="mine", path=None, options=options)
+        if alike:
+            with pytest.raises(ConfigError, match="with the options of section data reads the users' own records"):
+                check_reward(reward, own)
+        else:
+            check_reward(reward, own)

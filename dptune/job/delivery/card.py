@@ -7,7 +7,9 @@ other line follows from private records: figures of held-out ones stay in the ru
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from decimal import ROUND_CEILING, Context
 from importlib.metadata import version
 from typing import Any
@@ -17,10 +19,11 @@ from dptune.core.metric import CHANGES
 from dptune.job.delivery.card_code import cell, rule_of_words, use_of
 from dptune.job.delivery.weights import LORA, NamedBase, form_of
 from dptune.job.result import PUBLIC, RunResult
+from dptune.privacy.accountants import published_epsilon
 from dptune.privacy.certificate import SearchCertificate
 from dptune.privacy.ledger_file import LedgerContents
 from dptune.privacy.run_header import RunHeader
-from dptune.privacy.samplers.sampler import POISSON
+from dptune.privacy.samplers.sampler import CLAIMED, POISSON
 
 START, END = "<!-- dptune: checked by `dptune verify` -->", "<!-- dptune: end -->"
 #: Names of the rows with figures that earlier versions rounded to the nearest.
@@ -264,6 +267,8 @@ def guarantee_rows(contents: LedgerContents, certificate: SearchCertificate | No
     published = f"{_up(prices.published)} ({GLOSSES['epsilon_published']})"
     if certificate is not None:
         published = "infinity (the mechanism's paper counts no search)"
+    elif any(release.sampler.name not in CLAIMED for release in contents.composition):
+        published = "not defined (the mechanism's paper counts Poisson batches)"
     whose = (
         "one record"
         if header.unit == "record"
@@ -290,6 +295,15 @@ def _beside(header: RunHeader) -> str:
         f"trained beside {header.canaries} gradients of an auditor, which count among the units; commitment to their "
         f"coins: SHA-256 {header.coins}"
     )
+
+
+def rows_of_samplers(contents: LedgerContents) -> dict[str, str]:
+    """The row that an earlier version wrote otherwise, where the paper counts Poisson batches and others were drawn."""
+    if all(release.sampler.name in CLAIMED for release in contents.composition):
+        return {}
+    as_poisson = Counter({replace(release, sampler=POISSON): n for release, n in contents.composition.items()})
+    claim = published_epsilon(contents.header.published_accountant, as_poisson, contents.header.delta)
+    return {"epsilon_published": f"{_up(claim)} ({GLOSSES['epsilon_published']})"}
 
 
 def rows_of_ranks(contents: LedgerContents, certificate: SearchCertificate | None) -> dict[str, str]:

@@ -30,6 +30,7 @@ from dptune.job.delivery.card import (
     noise_text,
     privacy_section,
     rows_of_ranks,
+    rows_of_samplers,
     score_text,
     table,
     why_not,
@@ -355,11 +356,12 @@ def _place(name: str) -> tuple[int, str]:
 def _rows_of_earlier(contents: LedgerContents, certificate: SearchCertificate | None) -> dict[str, str]:
     """The rows that earlier versions wrote otherwise, by name, as they wrote them.
 
-    They rounded some figures to the nearest, and certified runs whose groups they dealt by rank.
+    They rounded some figures to the nearest, certified runs whose groups they dealt by rank, and showed a claim for
+    Poisson batches beside other samplers.
     """
     figures = {DELTA: f"{contents.header.delta:g}", NOISE: noise_text(contents, nearest=True)}
     figures[TRAINED] = contents.header.train
-    figures |= rows_of_ranks(contents, certificate)
+    figures |= rows_of_samplers(contents) | rows_of_ranks(contents, certificate)
     if certificate is not None:
         figures[SCORE] = score_text(certificate, nearest=True)
     return dict(zip(figures, table(figures)[2:], strict=True))

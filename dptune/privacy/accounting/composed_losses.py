@@ -103,16 +103,20 @@ def replaced_epsilon(kind: Kind, delta: float, *, quick: bool = False) -> float:
     return _epsilon([kind], delta, "replace", 1 if quick else _PASSES, at_least=0.0)
 
 
-def grid_epsilon(grid: GridLosses, width: float, kind: Kind, delta: float) -> float:
-    """An epsilon at ``delta`` for ``kind.releases`` releases that ``grid`` dominates; its noise bounds rounding."""
+def grid_epsilon(grids: Sequence[tuple[GridLosses, Kind]], width: float, delta: float, *tilts: float) -> float:
+    """An epsilon of releases by their grids. Near 0 Chernoff's tilt may miss it, and others should be tried too."""
 
     def bound(log_tilt: float) -> float:
         tilt = math.exp(log_tilt)
-        return (kind.releases * _tilted(grid, tilt)[1] - math.log(delta)) / tilt
+        return (sum(kind.releases * _tilted(grid, tilt)[1] for grid, kind in grids) - math.log(delta)) / tilt
 
     found = minimize_scalar(bound, bounds=(math.log(1e-3), math.log(1e6)), method="bounded", options={"xatol": 1e-3})
-    tilt = _tilt_share([kind], delta) * math.exp(found.x)
-    return _Sum((_Tilted(kind, grid, *_tilted(grid, tilt)),), width, tilt).epsilon(delta)[0]
+    chernoff = _tilt_share([kind for _, kind in grids], delta) * math.exp(found.x)
+    sums = (
+        _Sum(tuple(_Tilted(kind, grid, *_tilted(grid, tilt)) for grid, kind in grids), width, tilt)
+        for tilt in (chernoff, *tilts)
+    )
+    return min(one.epsilon(delta)[0] for one in sums)
 
 
 def composed_deltas(kinds: Sequence[Kind], at: Array, direction: Direction) -> Array:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import math
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -204,23 +205,66 @@ def smallest_noise_multiplier(order: float, cost: float, sample_rate: float) -> 
     return float(z)
 
 
-# The cost of answers: tokens whose Renyi divergence is bounded at one order.
+# The cost of answers: tokens whose Renyi divergence is bounded at one order, or at all of them (pure tokens).
 #
 # Renyi divergence grows with its order, so a bound at one order holds at all lower ones. It adds up over tokens that
 # are asked for adaptively. Nothing is known at higher orders, so all tokens are priced at the lowest order among them.
 
+#: Orders at which pure tokens beside other releases are priced.
+_ORDERS = tuple(1 + np.geomspace(1e-2, 1e4, 121))
+#: Cells of the smallest of several pure epsilons, and most cells of the largest. All are rounded up to whole cells.
+_CELLS, _MOST_CELLS = 200, 1 << 14
+
 
 def has_answers(composition: Composition) -> bool:
     """Whether a token is among the releases."""
-    return any(release.noise in ("token", "unbounded_token") for release in composition)
+    return any(release.noise in ("token", "pure_token", "unbounded_token") for release in composition)
 
 
 def answers_epsilon(composition: Composition, delta: float) -> float:
     """Upper bound on epsilon at ``delta`` in (0, 1), at the lowest order of the tokens. Gaussian releases may be among
-    them; any other release costs infinity.
+    them; any other release costs infinity. Pure tokens alone cost what randomised responses do.
     """
+    if any(release.noise == "pure_token" for release in composition) and not any(r.renyi for r in composition):
+        renyi = min(_renyi_epsilon(composition, order, delta) for order in _ORDERS)
+        alone = all(release.noise == "pure_token" for release in composition)
+        return min(renyi, _responses_epsilon(composition, delta)) if alone else renyi
     order = min((release.renyi[0] for release in composition if release.renyi), default=2.0)
+    return _renyi_epsilon(composition, order, delta)
+
+
+def _renyi_epsilon(composition: Composition, order: float, delta: float) -> float:
     return approximate_epsilon(order, math.fsum(n * _cost(release, order) for release, n in composition.items()), delta)
+
+
+def _responses_epsilon(composition: Composition, delta: float) -> float:
+    """Epsilon of pure tokens: of as many randomised responses, which is the least that holds for all such tokens.
+
+    Any epsilon-DP release is a randomised response that is processed further: a true answer has probability
+    e^epsilon / (1 + e^epsilon), and a loss of epsilon or -epsilon (Kairouz, Oh and Viswanath 2015, theorem 3.3). This
+    holds for tokens that are asked for adaptively. Sums of equal losses lie on the grid. Of different ones each is
+    rounded up, by half a percent at most.
+    """
+    from scipy.special import expit
+
+    from dptune.privacy.accounting.composed_losses import grid_epsilon
+    from dptune.privacy.accounting.sampled_gaussian import GridLosses, Kind
+
+    kinds: Counter[float] = Counter()
+    for release, count in composition.items():
+        kinds[1 / release.effective_noise_multiplier] += count
+    width = max(min(kinds) / (_CELLS if len(kinds) > 1 else 1), max(kinds) / _MOST_CELLS) * (1 + _ROUNDING)
+    grids = []
+    for epsilon, count in kinds.items():
+        cells = math.ceil(epsilon / width)
+        losses, mass = np.arange(-cells, cells + 1, dtype=np.float64) * width, np.zeros(2 * cells + 1)
+        mass[[0, -1]] = expit(losses[[0, -1]])
+        grids.append((GridLosses(-cells, losses, mass, 0.0), Kind(1.0, 1 / epsilon, count)))
+    # With few tokens the tilt that is best at this delta may lie far below Chernoff's.
+    with np.errstate(divide="ignore"):  # the logarithm of empty cells
+        found = grid_epsilon(grids, width, delta, 0.0, 1 / min(kinds))
+    total = math.fsum(count * epsilon for epsilon, count in kinds.items())
+    return min(found, total * (1 + _ROUNDING))
 
 
 def approximate_epsilon(order: float, renyi: float, delta: float) -> float:
@@ -244,6 +288,9 @@ def published_answers_epsilon(composition: Composition, delta: float) -> float:
 def _cost(release: Release, order: float) -> float:
     if release.renyi is not None:
         return release.renyi[1]
+    if release.noise == "pure_token":  # Bun and Steinke 2016, proposition 3.3
+        epsilon = (1 + _ROUNDING) / release.effective_noise_multiplier
+        return min(epsilon, order * epsilon**2 / 2)
     if release.noise != "gaussian":
         return math.inf
     return renyi_cost(order, release.sample_rate, release.effective_noise_multiplier)

@@ -126,7 +126,7 @@ def allocation_epsilon(noise_multiplier: float, bins: int, epochs: int, delta: f
         last = law.first + len(law.mass) - 1
         add = GridLosses(-last, -losses[::-1], law.mass[::-1] * more, law.zero * more)
         kind = Kind(1.0, noise_multiplier, epochs)
-        found = max(grid_epsilon(grid, width, kind, delta) for grid in (remove, add)) + epochs * _ROUNDING
+        found = max(grid_epsilon([(grid, kind)], width, delta) for grid in (remove, add)) + epochs * _ROUNDING
         gain = least - found
         least = min(least, found)
         if gain < _PRECISION * least or (quick and math.isfinite(least)) or 2 * len(law.mass) > _MOST_POINTS:

@@ -11,12 +11,15 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
+from itertools import product
 from typing import Any, get_args
 
 from dptune.core.errors import ConfigError
 from dptune.core.settings import TrainingSampler
 
 _WHOLE = 1e-9
+#: A proposed number of batches is at most this many times another one than was asked for; so many are tried.
+_NEAR, _MOST_TRIED = 1.25, 100_000
 
 
 @dataclass(frozen=True)
@@ -91,6 +94,8 @@ LIKE_POISSON = ("poisson", "full")
 TRAINED: tuple[str, ...] = get_args(TrainingSampler)
 #: Those that a mechanism with bands, and only such a one, gives.
 CYCLIC = "cyclic_poisson"
+#: Samplers that the papers' own formulas are for: Poisson sampling, of which they leave a rare cut out.
+CLAIMED = ("poisson", "truncated_poisson", CYCLIC)
 
 
 def check_name(name: object) -> None:
@@ -262,15 +267,31 @@ def sampler_of_run(
 
 
 def _whole_bins(name: str, sample_rate: float, records: int | None) -> int:
-    bins = max(1, round(1 / sample_rate))
+    each = 1 / sample_rate
+    bins = max(1, round(each))
     if abs(sample_rate * bins - 1) <= _WHOLE:
         return bins
-    each = 1 / sample_rate
-    problem = f"{name} needs a whole number of batches in an epoch, and 1 / sample rate is {each!r}"
+    problem = f"{name} needs a whole number of batches in an epoch, and 1 / sample rate is {each:.6g}"
     if records is None:
         other = "" if name == "balls_in_bins" else "; or give --records, --batch and --epochs"
-        raise ConfigError("sample_rate", problem, fix=f"use {1 / bins!r}, for {bins}{other}")
-    raise ConfigError("batch", problem, fix=f"use {records / bins!r}, for {bins} batches")
+        rate, bins = _typed(1, each)
+        raise ConfigError("sample_rate", problem, fix=f"use {rate}, for {bins}{other}")
+    batch, bins = _typed(records, each)
+    raise ConfigError("batch", problem, fix=f"use {batch}, for {bins} batches")
+
+
+def _typed(total: int, wanted: float) -> tuple[str, int]:
+    """A share of ``total`` that is easily typed and exact, and how many times it goes into it: ``wanted``, or nearly.
+
+    Of 1,000 records 33 batches have 30.303030303030305 units, and no rounding of that makes 33. 32 have 31.25.
+    """
+    nearest = max(1, round(wanted))
+    around = range(max(1, math.floor(wanted / _NEAR)), min(math.ceil(wanted * _NEAR), nearest + _MOST_TRIED) + 1)
+    for digits, bins in product((6, 8), sorted(around, key=lambda n: abs(n - wanted))):
+        text = f"{total / bins:.{digits}g}"
+        if abs(float(text) / total * bins - 1) <= _WHOLE / 2:
+            return text, bins
+    return repr(total / nearest), nearest
 
 
 def _truncated(records: int | None, batch: float | None, max_batch: int | None) -> Sampler:
