@@ -72,16 +72,13 @@ def test_one_sampled_release_has_its_exact_curve_in_both_directions() -> None:
             assert float(row["delta_out_shown"] or 0) < exact
 
 
-_LONG = pytest.mark.long  # test_sensitivity.py holds every clipper to its bound, exactly
-
-
 @pytest.mark.parametrize(
     ("name", "options", "share"),
     [
         ("static", {"pairs": 3}, 0.75),
-        pytest.param("per_pair", {"pairs": 3}, 0.75, marks=_LONG),
-        pytest.param("auto_s", {}, 0.75, marks=_LONG),
-        pytest.param("psac", {}, 0.75, marks=_LONG),
+        ("per_pair", {"pairs": 3}, 0.75),
+        ("auto_s", {}, 0.75),
+        ("psac", {}, 0.75),
         ("quantile", {}, 0.7),  # a share of the budget is the count's
         ("rldp", {"pairs": 3}, 0.75),
         ("banded", {"bands": 2}, 0.75),
