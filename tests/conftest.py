@@ -61,17 +61,24 @@ def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
     return argname if isinstance(val, bytes) and len(val) > 16 else None
 
 
-@pytest.hookimpl(tryfirst=True)  # before -m chooses
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark as long every case of a ``one_case`` test but the first one, or but those that the mark names."""
-    begun = set()
-    for item in items:
-        if mark := item.get_closest_marker("one_case"):
-            name, _, case = item.nodeid.partition("[")
-            quick = case.removesuffix("]") in mark.args if mark.args else name not in begun
-            if not quick:
-                item.add_marker(pytest.mark.long)
-            begun.add(name)
+@pytest.hookimpl(wrapper=True)
+def pytest_pycollect_makeitem(collector: pytest.Collector) -> Iterator[Any]:
+    """Mark as long every case of a ``one_case`` test but the first one, or but those that the mark names.
+
+    Raises: CollectError for a name that none of the cases has: the case that it meant would be long in silence.
+    """
+    made = yield
+    items = made if isinstance(made, list) else []
+    if not items or not (mark := items[0].get_closest_marker("one_case")):
+        return made
+    cases = [item.name.partition("[")[2].removesuffix("]") for item in items]
+    if unknown := [name for name in mark.args if name not in cases]:
+        names, present = ", ".join(map(repr, unknown)), ", ".join(cases)
+        raise collector.CollectError(f"one_case of {items[0].originalname} names {names}; its cases are {present}")
+    for item, case in zip(items, cases, strict=True):
+        if case not in (mark.args or cases[:1]):
+            item.add_marker(pytest.mark.long)
+    return made
 
 
 def pytest_collection_finish() -> None:

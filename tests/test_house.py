@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from collections import defaultdict
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -51,3 +52,28 @@ def test_nothing_stands_after_what_runs_a_module(file: Path) -> None:
     """It would not be defined yet where the module runs as a command, though every import of the module finds it."""
     body = ast.parse(file.read_text(encoding="utf-8")).body
     assert not [node for node in body[:-1] if isinstance(node, ast.If) and "__name__" in ast.unparse(node.test)]
+
+
+@pytest.mark.parametrize("named", [(), ("b",), ("b", "c"), ("b", "x")])
+def test_the_quick_cases_of_a_test_are_the_first_or_those_that_are_named(
+    named: tuple[str, ...], request: pytest.FixtureRequest
+) -> None:
+    """A misspelt name would make its case long, which nobody would notice: it fails where tests are collected."""
+    conftest: Any = request.config.pluginmanager.get_plugin(str(Path(__file__).with_name("conftest.py")))
+    module = request.node.getparent(pytest.Module)
+    items = [
+        pytest.Function.from_parent(module, name=f"test[{case}]", originalname="test", callobj=test_no_file_is_long)
+        for case in "abc"
+    ]
+    for item in items:
+        item.add_marker(pytest.mark.one_case(*named))
+    marking = conftest.pytest_pycollect_makeitem(module)
+    next(marking)
+    if "x" in named:
+        with pytest.raises(module.CollectError, match="one_case of test names 'x'; its cases are a, b, c"):
+            marking.send(items)
+    else:
+        with pytest.raises(StopIteration):
+            marking.send(items)
+        quick = [item.name for item in items if not item.get_closest_marker("long")]
+        assert quick == [f"test[{case}]" for case in named or "a"]

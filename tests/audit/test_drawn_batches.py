@@ -54,12 +54,12 @@ def test_sound_draws_are_accused_as_rarely_as_is_said(units: Callable[[], Privac
 
 
 def test_each_test_by_itself_has_uniform_p_values() -> None:
-    """Of 50 audits each p-value has mean 0.5 and standard error 0.041; five of them are 6e-7 off. The last, of the
+    """Of 20 audits each p-value has mean 0.5 and standard error 0.065; five of them are 6e-7 off. The last, of the
     most unlikely unit, is a bound: no smaller."""
-    found = [audited(each_record(), seed, alarm=0.1).p_values for seed in range(50)]
+    found = [audited(each_record(), seed, alarm=0.1).p_values for seed in range(20)]
     for name in ("rate", "sizes", "spread"):
-        assert abs(np.mean([one[name] for one in found]) - 0.5) < 5 * 0.041, name
-    assert np.mean([one["unit"] for one in found]) > 0.5 - 5 * 0.041
+        assert abs(np.mean([one[name] for one in found]) - 0.5) < 5 * 0.065, name
+    assert np.mean([one["unit"] for one in found]) > 0.5 - 5 * 0.065
 
 
 def test_p_values_of_the_smallest_counts_are_uniform_too() -> None:
@@ -151,11 +151,11 @@ def test_an_accusation_never_states_a_smaller_p_value_than_it_found() -> None:
 
 
 def test_a_rate_that_it_calls_refutable_is_refuted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In 19 of 20 audits; fewer than 16 of 20 with chance 3e-4, at fixed seeds."""
+    """In 19 of 20 audits; fewer than 6 of 8 with chance 6e-3, at fixed seeds."""
     factor = audited(each_record()).rate_refutable
     assert 1 < factor < 1.2
     monkeypatch.setattr(PrivacyUnits, "draw", times(factor))
-    assert sum(audited(each_record(), seed).accusation is not None for seed in range(20)) >= 16
+    assert sum(audited(each_record(), seed).accusation is not None for seed in range(8)) >= 6
 
 
 def test_records_that_belong_nowhere_or_to_two_units_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -246,9 +246,9 @@ def audited_bins(units: PrivacyUnits, seed: int = 0, alarm: float = ALARM, count
     [each_record, *(pytest.param(one, marks=pytest.mark.long) for one in (of_patients, clients))],
 )
 def test_sound_bins_are_accused_as_rarely_as_is_said(units: Callable[[], PrivacyUnits]) -> None:
-    """8 audits at 10 %: more than 5 accuse with chance 2e-5. Also with one bin, which holds all units."""
-    found = [audited_bins(units(), seed, alarm=0.1) for seed in range(8)]
-    assert sum(one.accusation is not None for one in found) <= 5
+    """4 audits at 10 %: all accuse with chance 1e-4, at fixed seeds. Also with one bin, which holds all units."""
+    found = [audited_bins(units(), seed, alarm=0.1) for seed in range(4)]
+    assert sum(one.accusation is not None for one in found) <= 3
     assert audited_bins(units()).accusation is audited_bins(units(), count=1).accusation is None
     assert "could have refuted, by 100 epochs of its own" in found[0].power
 

@@ -43,7 +43,7 @@ from dptune.training.models.causal import (
     check_shapes,
     plain_tokens,
 )
-from dptune.training.models.model import ModelSource, check_device, fuse_activations, load_base
+from dptune.training.models.model import ModelSource, check_device, fuse_activations, load_base, no_memory
 from dptune.training.models.model_source import check_memory, named_as
 from dptune.training.models.quantization import is_trainable, method_of
 from dptune.training.models.weight_files import Stored, check_enough, check_finite, check_layers, stored_weights
@@ -149,7 +149,7 @@ def empty_classifier(base: ModelSource, config: Any) -> Any:
     """The classifier of a configuration with no memory behind its weights. Raises: ConfigError if there is none."""
     check_layers(base.source, config, stored_weights(base.location, base.revision))
     try:
-        with torch.device("meta"):
+        with no_memory():
             model = classifier_class(config).from_config(config, dtype=getattr(torch, base.dtype))
     except Exception as error:
         raise _not_loaded(base, error) from error

@@ -6,7 +6,8 @@ import hashlib
 import logging
 import re
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,7 @@ from dptune.training.models.trained_layers import (
     start_head,
 )
 from dptune.training.models.weight_files import (
+    UndrawnWeights,
     check_enough,
     check_finite,
     check_layers,
@@ -129,6 +131,13 @@ def load_config(base: ModelSource) -> Any:
     return config
 
 
+@contextmanager
+def no_memory() -> Iterator[None]:
+    """Context in which models are built with no memory behind their weights (device "meta")."""
+    with torch.device("meta"), UndrawnWeights():
+        yield
+
+
 def without_weights(base: ModelSource, config: Any) -> Any:
     """The model of a configuration with all its layers and no memory behind them (device "meta").
 
@@ -137,7 +146,7 @@ def without_weights(base: ModelSource, config: Any) -> Any:
     """
     check_layers(base.source, config, stored_weights(base.location, base.revision))
     try:
-        with torch.device("meta"):
+        with no_memory():
             model = auto_class(config).from_config(config, dtype=getattr(torch, base.dtype), trust_remote_code=False)
     except Exception as error:
         raise _not_loaded(base, error) from error

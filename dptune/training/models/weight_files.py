@@ -20,6 +20,7 @@ import torch
 from huggingface_hub import try_to_load_from_cache
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
+from torch.overrides import TorchFunctionMode
 from transformers.utils import logging as transformers_logging
 
 from dptune.core.errors import ConfigError, first_line
@@ -127,6 +128,21 @@ def check_layers(source: str, config: Any, stored: dict[str, Stored]) -> None:
         raise ConfigError(_FIELD, problem, fix="give config.json and weights of the same model")
 
 
+class UndrawnWeights(TorchFunctionMode):
+    """Context in which no first numbers are drawn for weights without memory: PyTorch takes half of a build for them.
+
+    Of this thread alone, as transformers' ``no_init_weights`` is not.
+    """
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if getattr(function, "__module__", None) == "torch.nn.init":
+            weight = args[0] if args else kwargs["tensor"]
+            if weight.is_meta:
+                return weight
+        return function(*args, **kwargs)
+
+
 def report_of(empty: Any, stored: dict[str, Stored]) -> dict[str, Collection[Any]] | None:
     """What transformers' own loader says of a checkpoint's names and shapes, without reading one number of it.
 
@@ -144,15 +160,16 @@ def report_of(empty: Any, stored: dict[str, Stored]) -> dict[str, Collection[Any
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
     try:
-        _, report = type(empty).from_pretrained(
-            None,
-            config=deepcopy(empty.config),
-            state_dict=tensors,
-            dtype=empty.dtype,
-            device_map={"": "meta"},
-            ignore_mismatched_sizes=True,
-            output_loading_info=True,
-        )
+        with UndrawnWeights():
+            _, report = type(empty).from_pretrained(
+                None,
+                config=deepcopy(empty.config),
+                state_dict=tensors,
+                dtype=empty.dtype,
+                device_map={"": "meta"},
+                ignore_mismatched_sizes=True,
+                output_loading_info=True,
+            )
     except Exception:
         return None
     finally:
