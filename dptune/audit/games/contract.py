@@ -158,7 +158,7 @@ def _noise_of_steps(
     rows: list[list[Array]] = []
     for step in range(_NOISE_STEPS):
         number = small[step % len(small)]
-        row = {"row": step} if mechanism.coefficients else {}  # as an audit of one step calls it
+        row: dict[str, Any] = {"row": step} if mechanism.coefficients else {}  # as an audit of one step calls it
         released = mechanism.privatise(batches[number], zeros, knobs, 1.0, entropy, **row)
         restored = mechanism.clipper.restore([one + 0.0 for one in released.blocks], zeros, knobs, 1.0)
         if not all(map(torch.equal, released.gradient, restored)):
