@@ -158,7 +158,8 @@ def _noise_of_steps(
     rows: list[list[Array]] = []
     for step in range(_NOISE_STEPS):
         number = small[step % len(small)]
-        released = mechanism.privatise(batches[number], zeros, knobs, 1.0, entropy, row=step)
+        row: dict[str, Any] = {"row": step} if mechanism.coefficients else {}  # as an audit of one step calls it
+        released = mechanism.privatise(batches[number], zeros, knobs, 1.0, entropy, **row)
         restored = mechanism.clipper.restore([one + 0.0 for one in released.blocks], zeros, knobs, 1.0)
         if not all(map(torch.equal, released.gradient, restored)):
             return "the gradient that a step gives to the optimiser is not made of its noisy blocks alone"
