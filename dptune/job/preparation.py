@@ -19,7 +19,6 @@ from dptune.job.delivery.verification import LABELS, RECORDS, WORDS
 from dptune.job.run_spec import (
     TuneSchedule,
     at_whole_bins,
-    drowned,
     job_header,
     max_length_of,
     mechanism_of,
@@ -286,9 +285,6 @@ def prepare_sides(sides: Sides, base: Base, settings: TuneSettings, unit: str | 
             *base.notes,
             *note_of_unread(sides.unread),
             *filter(None, [delta_warning(schedule.delta, len(units)), weak_signal(settings, schedule, mechanism)]),
-            *filter(
-                None, [drowned(settings.train, _signal(schedule, mechanism), base.dimension, len(units) - planted)]
-            ),
             *filter(None, [idle_agent(mechanism.mechanism, schedule.steps)]),
             *_notes(sides, unit, tokens, settings),
         ),
@@ -334,14 +330,10 @@ def calibrate_mechanism(settings: TuneSettings, base: Base, schedule: TuneSchedu
     return mechanism_of(settings, options, schedule.priced)
 
 
-def _signal(schedule: TuneSchedule, calibrated: Calibrated) -> float:
-    mechanism = calibrated.mechanism
-    return signal_of(schedule, mechanism.effective_noise_multiplier(mechanism.knobs()))
-
-
 def weak_signal(settings: TuneSettings, schedule: TuneSchedule, calibrated: Calibrated) -> str | None:
     """A warning, from public facts, that a run can learn little at this budget, and what would help."""
-    signal = _signal(schedule, calibrated)
+    mechanism = calibrated.mechanism
+    signal = signal_of(schedule, mechanism.effective_noise_multiplier(mechanism.knobs()))
     if signal >= _LEARNED[1][0]:
         return None
     units = round(schedule.expected_batch_size / schedule.sample_rate) - settings.audit_canaries
