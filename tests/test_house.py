@@ -51,3 +51,12 @@ def test_nothing_stands_after_what_runs_a_module(file: Path) -> None:
     """It would not be defined yet where the module runs as a command, though every import of the module finds it."""
     body = ast.parse(file.read_text(encoding="utf-8")).body
     assert not [node for node in body[:-1] if isinstance(node, ast.If) and "__name__" in ast.unparse(node.test)]
+
+
+def test_peft_asks_no_hub_about_the_base_model() -> None:
+    """By default PEFT looks for the file of a local base of that name on the hub, which tells its name to a host."""
+    nodes = [node for file in FILES for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))]
+    calls = [node for node in nodes if isinstance(node, ast.Call)]
+    calls = [call for call in calls if getattr(call.func, "id", "") == "get_peft_model_state_dict"]
+    assert len(calls) >= 2
+    assert [call.lineno for call in calls if "save_embedding_layers" not in {one.arg for one in call.keywords}] == []
