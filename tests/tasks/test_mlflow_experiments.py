@@ -48,7 +48,7 @@ def moved(target: Path) -> str:
 
 
 def test_mlflows_columns_name_the_source_and_its_commit(empty: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    expected = {"mlflow.source.name": "dptune", "mlflow.source.type": "PROJECT"}
+    expected = {"mlflow.source.name": "dptune", "mlflow.source.type": "LOCAL"}
     for commit, named in (("0a1b+changes", {"mlflow.source.git.commit": "0a1b"}), ("none", {})):
         monkeypatch.setattr(tracking, "git_commit", lambda commit=commit: commit)
         tags = tracking.client().get_run(tracking.parent_run(f"study {commit}", {})).data.tags
