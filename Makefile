@@ -76,8 +76,10 @@ policy: $(SETUP)
 	@$(ACTIVATE) exec env OMP_NUM_THREADS=1 python -m flows.policy $(if $(PROFILE),--profile $(PROFILE))
 
 # Columns for the figures of each experiment's best cell, and for what is compared most; `dvc params diff` shows the rest.
+# Without an experiment there is nothing that differs: then all of these columns are shown.
 experiments: $(SETUP)
-	@$(ACTIVATE) dvc exp show --only-changed --drop '^(?!Experiment$$|mechanism$$|perplexity(/|$$)|epsilon[_/]|experiment\.(mechanisms|epsilons|seeds|accounting)$$|training\.learning_rate$$)'
+	@$(ACTIVATE) changed=$$(test -z "$$(dvc exp list --all-commits --name-only)" || echo --only-changed); \
+		dvc exp show $$changed --drop '^(?!Experiment$$|mechanism$$|perplexity(/|$$)|epsilon[_/]|experiment\.(mechanisms|epsilons|seeds|accounting)$$|training\.learning_rate$$)'
 
 test: $(SETUP)
 	@$(ACTIVATE) $(TEST) -m "not system and not long and not slow and not gpu and not scale"

@@ -9,6 +9,7 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
+import dptune
 from docs.generate import cli_page, gallery, mechanisms_page, params_page, pictures, weights_table
 
 PAGES = {
@@ -17,6 +18,12 @@ PAGES = {
     "reference/mechanisms.md": mechanisms_page.page,
 }
 _BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+
+
+def on_config(config: MkDocsConfig) -> MkDocsConfig:
+    """Put the version into the line at the foot of each page."""
+    config.copyright = f"dptune {dptune.__version__}, free software under the Apache License 2.0"
+    return config
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:

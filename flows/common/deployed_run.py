@@ -26,6 +26,11 @@ from tasks.settings.params import Settings
 
 _log = logging.getLogger(__name__)
 _SECONDS = 3.0
+#: What the page of a deployment says until `make ui` registers its form and serves it.
+UNSERVED = (
+    "A command made this deployment to list its own runs. It has no form, and nothing starts a run that is asked for "
+    "here, until `make ui` serves it."
+)
 
 
 def run_deployed(flow: Flow[..., Any], settings: Settings, **given: Any) -> Any:
@@ -59,7 +64,9 @@ def _run_of_deployment(flow: Flow[..., Any], settings: Settings) -> FlowRun:
             values = file_values(flow.name, form.get("properties", {}), settings)
             deployment = found.id
         except ObjectNotFound:
-            values, deployment = {}, client.create_deployment(client.create_flow(flow), flow.name, tags=["dptune"])
+            flow_id = client.create_flow(flow)
+            deployment = client.create_deployment(flow_id, flow.name, description=UNSERVED, tags=["dptune"])
+            values = {}
         # Pending: what serves the deployment begins only scheduled runs, so none of it begins this one too.
         return client.create_flow_run_from_deployment(deployment, parameters=values, state=Pending())
 

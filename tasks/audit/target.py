@@ -152,7 +152,7 @@ def _check_adapter(adapted: Any, directory: Path) -> None:
     """Check that the adapter's file fits this model, about which PEFT only warns, and is the one that the run wrote."""
     file, fix = weights_file(RunFolder(directory).adapter), f"restore it; or {fresh_start(directory)}"
     names = set(read_tensors(file, fix=fix))
-    if file.name == LORA.weights and names != set(get_peft_model_state_dict(adapted)):
+    if file.name == LORA.weights and names != set(get_peft_model_state_dict(adapted, save_embedding_layers=False)):
         raise DataError("its weights belong to another model", fix=fix, file=file)
     result = RunResult.read(RunFolder(directory).result)
     if adapter_digest(directory) != result.adapter_sha256:

@@ -34,8 +34,6 @@ _LOAD = """What trained, with its card and its ledger: `mlflow.pyfunc.load_model
 takes texts, and gives the log-likelihood of each. `dptune verify` checks card, ledger and weights in the model's
 `artifacts/adapter`."""
 _MODEL = ".mlflow_model"  # a folder in the run's, as long as it is sent
-#: What MLflow's column *Source* shows.
-SOURCE = {"mlflow.source.name": "tasks.experiment.finetune", "mlflow.source.type": "LOCAL"}
 _MOST_KNOBS = 400  # number of rows of knobs that a run keeps for pictures
 
 
@@ -172,14 +170,11 @@ def child_run(prepared: PreparedCell, parent: str | None, flow_run: str) -> Cell
         **{f"lora.{key}": value for key, value in asdict(cell.lora).items()},
         **{f"training.{key}": value for key, value in asdict(cell.training).items()},
     }
-    commit = git_commit()
     tags = {
         "telemetry": cell.telemetry,
         "data": prepared.about["label"],
         "data_kind": "SYNTHETIC" if prepared.about["synthetic"] else "real",
-        "git_commit": commit,
-        "mlflow.source.git.commit": commit.removesuffix("+changes"),
-        **SOURCE,
+        "git_commit": git_commit(),
         "cell": cell.label,
         **training_hash(cell.telemetry),
         **flow_tag(cell.telemetry, flow_run),

@@ -146,7 +146,10 @@ def finish_parent(run_id: str, failed: bool, *, timed: bool = True) -> None:
 
 
 def _created(mlflow: MlflowClient, experiment_id: str, tags: dict[str, str], name: str, timed: bool) -> str:
-    run = mlflow.create_run(experiment_id, start_time=None if timed else NO_TIME, tags=tags, run_name=name)
+    source = {"mlflow.source.name": "dptune", "mlflow.source.type": "LOCAL"}  # what MLflow's columns show
+    if (commit := git_commit().removesuffix("+changes")) != "none":
+        source["mlflow.source.git.commit"] = commit
+    run = mlflow.create_run(experiment_id, start_time=None if timed else NO_TIME, tags=source | tags, run_name=name)
     return str(run.info.run_id)
 
 

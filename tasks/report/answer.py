@@ -138,8 +138,11 @@ def _verdict(ranking: Ranking) -> str:
 
 
 def _take(ranking: Ranking) -> str:
-    tied = len(ranking.tied) > 1 and ranking.plain in ranking.tied
-    return f"; take {_named(ranking.choice)}, the simplest" if tied else ""
+    if len(ranking.tied) == 1 or ranking.plain not in ranking.tied:
+        return ""
+    # Where the best of them is worse too, that is said of all.
+    lost = ranking.untuned is not None and ranking.choice.mean > ranking.untuned >= ranking.best.mean
+    return f"; take {_named(ranking.choice)}, the simplest{', though here it is worse than the untuned model' * lost}"
 
 
 def _named(group: SeedGroup) -> str:

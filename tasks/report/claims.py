@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -168,15 +168,7 @@ def proved(results: Sequence[Result]) -> str:
     without = f" No guarantee: {', '.join(none)}." if none else ""
     if not certified:
         return f"Nothing is proved.{without}"
-    # Each budget's largest, rounded up: no run may have more than the page says.
-    least = distinct_epsilons([float(one[CERTIFIED]) for one in certified])
-    ends = [*least[1:], math.inf]
-    most = [
-        max(float(one[CERTIFIED]) for one in certified if low <= float(one[CERTIFIED]) < end)
-        for low, end in zip(least, ends, strict=True)
-    ]
-    shown = [at_most(one) for one in most]
-    epsilons = shown[0] if len(shown) == 1 else f"{', '.join(shown[:-1])} or {shown[-1]}"
+    epsilons = _either(at_most(max(float(one[CERTIFIED]) for one in budget)) for budget in _budgets(certified))
     deltas = ", ".join(sorted({at_most(one["delta"]) for one in certified}))
     units = " or ".join(dict.fromkeys(f"one {one['unit']}" for one in certified))
     runs = f"{len(certified)} runs, each" if len(certified) > 1 else "One run:"
@@ -184,7 +176,7 @@ def proved(results: Sequence[Result]) -> str:
 
 
 def meaning(results: Sequence[Result]) -> str:
-    """What the certified epsilons bound: the largest share of right guesses; empty if none is finite.
+    """What the certified epsilons bound: each budget's largest share of right guesses; empty if none is finite.
 
     From (epsilon, delta), the two errors of a test add up to at least ``2 (1 - delta) / (1 + e**epsilon)``: add the two
     lines of theorem 2.1 of Kairouz, Oh and Viswanath (2015). So from even odds a share of at most
@@ -193,13 +185,33 @@ def meaning(results: Sequence[Result]) -> str:
     finite = [one for one in results if math.isfinite(float(one[CERTIFIED]))]
     if not finite:
         return ""
-    odds = [(math.exp(-float(one[CERTIFIED])), float(one["delta"])) for one in finite]
-    share = max((1 + delta * small) / (1 + small) for small, delta in odds)
+    shares = []
+    for budget in _budgets(finite):
+        odds = [(math.exp(-float(one[CERTIFIED])), float(one["delta"])) for one in budget]
+        shares.append(at_most(100 * max((1 + delta * small) / (1 + small) for small, delta in odds)))
     units = " or ".join(dict.fromkeys(f"one {one['unit']}" for one in finite))
     return (
         f"Whoever sees such a run's adapter and starts from even odds guesses whether {units} took part, and is right "
-        f"at most {at_most(100 * share)} % of the time."
+        f"at most {_either(shares)} % of the time."
     )
+
+
+def _budgets(certified: Sequence[Result]) -> list[list[Result]]:
+    """The results of each budget, the smallest first. Calibration leaves a little of a budget, so that they differ."""
+    least = distinct_epsilons([float(one[CERTIFIED]) for one in certified])
+    ends = zip(least, [*least[1:], math.inf], strict=True)
+    return [[one for one in certified if low <= float(one[CERTIFIED]) < end] for low, end in ends]
+
+
+def _either(values: Iterable[str]) -> str:
+    """Values in a sentence: one, two or three.
+
+    Example:
+        >>> _either(["1", "2", "8"])
+        '1, 2 or 8'
+    """
+    *first, last = values
+    return f"{', '.join(first)} or {last}" if first else last
 
 
 def attacked(audits: Sequence[Audit]) -> str:

@@ -6,16 +6,21 @@ head forbids it to load anything. Whatever comes from settings or records is esc
 
 from __future__ import annotations
 
+import glob
 import re
+from base64 import b64encode
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from html.parser import HTMLParser
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
+from PIL import Image
 
 from dptune.core.digits import at_least, at_most
 from dptune.core.errors import DptuneError
@@ -30,6 +35,7 @@ INDEX = "index.html"
 #: The program of the charts, which DVC's page of plots loads (.dvc/page.html).
 CHARTS = "charts.js"
 _TEMPLATES = Path(__file__).with_name("templates")
+_THUMBNAIL = (360, 150)  # pixels, at most
 _MARKERS = {
     "circle": "M8 2a6 6 0 1 0 .001 0Z",
     "square": "M3 3h10v10h-10Z",
@@ -142,12 +148,14 @@ class Entry:
         link: relative to the index.
         answer: the sentence that it opens with.
         study: the folder of a study that is not the workspace's own; empty for the workspace's pages.
+        picture: its first chart, small, as an address that holds it; empty if it has none.
     """
 
     title: str
     link: str
     answer: str
     study: str
+    picture: str
 
 
 def write_index(data: Path = DATA) -> None:
@@ -164,12 +172,25 @@ def write_index(data: Path = DATA) -> None:
             quote(f"../{path.relative_to(data).as_posix()}"),
             head.answer,
             path.parts[-3] if path.is_relative_to(others) else "",
+            _thumbnail(path),
         )
         for path, head in found
         if head.ours
     ]
     write_text(directory / CHARTS, program())
     write("index.html.j2", directory / INDEX, entries=entries, spent=_spent(data / SPENT.name))
+
+
+def _thumbnail(page: Path) -> str:
+    named = {"report": "figures/utility.png", "search": "choosing.png", "policy": "*.png"}
+    for file in sorted(page.parent.glob(named.get(page.stem, glob.escape(f"{page.stem}.png")))):
+        with suppress(OSError):  # a page without a chart, or whose picture was removed
+            with Image.open(file) as picture:
+                picture.thumbnail(_THUMBNAIL)
+                content = BytesIO()
+                picture.convert("RGB").save(content, "PNG", optimize=True)
+            return f"data:image/png;base64,{b64encode(content.getvalue()).decode()}"
+    return ""
 
 
 def _spent(register: Path) -> list[SpentTotal] | str:

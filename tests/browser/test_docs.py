@@ -21,6 +21,9 @@ QUESTIONS = {
     "which epsilon": "howto/choose_epsilon.html",
     "7B": "howto/sizes.html",
 }
+#: Pages whose code has long lines.
+_LONG_LINES = ("index", "start", "concepts/accounting", "howto/cluster", "howto/dvc", "tutorials/own_table")
+_CUT = "found => found.filter((one) => one.scrollWidth > one.clientWidth + 1).map((one) => one.textContent)"
 _HITS = "found => found.map((one) => one.closest('a').href)"
 
 
@@ -41,6 +44,20 @@ def test_the_first_hit_answers_the_question(browser: Any, site: Path) -> None:
             first = one.page.eval_on_selector_all("article.md-search-result__article", _HITS)[0]
             found[question] = first.split(site.as_uri() + "/")[1].split("?")[0].split("#")[0]
     assert found == QUESTIONS
+
+
+def test_a_laptop_shows_code_whole_and_tables_as_wide_as_their_frames(browser: Any, site: Path) -> None:
+    with visit(browser, site / "index.html", 1300) as one:
+        assert one.page.locator(".grid.cards li").count() == 3
+        assert one.page.locator("article pre").first.inner_text().startswith("make setup && . .venv/bin/activate")
+        for name in _LONG_LINES:
+            one.page.goto((site / f"{name}.html").as_uri())
+            assert one.page.eval_on_selector_all("pre > code", _CUT) == [], name
+        one.page.goto((site / "howto" / "index.html").as_uri())
+        assert one.page.locator("article h2").count() == 4
+        gap = "tables => tables.map((one) => one.clientWidth - one.rows[0].offsetWidth)"
+        one.page.wait_for_selector(".md-typeset__table")
+        assert max(one.page.eval_on_selector_all("article table", gap)) <= 2
 
 
 def test_an_address_that_is_none_leads_to_pages_that_are(site: Path) -> None:

@@ -15,6 +15,7 @@ from tests.browser.screenshots import SHOTS, take
 
 pytestmark = [pytest.mark.browser, pytest.mark.system]
 _ATTRIBUTES = "found => found.map((one) => one.getAttribute('{}'))"
+_PAPER = 703  # CSS pixels between the margins of a sheet of A4
 PAGES = ("report/report.html", "prediction/prediction.html", "policy/policy.html", "report/index.html")
 
 
@@ -138,6 +139,32 @@ def test_a_chart_is_saved_as_a_picture_that_scales(browser: Any, pages: Path) ->
             one.page.locator("button[data-svg=utility]").click()
         assert waiting.value.suggested_filename == "utility.svg"
         assert Path(waiting.value.path()).read_text(encoding="utf-8").startswith("<svg")
+        assert one.said == []
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_paper_shows_every_fold_chart_and_column_in_the_colours_of_the_day(
+    browser: Any, pages: Path, scheme: str
+) -> None:
+    """A printer does not wait until a fold that it opened has drawn its charts, and a sheet has no scroll bar."""
+    count = """() => addEventListener("afterprint", () => { window.printed = [
+        document.querySelectorAll(".plot").length, document.querySelectorAll(".plot svg").length]; })"""
+    colours = "[...document.querySelectorAll('.mark-symbol path')].map((one) => one.getAttribute('stroke'))"
+    with visit(browser, pages / "report/report.html", 1300, scheme) as one:
+        one.page.evaluate(count)
+        one.page.pdf()
+        plots, drawn = one.page.evaluate("window.printed")
+        assert drawn == plots > 3
+        one.page.evaluate("dispatchEvent(new Event('beforeprint'))")
+        one.wait_until(f"{colours}.includes('{BLUE[0]}') && !{colours}.includes('{BLUE[1]}')")
+        one.page.evaluate("dispatchEvent(new Event('afterprint'))")
+        one.wait_until(f"{colours}.includes('{BLUE[scheme == 'dark']}')")
+        one.wait_until("document.querySelectorAll('details[open]').length === 0")
+        one.unfold()
+        one.page.emulate_media(media="print")
+        one.page.set_viewport_size({"width": _PAPER, "height": 1000})
+        edges = "found => found.map((one) => one.getBoundingClientRect().right)"
+        assert max(one.page.eval_on_selector_all("table, pre", edges)) <= _PAPER
         assert one.said == []
 
 

@@ -14,7 +14,7 @@ import pytest
 from tiny_pipeline import ROOT, prepare_environment, write_params
 
 from flows.common import deployed_run as module
-from flows.common.deployed_run import run_deployed
+from flows.common.deployed_run import UNSERVED, run_deployed
 from flows.common.form import file_values
 from flows.deployments import deployments, fields_of
 from flows.server import flow, own_server
@@ -64,6 +64,8 @@ def test_a_commands_run_hangs_under_the_deployment_before_and_after_its_form_is_
     settings = load_settings()
     with temporary_settings({PREFECT_HOME: tmp_path / "home"}), own_server():
         assert run_deployed(small, settings, overrides={"audit": {"seed": 1}}) == {"audit": {"seed": 1}}
+        with get_client(sync_client=True) as client:
+            assert client.read_deployment_by_name("audit/audit").description == UNSERVED
         (form,) = [one for one in deployments() if one.name == "audit"]
         form.apply()
         run_deployed(small, settings)
@@ -73,6 +75,7 @@ def test_a_commands_run_hangs_under_the_deployment_before_and_after_its_form_is_
     assert {(run.name, run.state_type.value, run.deployment_id) for run in (first, second)} == {
         ("audit of tiny", "COMPLETED", deployment.id)
     }
+    assert deployment.description.startswith("The attacks on every cell"), "its form is there, and served"
     assert first.parameters == {}
     assert second.parameters == file_values("audit", fields_of("audit"), settings), "so Retry has the form's values"
 

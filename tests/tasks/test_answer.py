@@ -88,6 +88,13 @@ def test_a_mechanism_alone_that_is_worse_than_no_tuning_is_called_so() -> None:
     assert line.endswith("against 8.000 for the untuned model; it is worse than the untuned model.")
 
 
+def test_a_recommendation_that_is_worse_than_no_tuning_says_so() -> None:
+    (line,) = answer_lines([*cells("static", [8.1]), *cells("quantile", [7.9]), *FREE])
+    assert line.endswith("take plain DP-SGD (`static`), the simplest, though here it is worse than the untuned model.")
+    (line,) = answer_lines([*cells("static", [8.2]), *cells("quantile", [8.1]), *FREE])
+    assert line.endswith("they are worse than the untuned model; take plain DP-SGD (`static`), the simplest.")
+
+
 def test_without_a_certified_epsilon_nothing_is_recommended() -> None:
     assert answer_lines([*FREE, *cells("rldp_published", [4.1], "inf", **LEAKY)]) == [NOTHING]
 

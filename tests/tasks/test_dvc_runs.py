@@ -299,7 +299,7 @@ def _options() -> str:
     """Those of `make experiments`."""
     found = re.search(r"dvc exp show (.*)", (ROOT / "Makefile").read_text())
     assert found
-    return found[1].replace("$$", "$").replace("--only-changed ", "")  # all columns that may be there
+    return found[1].replace("$$", "$").replace("$changed ", "")  # all columns that may be there
 
 
 def test_plots_are_drawn_of_experiments(checkout: Path) -> None:

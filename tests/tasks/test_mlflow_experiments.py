@@ -47,6 +47,14 @@ def moved(target: Path) -> str:
     return run
 
 
+def test_mlflows_columns_name_the_source_and_its_commit(empty: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = {"mlflow.source.name": "dptune", "mlflow.source.type": "LOCAL"}
+    for commit, named in (("0a1b+changes", {"mlflow.source.git.commit": "0a1b"}), ("none", {})):
+        monkeypatch.setattr(tracking, "git_commit", lambda commit=commit: commit)
+        tags = tracking.client().get_run(tracking.parent_run(f"study {commit}", {})).data.tags
+        assert {key: value for key, value in tags.items() if key.startswith("mlflow.source.")} == expected | named
+
+
 def test_a_moved_checkout_finds_its_files_and_a_copy_takes_none(empty: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (empty / "before 50%_").mkdir()
     (empty / "after").mkdir()

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import re
+from base64 import b64decode
 from collections import Counter
+from io import BytesIO
 from pathlib import Path
 from urllib.parse import unquote
 
 import pytest
 from jinja2 import UndefinedError
+from PIL import Image
 from test_report import Page, result
 
 from dptune.core.digits import at_least, at_most
@@ -28,13 +31,22 @@ def index(data: Path) -> Page:
     return Page((data / "report" / INDEX).read_text(encoding="utf-8"))
 
 
+def pictures_of(data: Path) -> list[tuple[int, int] | None]:
+    """The size of the picture of each card of the index; None for a card without one."""
+    text = (data / "report" / INDEX).read_text(encoding="utf-8")
+    found = [re.search(r"base64,([^\"]+)", card) for card in re.findall(r"<li>(.*?)<a href", text)]
+    return [Image.open(BytesIO(b64decode(one[1]))).size if one else None for one in found]
+
+
 def test_the_index_names_every_page_with_its_answer_the_newest_first(tmp_path: Path) -> None:
     assert "There is no page yet" in index(tmp_path).words
     write_report([result(), result("quantile")], tmp_path / "report", "mine")
+    Image.new("RGB", (900, 600)).save(tmp_path / "report" / "figures" / "utility.png")
     write("index.html.j2", tmp_path / "a" / "synthetic.html", entries=[], opening=["`A <b>` & B."])
     (tmp_path / "b").mkdir()
     (tmp_path / "b" / "foreign.html").write_text("<html><head><title>no page of ours</title></head></html>")
     write_report([result()], tmp_path / "reports" / "other 50 %" / "report", "yours")
+    (tmp_path / "reports" / "other 50 %" / "report" / "figures" / "utility.png").write_bytes(b"torn")
     write_index(tmp_path / "reports" / "other 50 %")  # as in an experiment of DVC, which is copied with its index
     made = index(tmp_path)
     assert made.links == [
@@ -42,6 +54,7 @@ def test_the_index_names_every_page_with_its_answer_the_newest_first(tmp_path: P
         "../a/synthetic.html",
         "../report/report.html",
     ]
+    assert pictures_of(tmp_path) == [None, None, (225, 150)], "of a picture that is one"
     assert "dptune report: yours" in made.words
     assert "other 50 %" in made.words, "which study it is of"
     assert "dptune report: mine" in made.words

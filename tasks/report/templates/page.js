@@ -3,16 +3,19 @@ const { specs, dark } = JSON.parse(document.getElementById("charts").textContent
 const night = matchMedia("(prefers-color-scheme: dark)");
 const views = new Map();
 let chosen = "";
+let printing = false; // on white, whatever the reader's scheme is
+let unfolded = [];
+const inTheDark = () => night.matches && !printing;
 
 function specOf(plot) {
   let text = JSON.stringify(specs[plot.dataset.figure][plot.dataset.panel]);
-  if (night.matches) for (const [light, other] of Object.entries(dark)) text = text.replaceAll(light, other);
+  if (inTheDark()) for (const [light, other] of Object.entries(dark)) text = text.replaceAll(light, other);
   return JSON.parse(text);
 }
 
 async function draw(plot) {
   views.get(plot)?.finalize();
-  const options = { actions: false, renderer: "svg", ast: true, tooltip: { theme: night.matches ? "dark" : "light" } };
+  const options = { actions: false, renderer: "svg", ast: true, tooltip: { theme: inTheDark() ? "dark" : "light" } };
   const made = await vegaEmbed(plot, specOf(plot), options);
   views.set(plot, made);
   plot.style.minHeight = "";
@@ -52,6 +55,21 @@ async function saveDrawn(button) {
   }
 }
 
+// The printer waits for what this does and for its promises, and for no later event such as "toggle".
+function lay() {
+  printing = true;
+  unfolded = [...document.querySelectorAll("details:not([open])")];
+  for (const one of unfolded) one.open = true;
+  if (night.matches) [...views.keys()].forEach(draw);
+  drawInside(document);
+}
+
+function putBack() {
+  printing = false;
+  for (const one of unfolded) one.open = false;
+  if (night.matches) [...views.keys()].forEach(draw);
+}
+
 function unfold() {
   const target = location.hash && document.getElementById(decodeURIComponent(location.hash.slice(1)));
   const folded = target && target.closest("details");
@@ -64,6 +82,7 @@ document.addEventListener("click", (event) => { const button = event.target.clos
 document.addEventListener("click", (event) => { const button = event.target.closest("[data-svg]"); if (button) saveDrawn(button); });
 night.addEventListener("change", () => [...views.keys()].forEach(draw));
 addEventListener("hashchange", unfold);
-addEventListener("beforeprint", () => document.querySelectorAll("details").forEach((one) => { one.open = true; }));
+addEventListener("beforeprint", lay);
+addEventListener("afterprint", putBack);
 unfold();
 drawInside(document);
