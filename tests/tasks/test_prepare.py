@@ -21,11 +21,10 @@ from dptune.records.parquet_file import read_about, read_records, write_records
 from dptune.training.data import tokenize
 from dptune.training.models.model import ModelSource, load_tokenizer
 from dptune.training.privacy_units import PrivacyUnits, Turn
-from dptune.training.tokens import token_file
-from dptune.training.tokens.token_file import MappedRows
+from dptune.training.tokens.token_file import MappedRows, encode
 from tasks.experiment.cells import Cell
 from tasks.experiment.finetune import run_cells
-from tasks.experiment.preparation import PreparedCell, _token_file, prepare, shared_inputs
+from tasks.experiment.preparation import PreparedCell, prepare, shared_inputs, token_file
 from tasks.paths import EVAL, PUBLIC_VALIDATION, TOKENS, TRAIN
 
 
@@ -33,13 +32,13 @@ from tasks.paths import EVAL, PUBLIC_VALIDATION, TOKENS, TRAIN
 def encoded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many records were tokenised, batch by batch."""
     counts: list[int] = []
-    real = token_file.encode
+    real = encode
 
     def noted(texts: list[str], *rest: Any) -> Any:
         counts.append(len(texts))
         return real(texts, *rest)
 
-    monkeypatch.setattr(token_file, "encode", noted)
+    monkeypatch.setattr("dptune.training.tokens.token_file.encode", noted)
     return counts
 
 
@@ -146,13 +145,18 @@ def test_the_files_are_their_owners(pipeline: Path) -> None:
     assert len(list(TOKENS.glob("*.arrow"))) == 3
 
 
+def _tokens_of(cell: Cell) -> Path:
+    """The file of the tokens of a cell's train records."""
+    return token_file(TRAIN, cell.inputs, cell.training.max_length, cell.task)
+
+
 def test_a_name_tests_no_guess_of_the_records(pipeline: Path) -> None:
     """The same records under another salt have another name: it takes the secret to work the name out."""
-    before = _token_file(static(), TRAIN)
+    before = _tokens_of(static())
     records = read_records(TRAIN)
     write_records(TRAIN, replace(records, about={**records.about, "salt": "another"}))
     assert read_about(TRAIN)["salt"] == "another"
-    assert _token_file(static(), TRAIN) != before
+    assert _tokens_of(static()) != before
 
 
 def test_the_texts_of_the_corpus_are_never_all_in_memory(pipeline: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -164,7 +168,7 @@ def test_the_texts_of_the_corpus_are_never_all_in_memory(pipeline: Path, monkeyp
 def test_a_torn_file_of_tokens_is_refused_and_the_fix_works(pipeline: Path) -> None:
     cell = static()
     prepared(cell)
-    path = _token_file(cell, TRAIN)
+    path = _tokens_of(cell)
     path.write_bytes(path.read_bytes()[:-20])
     with pytest.raises(DataError, match=r"train-.*\.arrow: is cut off.*Fix: remove it"):
         prepared(cell)
