@@ -108,7 +108,7 @@ WEIGHTS = "weights"
 #: Learning rates of part weights, by what trains. A new head has 0.01 beside all but the last, whose rates are its own.
 TRIED: Mapping[str, tuple[float, ...]] = {
     "lora": (0.0003, 0.001, 0.003, 0.01),
-    "all": (0.00003, 0.0001, 0.0003, 0.001),
+    "all": (0.00003, 0.0001, 0.0003, 0.001, 0.003),
     "bias": (0.001, 0.003, 0.01, 0.03),
     "head": (0.003, 0.01, 0.03, 0.1),
 }
@@ -187,7 +187,7 @@ def grid(case: Case) -> list[Run]:
 
 
 def by_weights(case: Case, stand_in: Case) -> list[Run]:
-    """Four trials on the stand-in for each kind of weights, then a run for each budget and seed at the best rate."""
+    """Trials on the stand-in for each kind of weights, then a run for each budget and seed at the best rate."""
     trials: dict[str, tuple[Run, ...]] = {}
     for train, rates in TRIED.items():
         found = []

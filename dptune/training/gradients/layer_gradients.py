@@ -128,7 +128,7 @@ class LayerGradients:
             keep: keep what it is made of, for another sum.
 
         Raises: ConfigError where what is added up is not what the norms are of: after two passes if sizes by layer and
-            row differ in the last digit of float32 (kernels may add up in any order); after one if code wrote into it.
+            row differ in the last digit of float64 (kernels may add up in any order); after one if code wrote into it.
         """
         whole = factors.new_zeros(self._units.count, factors.shape[1])
         whole[: self._count] = within_float32(factors, self._norms, self._sizes)

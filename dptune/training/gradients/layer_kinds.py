@@ -332,18 +332,14 @@ def square_norms(uses: Sequence[Products], shape: tuple[int, int], units: Units)
 def sizes_of(part: Products | torch.Tensor) -> torch.Tensor:
     """(rows,) float64 sizes of what is added up: the norms of all tokens' outer products, or of a table's rows.
 
-    Each norm has the digits of the part, float32 at least: in float64 they took a twentieth of a step.
+    In float32, a twentieth of a step faster, squares leave its range: a unit whose parts cancel moved a sum by 52 radii.
     """
     if not isinstance(part, Products):
-        return _norms(part, 1)
-    norms = _norms(part.right, 2)
+        return torch.linalg.vector_norm(part, dim=1, dtype=torch.float64)
+    norms = torch.linalg.vector_norm(part.right, dim=2, dtype=torch.float64)
     if not part.looks_up:
-        norms = norms * _norms(part.left, 2)
+        norms = norms * torch.linalg.vector_norm(part.left, dim=2, dtype=torch.float64)
     return norms.sum(dim=1)
-
-
-def _norms(states: torch.Tensor, dim: int) -> torch.Tensor:
-    return torch.linalg.vector_norm(states, dim=dim, dtype=torch.promote_types(torch.float32, states.dtype)).double()
 
 
 def versions(part: Products | torch.Tensor) -> tuple[int, ...]:
