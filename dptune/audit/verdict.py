@@ -159,18 +159,15 @@ class Verdict:
 
     @property
     def accusation(self) -> str | None:
-        """The accusation in one sentence, or None if the attack shows no more than is certified."""
-        if self.fault:
-            return self.fault
-        for name in ("mu", "epsilon"):
+        """The accusation in one sentence: what the attack shows above the certificate, and a fault; None without."""
+        found = [self.fault] if self.fault else []
+        for name in ("epsilon", "mu"):
             shown, certified = getattr(self, f"{name}_alarm"), getattr(self, f"{name}_certified")
             if shown > certified:
                 lower, upper = shown_above(shown, certified, 4)
-                return (
-                    f"the attack shows {name} >= {lower} at confidence {at_least(self.confidence, 6)}, but {upper} is "
-                    f"{CERTIFIED_WRONG}"
-                )
-        return None
+                shows = f"the attack shows {name} >= {lower} at confidence {at_least(self.confidence, 6)}"
+                found = [f"{shows}, but {upper} is {CERTIFIED_WRONG}", *([self.fault] if self.fault else [])]
+        return "; ".join(found) or None
 
     @property
     def power(self) -> str:

@@ -102,7 +102,7 @@ def of_sampler(mechanism: Mechanism, schedule: Schedule, name: str | None) -> di
         return {}
     found: dict[str, Any] = {"sampler": name, "neighbours": SAMPLERS[name].neighbours}
     if name not in CLAIMED:
-        found["epsilon_published"] = "not defined: the paper counts Poisson batches"
+        found["epsilon_published"] = "not defined: the paper gives none for this sampler"
     if schedule.sampler.like_poisson:
         return found
     releases = planned(mechanism, schedule)

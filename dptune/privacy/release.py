@@ -134,6 +134,10 @@ class Release:
             raise ConfigError("noise_multiplier", "is not 1 / score bound of the law", fix="use law.scaled")
         if (self.noise == "token") != (self.renyi is not None):
             raise ConfigError("renyi", f"does not go with noise {self.noise!r}", fix="give it to tokens only")
+        plain = self.sample_rate == self.sensitivity == 1.0 and self.norm == "l2" and not self.adaptive
+        if self.noise in ("token", "pure_token") and not plain:
+            problem = f"{self.noise} is priced with a sample rate and a sensitivity of 1, at one noise multiplier"
+            raise ConfigError("noise", problem, fix="use of_token")
         if self.renyi is not None:
             self._check_renyi(*self.renyi)
         if self.dealt_by not in (get_args(Dealing) if self.coefficients else ("key",)):
@@ -170,8 +174,7 @@ class Release:
                 f"{[order, epsilon]} is not a pair of an order above 1 and an epsilon above 0",
                 fix="use of_token",
             )
-        plain = self.sample_rate == self.sensitivity == 1.0 and not self.adaptive
-        if not (plain and abs(self.noise_multiplier / _renyi_multiplier(order, epsilon) - 1) <= _CONSISTENT):
+        if not abs(self.noise_multiplier / _renyi_multiplier(order, epsilon) - 1) <= _CONSISTENT:
             raise ConfigError("renyi", "does not fit the other figures of the token", fix="use of_token")
 
     def _check_strategy(self) -> None:

@@ -62,7 +62,7 @@ def test_a_run_says_its_sampler_from_the_plan_to_the_card(
     card = (out / "adapter" / "README.md").read_text()
     assert row in card
     assert "Poisson: at each" not in card.replace("truncated Poisson", "")
-    unclaimed = "| epsilon_published | not defined (the mechanism's paper counts Poisson batches) |"
+    unclaimed = "| epsilon_published | not defined (the mechanism's paper gives none for this sampler) |"
     assert (unclaimed in card) == (sampler is BINS)
     if sampler is BINS:  # an earlier version wrote the claim for Poisson batches, which a card may still have
         ledger = check_deliverable(out / "adapter")

@@ -264,7 +264,7 @@ def test_a_paper_claims_nothing_for_batches_that_its_formula_is_not_for(sampler:
     if math.isfinite(found.published):
         assert shown > 0
         return
-    assert shown == "not defined: the paper counts Poisson batches"
+    assert shown == "not defined: the paper gives none for this sampler"
     code, output = run(f"calibrate {plan} --epsilon 4 --accounting published")
     assert code == 2
     assert f"the paper of static claims nothing for sampler {sampler.name}. Fix: use certified" in output

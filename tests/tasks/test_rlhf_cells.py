@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import stat
 from collections import Counter
 from dataclasses import replace
@@ -104,6 +105,7 @@ def test_a_cell_leaves_ledger_results_and_an_adapter_and_is_run_once(data: Path)
 
 def test_a_model_of_ones_own_learns_from_a_learned_reward(data: Path) -> None:
     """Prompts are the records' beginnings, without codes; the public ones are the experiment's public records."""
+    shutil.copy(Path(__file__).parents[2] / "params.yaml", ".")  # names the users' own records
     labelled = Path("labelled.jsonl")
     labelled.write_text("".join(json.dumps({"text": f"text {n}", "label": n % 2}) + "\n" for n in range(60)))
     PUBLIC_VALIDATION.parent.mkdir(parents=True)

@@ -268,7 +268,7 @@ def guarantee_rows(contents: LedgerContents, certificate: SearchCertificate | No
     if certificate is not None:
         published = "infinity (the mechanism's paper counts no search)"
     elif any(release.sampler.name not in CLAIMED for release in contents.composition):
-        published = "not defined (the mechanism's paper counts Poisson batches)"
+        published = "not defined (the mechanism's paper gives none for this sampler)"
     whose = (
         "one record"
         if header.unit == "record"

@@ -30,7 +30,6 @@ from dptune.training.gradients.layer_kinds import (
     sizes_of,
     square_norms,
     trained_weights,
-    versions,
     within_float32,
 )
 from dptune.training.gradients.parameter_groups import LayerModules
@@ -48,15 +47,11 @@ FLOAT32_MARGIN = 1e-3
 
 @dataclass(frozen=True)
 class _Part:
-    """What one run of a layer adds to the gradient of one weight.
-
-    ``versions``: how often torch had written into its tensors when it was made.
-    """
+    """What one run of a layer adds to the gradient of one weight."""
 
     group: int
     weight: nn.Parameter
     gradient: Products | torch.Tensor
-    versions: tuple[int, ...]
 
 
 class LayerGradients:
@@ -127,8 +122,9 @@ class LayerGradients:
             factors: (units, groups), finite.
             keep: keep what it is made of, for another sum.
 
-        Raises: ConfigError where what is added up is not what the norms are of: after two passes if sizes by layer and
-            row differ in the last digit of float64 (kernels may add up in any order); after one if code wrote into it.
+        Raises: ConfigError where what is added up is not what the norms are of: where sizes by layer and row differ in
+            the last digit of float64. In two passes kernels may add up in any order; after one, code may have written
+            into what is kept, which torch does not always count (kernels of others, ``.data``).
         """
         whole = factors.new_zeros(self._units.count, factors.shape[1])
         whole[: self._count] = within_float32(factors, self._norms, self._sizes)
@@ -136,33 +132,26 @@ class LayerGradients:
             whole[self._broken] = 0.0
         sums = _Sums(self._layers, self._units, whole, self._broken)
         if self._graph is not None:
-            again: list[torch.Tensor] = []
-
-            def take(parts: list[_Part]) -> None:
-                for part in parts:
-                    again.append(sizes_of(part.gradient))
-                    sums.take(part)
-
-            self._layers.backward(self._graph, take, again=keep)
+            self._layers.backward(self._graph, sums.take, again=keep)
             self._graph = self._graph if keep else None
-            self._check_same(torch.stack(again))
         elif self._kept:
             left = self._kept if not keep else list(self._kept)
             while left:
-                part = left.pop(0)
-                if part.versions != versions(part.gradient):
-                    raise self._layers.refusal(part.group, "had its input or gradient overwritten")
-                sums.take(part)
+                sums.take([left.pop(0)])
         else:
             raise RuntimeError("the sum was made already, and nothing of the pass is kept")
+        self._check_same(torch.stack(sums.seen), sums.groups)
         return sums.totals
 
-    def _check_same(self, again: torch.Tensor) -> None:
+    def _check_same(self, again: torch.Tensor, groups: list[int]) -> None:
         """Refuse what was added up if its (parts, rows) sizes are not those that the norms were made of."""
         # NaN is equal to NaN alone: a row whose gradient was zero in the first pass may not be NaN in the second.
         before, after = (sizes.nan_to_num(-1.0, posinf=torch.inf) for sizes in (self._seen, again))
         if torch.equal(before, after):
             return
+        if self._kept is not None:
+            number = groups[int((before != after).any(dim=1).nonzero()[0])]
+            raise self._layers.refusal(number, "had its input or gradient overwritten")
         problem = "needs two passes over each batch here, and the second gave other gradients than the first"
         fix = "lower training.physical_batch_size (in tune: rows) until one pass does, or train on a CPU"
         if self._layers.checkpointing:
@@ -303,7 +292,7 @@ class _Layers:
                 parts = gradient_parts(layer, kept, self._by_row(number, gradient), self.dtype)
             finally:
                 self._taking = False
-            self._take([_Part(number, weights[name], part, versions(part)) for name, part in parts.items()])
+            self._take([_Part(number, weights[name], part) for name, part in parts.items()])
 
         tapped: torch.Tensor = Tap.apply(output, kept, fill)
         return tapped
@@ -380,18 +369,24 @@ class _Sums:
         of_row = slice(None) if units.owners is None else units.owners
         self._layers, self._factors = layers, factors[of_row].to(layers.dtype)
         self._dead = None if broken is None else broken[of_row]
+        #: Sizes by row as the first pass notes them, part by part, and the group of each part.
+        self.seen: list[torch.Tensor] = []
+        self.groups: list[int] = []
         self.totals = [
             torch.zeros(group.size, dtype=layers.dtype, device=group.parameters[0].device) for group in layers.groups
         ]
 
-    def take(self, part: _Part) -> None:
-        """Add one part of a run."""
-        factors, gradient = self._factors[:, part.group], part.gradient
-        into = self._places(part.group)[id(part.weight)]
-        if isinstance(gradient, Products):
-            gradient.add_weighted_to(into.view(part.weight.shape), factors, self._dead)
-        else:
-            into += factors @ (gradient if self._dead is None else gradient.masked_fill(self._dead[:, None], 0.0))
+    def take(self, parts: Sequence[_Part]) -> None:
+        """Add parts of a run."""
+        for part in parts:
+            factors, gradient = self._factors[:, part.group], part.gradient
+            self.seen.append(sizes_of(gradient))
+            self.groups.append(part.group)
+            into = self._places(part.group)[id(part.weight)]
+            if isinstance(gradient, Products):
+                gradient.add_weighted_to(into.view(part.weight.shape), factors, self._dead)
+            else:
+                into += factors @ (gradient if self._dead is None else gradient.masked_fill(self._dead[:, None], 0.0))
 
     def _places(self, number: int) -> dict[int, torch.Tensor]:
         parameters = self._layers.groups[number].parameters
