@@ -332,7 +332,8 @@ def square_norms(uses: Sequence[Products], shape: tuple[int, int], units: Units)
 def sizes_of(part: Products | torch.Tensor) -> torch.Tensor:
     """(rows,) float64 sizes of what is added up: the norms of all tokens' outer products, or of a table's rows.
 
-    Each norm has the digits of the part, float32 at least: in float64 they took a twentieth of a step.
+    Norms have float32's digits (float64's took a twentieth of a step), and are infinite where squares overflow. What
+    underflows is added: with 0 times infinity for a size, a unit whose parts cancel moved a sum by 52 radii.
     """
     if not isinstance(part, Products):
         return _norms(part, 1)
@@ -343,7 +344,8 @@ def sizes_of(part: Products | torch.Tensor) -> torch.Tensor:
 
 
 def _norms(states: torch.Tensor, dim: int) -> torch.Tensor:
-    return torch.linalg.vector_norm(states, dim=dim, dtype=torch.promote_types(torch.float32, states.dtype)).double()
+    dtype, width = torch.promote_types(torch.float32, states.dtype), states.shape[dim]
+    return torch.linalg.vector_norm(states, dim=dim, dtype=dtype).double() + (width * torch.finfo(dtype).tiny) ** 0.5
 
 
 def versions(part: Products | torch.Tensor) -> tuple[int, ...]:
@@ -366,7 +368,8 @@ def within_float32(factors: torch.Tensor, norms: torch.Tensor, sizes: torch.Tens
     >>> within_float32(ones, ones, torch.tensor([[3.0], [100.0], [400.0]]).double()).flatten().tolist()
     [1.0, 1.0, 0.25]
     """
-    left, of_parts = (factors * norms).norm(dim=1, keepdim=True), (factors * sizes).norm(dim=1, keepdim=True)
+    left = (factors * norms).norm(dim=1, keepdim=True)
+    of_parts = (factors * sizes).where(factors != 0, 0.0).norm(dim=1, keepdim=True)  # a size may be infinite
     share = (_MOST_CANCELLED * left / of_parts.clamp(min=1e-300)).clamp(max=1.0).where(of_parts > 0, 1.0)
     shrunk = factors * share
     return shrunk.masked_fill(shrunk.abs() < _LEAST_FACTOR, 0.0)
