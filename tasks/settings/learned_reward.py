@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pydantic import Field, model_validator
@@ -10,7 +11,8 @@ from dptune.core.errors import ConfigError
 from dptune.core.settings import RECORD
 from dptune.records.benchmarks import BENCHMARKS
 from dptune.records.catalogue import SourceSettings, chosen_rows, find_source
-from dptune.records.reading.source import refuse_same
+from dptune.records.published_files import place_of
+from dptune.records.reading.source import are_same, refuse_same
 from tasks.settings.experiment import Model
 from tasks.settings.strict import FilePath, StrictModel, Title, Unit, as_value_error
 
@@ -64,11 +66,21 @@ def check_reward(reward: LearnedRewardSettings, own: Data) -> None:
             problem = f"part {read['part']!r} holds the users' own records, and a reward costs no budget"
             raise ConfigError("policy.rlhf.reward.options", problem, fix="name another part, which is public")
         return
-    refuse_same(own.path, reward.path, "policy.rlhf.reward.path")
-    if own.path and reward.path and own.path.resolve() in reward.path.resolve().parents:
-        problem = f"lies in {own.path}, the folder of the users' own records"
-        raise ConfigError("policy.rlhf.reward.path", problem, fix="give public records, in another folder")
+    if own.path and reward.path:
+        _refuse_own(place_of(str(reward.path)), place_of(str(own.path)))
     if reward.source == own.source and not reward.path and reward.options == own.options:
         # A function of a plug-in that is called alike gives the same records.
         problem = f"source {own.source!r} with the options of section data reads the users' own records"
         raise ConfigError("policy.rlhf.reward.options", problem, fix="name other records, which are public")
+
+
+def _refuse_own(path: Path, own: Path) -> None:
+    """Refuse a path to the users' own records, or into their folder; also links and copies, and folders of them."""
+    field, fix = "policy.rlhf.reward.path", "give public records, in another folder"
+    refuse_same(own, path, field)
+    if own.resolve() in path.resolve().parents:
+        raise ConfigError(field, f"lies in {own}, the folder of the users' own records", fix=fix)
+    file, folder = (own, path) if path.is_dir() else (path, own)
+    if file.is_file() and folder.is_dir() and any(are_same(one, file) for one in folder.rglob("*")):
+        problem = f"holds {own.name}" if folder == path else f"is a file of {own}"
+        raise ConfigError(field, f"{problem}, which has the users' own records", fix=fix)

@@ -56,6 +56,16 @@ def times(block: int, factor: float, part: slice = slice(None)) -> Fault:
     return spoil
 
 
+def in_turn(noise: Blocks, before: list[Blocks]) -> Blocks:
+    """No step in two has noise, and the others have so much more that all have the charged size on average."""
+    return [one * (1e-6 if len(before) % 2 else 2**0.5) for one in noise]
+
+
+def around(noise: Blocks, before: list[Blocks]) -> Blocks:
+    noise[3][len(before) % SIZES[3]] *= 1e-6
+    return noise
+
+
 def same(block: int, other: int, sign: float = 1.0) -> Fault:
     return lambda noise, _: [sign * noise[other] if at == block else one for at, one in enumerate(noise)]
 
@@ -76,6 +86,8 @@ FAULTS: dict[str, Fault] = {
     **{f"half the noise on block {block + 1}": times(block, 0.5) for block in range(len(SIZES))},
     "no noise on half of a block": times(3, 0.0, slice(0, None, 2)),
     "no noise on one coordinate": times(1, 0.0, slice(0, 1)),
+    "no noise in every other step, and more in the others": in_turn,
+    "no noise on one coordinate after the other": around,
     "two blocks share noise": same(2, 1),
     "two blocks share noise, turned": same(2, 1, -1.0),
     "one number for a whole block": lambda noise, _: [*noise[:3], noise[3][:1].expand(SIZES[3])],

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import shutil
 import zipfile
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -269,3 +271,39 @@ def test_a_reward_reads_no_plug_in_as_the_users_do() -> None:
                 check_reward(reward, own)
         else:
             check_reward(reward, own)
+
+
+def test_a_reward_reads_no_folder_around_the_users_file_and_no_copy_of_it(files: Path) -> None:
+    """A benchmark's source looks for its file in all folders of its path, which may be public by name."""
+    folder, linked = files / "around", files / "linked"
+    for place in (folder / "deep", linked, files / "public"):
+        place.mkdir(parents=True)
+    shutil.copy("sst2/train.tsv", folder / "deep" / "train.tsv")
+    shutil.copy("sst2/dev.tsv", files / "public" / "train.tsv")
+    (linked / "train.tsv").symlink_to(folder / "deep" / "train.tsv")
+    table: dict[str, Any] = {"source": "table", "path": folder / "deep" / "train.tsv"}
+    glue = {"source": "glue", "path": Path("sst2")}
+    cases = [
+        (table, {"source": "glue", "path": folder}, "holds train.tsv, which has the users' own records"),
+        (table, {"source": "glue", "path": linked}, "holds train.tsv"),
+        (table, {"source": "glue", "path": files / "sst2"}, "holds train.tsv"),
+        (glue, {"source": "table", "path": folder / "deep" / "train.tsv"}, "is a file of sst2, which has the users'"),
+        (table, {"source": "glue", "path": files / "public"}, ""),
+    ]
+    for own, read, refused in cases:
+        one: Any = SimpleNamespace(options={}, parts=None, **own)
+        reward: Any = SimpleNamespace(options={}, **read)
+        with pytest.raises(ConfigError, match=refused) if refused else nullcontext():
+            check_reward(reward, one)
+
+
+def test_a_reward_is_looked_for_where_benchmarks_are(files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (files / "elsewhere").mkdir()
+    (files / "elsewhere" / "sst2").symlink_to(files / "sst2")
+    monkeypatch.setenv("DPTUNE_BENCHMARKS", str(files / "elsewhere"))
+    own: Any = SimpleNamespace(source="table", path=files / "sst2" / "train.tsv", options={}, parts=None)
+    (files / "run").mkdir()
+    monkeypatch.chdir(files / "run")
+    reward: Any = SimpleNamespace(source="glue", path=Path("sst2"), options={})
+    with pytest.raises(ConfigError, match="holds train"):
+        check_reward(reward, own)

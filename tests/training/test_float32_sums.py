@@ -41,6 +41,24 @@ def test_a_unit_moves_a_sum_in_float32_by_no_more_than_the_radius_however_much_i
     assert 0.0 < float((sums[0].double() - sums[1].double()).norm()) <= 1.0
 
 
+@pytest.mark.parametrize(("left", "right"), [(1e-24, 1e30), (1e-22, 1e28), (1e20, 1e-14), (1e-30, 1e36)])
+def test_parts_whose_squares_leave_the_range_of_float32_cancel_under_the_same_limit(left: float, right: float) -> None:
+    """Sizes of 0 times infinity were no number, and the limit was off: this unit moved the sum by 52 radii."""
+    one, other = torch.randn(2, 1, 8, 256, generator=torch.Generator().manual_seed(0))
+    products = Products(torch.cat([one, -one], dim=1) * left, torch.cat([other, other], dim=1) * right)
+    norms = square_norms([products], (256, 256), Units.of(None, 1, 1)).sqrt()[:, None]
+    factors = within_float32((1 / norms.clamp(min=1e-300)).clamp(max=1.0), norms, sizes_of(products)[:, None])[:, 0]
+    total = torch.zeros(256, 256)
+    products.add_weighted_to(total, factors, None)
+    assert float(total.double().norm()) <= 1.0
+
+
+def test_a_group_of_factor_0_and_infinite_size_takes_the_limit_from_no_other_group() -> None:
+    factors, norms = torch.tensor([[0.0, 1.0]]).double(), torch.tensor([[1.0, 1e-6]]).double()
+    kept = within_float32(factors, norms, torch.tensor([[torch.inf, 1.0]]).double())
+    assert kept.flatten().tolist() == pytest.approx([0.0, 1e-4])
+
+
 def test_a_unit_whose_factor_float32_would_round_up_counts_as_zeros() -> None:
     factors = torch.tensor([[1.0], [0.75 * 2.0**-149]], dtype=torch.float64)
     assert float(factors[1].float()) == 2.0**-149  # a third more

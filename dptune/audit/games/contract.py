@@ -31,6 +31,8 @@ Array = NDArray[np.float64]
 NOISE_ALARMS = 1e-6
 #: Steps whose noise is looked at. Of two coordinates with 0.8 times the charged deviation, 98 in 100 are then found.
 _NOISE_STEPS = 300
+#: Squares of noise, in charged deviations, that count as almost none: 8 in 1,000 entries have less.
+_ALMOST_NONE = 1e-4
 #: Coordinates that are compared with one another, two by two; where there are more, each block has the same share.
 _COMPARED = 4096
 #: Rounding of a sum in float32 is a small share of noise that is no smaller than this share of the sum.
@@ -184,16 +186,26 @@ def _as_normal(law: InverseScale, noise: Array) -> Array:
 
 
 def _missing(noise: Sequence[Array], names: Sequence[str]) -> str | None:
-    """A sentence on the block whose noise, in one coordinate or in all of them, is surely less than what is charged."""
-    squares = [np.square(one).sum(axis=0) for one in noise]
-    alarm = NOISE_ALARMS / 3 / (len(noise) + sum(map(len, squares)))
-    for name, block, of in zip(names, noise, squares, strict=False):
+    """A sentence on the block whose noise, in one coordinate, in one step or in all, is surely less than is charged.
+
+    Noise that steps or coordinates lack in turn may have the charged size on average: so steps count each by
+    themselves, and so does the number of entries that are almost 0.
+    """
+    squares, of_steps = ([np.square(one).sum(axis=axis) for one in noise] for axis in (0, 1))
+    alarm = NOISE_ALARMS / 3 / (2 * len(noise) + sum(map(len, squares)) + sum(map(len, of_steps)))
+    for name, block, of, steps in zip(names, noise, squares, of_steps, strict=False):
         low = chdtr(len(block), of) < alarm
         if low.any() or chdtr(block.size, of.sum()) < alarm:
             chosen = low if low.any() else np.ones_like(low)
             times = round(math.sqrt(of[chosen].mean() / len(block)), 4)
             where = "" if chosen.all() else f" in {chosen.sum()} of its {len(of)} coordinates"
             return f"{name} comes back with {times:.2g} times the noise that it is charged for{where}"
+        quiet = chdtr(block.shape[1], steps) < alarm
+        if quiet.any():
+            return f"{name} comes back with too little noise in {quiet.sum()} steps"
+        almost_none = int((np.square(block) < _ALMOST_NONE).sum())
+        if binom.sf(almost_none - 1, block.size, chdtr(1, _ALMOST_NONE)) < alarm:
+            return f"{name} comes back with almost no noise in {almost_none} of {block.size} entries of all steps"
     return None
 
 

@@ -164,12 +164,12 @@ def refuse_same(data: Data | None, public: Data | None, field: str = "data.publi
     if data is None or public is None:
         return
     paths = [Path(one) for one in (data, public) if isinstance(one, str | Path)]
-    if data is public or (len(paths) == 2 and _are_same(*paths)):
+    if data is public or (len(paths) == 2 and are_same(*paths)):
         problem = "is the file of private records; public records are used and shown without any privacy cost"
         raise ConfigError(field, problem, fix="give other records, which are public, or leave it out")
 
 
-def _are_same(one: Path, other: Path) -> bool:
+def are_same(one: Path, other: Path) -> bool:
     """Whether two paths name one file or folder, or two files of the same bytes."""
     if not (one.exists() and other.exists()):
         return one == other

@@ -357,7 +357,8 @@ def within_float32(factors: torch.Tensor, norms: torch.Tensor, sizes: torch.Tens
     >>> within_float32(ones, ones, torch.tensor([[3.0], [100.0], [400.0]]).double()).flatten().tolist()
     [1.0, 1.0, 0.25]
     """
-    left, of_parts = (factors * norms).norm(dim=1, keepdim=True), (factors * sizes).norm(dim=1, keepdim=True)
+    left = (factors * norms).norm(dim=1, keepdim=True)
+    of_parts = (factors * sizes).where(factors != 0, 0.0).norm(dim=1, keepdim=True)  # a size may be infinite
     share = (_MOST_CANCELLED * left / of_parts.clamp(min=1e-300)).clamp(max=1.0).where(of_parts > 0, 1.0)
     shrunk = factors * share
     return shrunk.masked_fill(shrunk.abs() < _LEAST_FACTOR, 0.0)
