@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
 
 import mpmath
 import numpy as np
@@ -12,6 +14,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from dptune.core.errors import ConfigError
 from dptune.privacy.accountants import epsilons, pld_epsilon
 from dptune.privacy.accounting.renyi_filter import answers_epsilon
 from dptune.privacy.ledger_file import encode
@@ -125,11 +128,13 @@ def test_pure_tokens_beside_other_releases_are_priced_by_renyi_and_never_below_e
     assert answers_epsilon(pure + Counter({Release(1.0, 0.0, noise="none"): 1}), 1e-5) == math.inf
 
 
-def test_a_pure_token_is_plain_data_and_a_larger_sensitivity_costs_more() -> None:
+@pytest.mark.parametrize("other", [{"sensitivity": 0.5}, {"sample_rate": 0.1}, {"adaptive": True}, {"norm": "l1"}])
+def test_a_pure_token_is_plain_data(other: dict[str, Any]) -> None:
+    """An edited line of a ledger cannot lower the price of a token by figures that a token has not."""
     token = Release.of_token(math.inf, 0.3, claims=(("pure", 0.3),))
     encode(token.to_dict())  # refuses an infinity, which is not JSON
     assert Release.from_dict(token.to_dict()) == token
     assert not token.leaks
     assert epsilons(Counter({token: 1}), 1e-9).certified == pytest.approx(0.3, rel=1e-6)
-    group = Release(1.0, token.noise_multiplier, 2.0, noise="pure_token", statistics=("token",))
-    assert answers_epsilon(Counter({group: 1}), 1e-9) == pytest.approx(0.6, rel=1e-6)
+    with pytest.raises(ConfigError, match=r"pure_token is priced with a sample rate and a sensitivity of 1.*of_token"):
+        replace(token, **other)
