@@ -21,6 +21,7 @@ from unittest.mock import patch
 
 import psutil
 from prefect import Flow
+from prefect.client.schemas.objects import State
 from starlette.datastructures import Headers
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -146,20 +147,26 @@ def _cancel(run: str) -> None:
 
     from prefect.client.orchestration import get_client
     from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
-    from prefect.client.schemas.objects import State
     from prefect.states import Cancelled
 
     state: State[Any] = Cancelled(message="Stopped; run again to go on.")
     under_way: UUID | None = UUID(run)
     with suppress(Exception), get_client(sync_client=True) as client:  # the flow ends in any case
         while under_way:  # this run, the run that it is a part of, and so on
-            client.set_flow_run_state(under_way, state, force=True)
+            before = client.read_flow_run(under_way).state
+            if before is None or not is_suspended(before):  # Resume on its page lets a suspended one go on
+                client.set_flow_run_state(under_way, state, force=True)
             own = FlowRunFilter(id=FlowRunFilterId(any_=[under_way]))
             for task in client.read_task_runs(flow_run_filter=own):
                 if task.state is not None and not task.state.is_final():
                     client.set_task_run_state(task.id, state, force=True)
             part = client.read_flow_run(under_way).parent_task_run_id
             under_way = client.read_task_run(part).flow_run_id if part else None
+
+
+def is_suspended(state: State[Any]) -> bool:
+    """Whether *Suspend* on Prefect's page made this state; a run that waits for an answer is paused, not suspended."""
+    return state.is_paused() and bool(state.state_details.pause_reschedule)
 
 
 def end_server_with_me() -> None:

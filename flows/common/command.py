@@ -10,20 +10,25 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from contextvars import copy_context
 from types import FrameType
 from typing import Any
+from uuid import UUID
 
 import psutil
+from prefect import runtime
+from prefect.client.orchestration import get_client
 
 from dptune.core.errors import DptuneError
 from flows.common.child import end_with
-from flows.server import cancel_run, end_server_with_me, own_server, watched_processes
+from flows.server import cancel_run, end_server_with_me, is_suspended, own_server, watched_processes
 from tasks.paths import FAILURES
 from tasks.stage import INTERRUPTED, USER_ERROR, keep_failure, last_error, say_error, unknown_failure
 
 #: Time for the end of a cell's step, and its checkpoint.
 _SECONDS = 7.0
 _LOOK_SECONDS = 0.1
+_WATCH_SECONDS = 3.0
 #: Variable that holds the process id of what serves the deployments, and starts a process for each run.
 SERVING = "DPTUNE_SERVING"
 _STOPS = (signal.SIGINT, signal.SIGTERM)
@@ -74,12 +79,35 @@ def begin_flow() -> None:
 def end_when_cancelled() -> None:
     """Let this process end on SIGTERM as on Ctrl-C; Prefect sends it when a run is cancelled or its server ends.
 
-    If the process that serves the deployments is killed, it can send nothing; then the same is done.
+    If the process that serves the deployments is killed, it can send nothing; then the same is done, and also when the
+    run is suspended.
     """
     if threading.current_thread() is threading.main_thread():
         _end_by(end_quietly)
         if serving := os.environ.pop(SERVING, None):
             end_with(int(serving))
+        if run := runtime.flow_run.id:
+            end_when_stopped_on_page(UUID(run))
+
+
+def end_when_stopped_on_page(run: UUID) -> None:
+    """Let a thread send this process SIGTERM once its run is cancelled or suspended on Prefect's page.
+
+    Prefect itself ends nothing when a run is suspended, nor when a suspended one is then cancelled: it takes a
+    suspended run for one without a process, and its cells would go on to spend. It ends no run of a command's either.
+    """
+    threading.Thread(target=copy_context().run, args=(_watch, run), daemon=True).start()
+
+
+def _watch(run: UUID) -> None:
+    with get_client(sync_client=True) as client:
+        while True:
+            time.sleep(_WATCH_SECONDS)
+            with suppress(Exception):  # a server that is away for a moment
+                state = client.read_flow_run(run).state
+                if state is not None and (state.is_cancelling() or state.is_cancelled() or is_suspended(state)):
+                    os.kill(os.getpid(), signal.SIGTERM)
+                    return
 
 
 def hold_when_stopped() -> None:

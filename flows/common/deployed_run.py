@@ -3,14 +3,7 @@
 from __future__ import annotations
 
 import logging
-import os
-import signal
-import threading
-import time
-from contextlib import suppress
-from contextvars import copy_context
 from typing import Any
-from uuid import UUID
 
 from prefect import Flow
 from prefect.client.orchestration import get_client
@@ -21,11 +14,11 @@ from prefect.settings import get_current_settings
 from prefect.states import Pending
 from prefect.utilities.callables import get_call_parameters
 
+from flows.common.command import end_when_stopped_on_page
 from flows.common.form import file_values
 from tasks.settings.params import Settings
 
 _log = logging.getLogger(__name__)
-_SECONDS = 3.0
 #: What the page of a deployment says until `make ui` registers its form and serves it.
 UNSERVED = (
     "A command made this deployment to list its own runs. It has no form, and nothing starts a run that is asked for "
@@ -39,7 +32,7 @@ def run_deployed(flow: Flow[..., Any], settings: Settings, **given: Any) -> Any:
     The run's parameters are the form's, with the values of ``settings``. Before the first `make ui` there is no form:
     then a deployment of that name is made without one, which `make ui` completes, and the run has no parameters. Where
     Prefect refuses any of this, the flow runs without a deployment. On the page of such a run, *Cancel* ends this
-    process as Ctrl-C does.
+    process as Ctrl-C does, and so does *Suspend*.
 
     Args:
         given: the flow's arguments.
@@ -52,7 +45,7 @@ def run_deployed(flow: Flow[..., Any], settings: Settings, **given: Any) -> Any:
         _log.debug("the run is listed under no deployment: %s", error)
         return flow(**given)
     if get_current_settings().api.url is not None:  # a server with a page; a command's temporary one has none
-        threading.Thread(target=copy_context().run, args=(_end_when_cancelled, run.id), daemon=True).start()
+        end_when_stopped_on_page(run.id)
     return run_flow(flow, flow_run=run, parameters=get_call_parameters(flow.fn, (), given))
 
 
@@ -69,15 +62,3 @@ def _run_of_deployment(flow: Flow[..., Any], settings: Settings) -> FlowRun:
             values = {}
         # Pending: what serves the deployment begins only scheduled runs, so none of it begins this one too.
         return client.create_flow_run_from_deployment(deployment, parameters=values, state=Pending())
-
-
-def _end_when_cancelled(run: UUID) -> None:
-    """Send this process SIGTERM once its run is cancelled: no worker has started it, and so none would end it."""
-    with get_client(sync_client=True) as client:
-        while True:
-            time.sleep(_SECONDS)
-            with suppress(Exception):  # a server that is away for a moment
-                state = client.read_flow_run(run).state
-                if state is not None and (state.is_cancelling() or state.is_cancelled()):
-                    os.kill(os.getpid(), signal.SIGTERM)
-                    return

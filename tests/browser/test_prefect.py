@@ -7,9 +7,12 @@ DPTUNE_SCREENSHOTS=FOLDER keeps a picture of the form, of the schedule, and of e
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
+from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from tiny_pipeline import BUDGET, QUICK_AUDIT, built, copied, prepare_environment, write_params
 
@@ -146,6 +149,76 @@ def test_cancel_on_a_runs_page_ends_it_with_a_checkpoint_and_a_waiting_one_with_
         page.get_by_text("Cancelled", exact=True).first.wait_for()
         assert len(list(RUNS.glob("*/ledger.jsonl"))) == (not waits)
     assert len(list(RUNS.glob("*/checkpoint.safetensors"))) == 1
+    page.close()
+
+
+def test_suspend_resume_cancel_and_retry_on_a_runs_page_end_its_cell_and_let_it_go_on(
+    served: RunningUi, browser: Any
+) -> None:
+    """Prefect itself ends nothing when a run is suspended, and takes a suspended one for a run without a process."""
+    deployment = served.deployment("experiment")
+    page = browser.new_page(viewport={"width": 1300, "height": 900})
+    sign_in(page, served)
+    asked = {"parameters": {"epochs": 3000.0, "mechanisms": ["static"]}}
+    run = str(served.ask(f"/deployments/{deployment['id']}/create_flow_run", asked)["id"])
+
+    def press(button: str, answer: str) -> None:
+        page.goto(f"{served.prefect}/runs/flow-run/{run}")
+        page.get_by_role("button", name=button, exact=True).click()
+        page.get_by_role("dialog").get_by_role("button", name=answer, exact=True).click()
+
+    def goes_on(before: int) -> bool:
+        return releases() > before and bool(served.ask(f"/flow_runs/{run}")["state_type"] == "RUNNING")
+
+    served.wait_for(lambda: goes_on(0))
+    for button, answer, state, again in (
+        ("Suspend", "Submit", "PAUSED", "Resume"),
+        ("Cancel", "Confirm", "CANCELLED", "Retry"),
+    ):
+        press(button, answer)
+        served.wait_for(lambda state=state: served.ask(f"/flow_runs/{run}")["state_type"] == state)
+        served.wait_for(lambda: not cells_under_way(served))
+        stopped = releases()
+        assert len(list(RUNS.glob("*/checkpoint.safetensors"))) == 1
+        assert served.ask(f"/flow_runs/{run}")["state_type"] == state, served.log.read_text()
+        press(again, "Submit" if again == "Resume" else again)
+        served.wait_for(lambda stopped=stopped: goes_on(stopped))
+    press("Suspend", "Submit")
+    served.wait_for(lambda: not cells_under_way(served))
+    press("Cancel", "Confirm")
+    assert served.ended(run)["state_type"] == "CANCELLED", served.log.read_text()
+    assert len(list(RUNS.glob("*"))) == 1, "one cell, which went on"
+    page.close()
+
+
+def releases() -> int:
+    """How many releases all cells made."""
+    return sum(one.read_text().count('"release"') for one in RUNS.glob("*/ledger.jsonl"))
+
+
+def cells_under_way(served: RunningUi) -> bool:
+    """Whether a process of a cell runs."""
+    found = psutil.Process(served.process.pid).children(recursive=True)
+    with suppress(psutil.Error):
+        return any("tasks.experiment.finetune" in one.cmdline() for one in found)
+    return True  # one ended meanwhile: look again
+
+
+def test_later_in_the_form_begins_nothing_before_its_time(served: RunningUi, browser: Any) -> None:
+    deployment = served.deployment("experiment")
+    page = browser.new_page(viewport={"width": 1300, "height": 1250})
+    sign_in(page, served)
+    page.goto(f"{served.prefect}/deployments/deployment/{deployment['id']}/run")
+    page.get_by_role("button", name="Later", exact=True).click(timeout=_MILLISECONDS)
+    page.get_by_text("Select date and time").click()
+    page.locator("input[type=date]").fill((date.today() + timedelta(days=2)).isoformat())
+    page.locator("input[type=time]").fill("02:00")
+    page.get_by_role("button", name="Apply", exact=True).click()
+    run = served.ask(f"/flow_runs/{submit(page, served, deployment)}")
+    assert datetime.fromisoformat(run["expected_start_time"]) > datetime.now(UTC) + timedelta(hours=12)
+    page.wait_for_timeout(10_000)  # the deployments' server looks for runs every second
+    run = served.ask(f"/flow_runs/{run['id']}")
+    assert (run["state_type"], run["start_time"]) == ("SCHEDULED", None)
     page.close()
 
 
