@@ -69,10 +69,10 @@ def test_the_page_of_a_real_search_answers_and_draws_the_price_of_choosing(brows
         assert "best of a random number: this search" in rows.inner_text()
         assert one.page.locator(".plot svg").count() == 1
     with visit(browser, real_pages / "report/index.html") as one:
-        assert one.page.locator(".cards a").all_inner_texts() == [
-            "dptune search: tiny",
-            "dptune: private reinforcement learning",
+        assert one.page.locator(".cards a").all_inner_texts() == [  # the newest first
             f"dptune synthetic corpus: {corpus_page(real_pages).stem}",
+            "dptune: private reinforcement learning",
+            "dptune search: tiny",
         ]
 
 
@@ -86,13 +86,17 @@ def test_the_first_screen_holds_the_answer_the_chart_and_the_table(browser: Any,
         assert one.page.locator("details[open]").count() == 0
 
 
-def test_the_line_that_verifies_a_run_is_copied_or_marked(browser: Any, pages: Path) -> None:
+def test_the_adapter_and_the_line_that_verifies_a_run_are_copied_or_marked(browser: Any, pages: Path) -> None:
     with visit(browser, pages / "report/report.html", 1300) as one:
-        button = one.page.locator("[data-copy]")
-        assert button.get_attribute("data-copy") == button.locator("xpath=preceding-sibling::code").inner_text()
-        button.click()
-        marked = "getSelection().toString().startsWith('dptune verify ')"
-        one.wait_until(f"document.querySelector('[data-copy]').textContent === 'copied' || {marked}")
+        buttons = one.page.locator("[data-copy]").all()
+        copied = [each.get_attribute("data-copy") for each in buttons]
+        assert copied == [each.locator("xpath=preceding-sibling::code").inner_text() for each in buttons]
+        assert [text.split("data/runs/")[0] for text in copied] == ["", "dptune verify "]
+        for number, (button, text) in enumerate(zip(buttons, copied, strict=True)):
+            button.click()
+            marked = f"getSelection().toString() === '{text}'"
+            own = f"document.querySelectorAll('[data-copy]')[{number}].textContent"
+            one.wait_until(f"{own} === 'copied' || {marked}")
         assert one.said == []
 
 
