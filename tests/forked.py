@@ -82,7 +82,8 @@ def _redirect_logs() -> None:
 
 
 def _forget(packages: Path) -> None:
-    sys.dont_write_bytecode = True  # a cached file is told from its source by second and size: an edit may keep both
+    # Python compares a cached file with its source by second and size, and a quick edit may keep both.
+    sys.dont_write_bytecode = True
     for name in [name for name in sys.modules if name.partition(".")[0] in OWN]:
         del sys.modules[name]
     sys.path.insert(0, str(packages))

@@ -160,14 +160,15 @@ class Verdict:
     @property
     def accusation(self) -> str | None:
         """The accusation in one sentence: what the attack shows above the certificate, and a fault; None without."""
-        found = [self.fault] if self.fault else []
-        for name in ("epsilon", "mu"):
+        found = []
+        for name in ("mu", "epsilon"):
             shown, certified = getattr(self, f"{name}_alarm"), getattr(self, f"{name}_certified")
             if shown > certified:
                 lower, upper = shown_above(shown, certified, 4)
                 shows = f"the attack shows {name} >= {lower} at confidence {at_least(self.confidence, 6)}"
-                found = [f"{shows}, but {upper} is {CERTIFIED_WRONG}", *([self.fault] if self.fault else [])]
-        return "; ".join(found) or None
+                found.append(f"{shows}, but {upper} is {CERTIFIED_WRONG}")
+                break
+        return "; ".join([*found, *filter(None, [self.fault])]) or None
 
     @property
     def power(self) -> str:

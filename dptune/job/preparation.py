@@ -181,7 +181,7 @@ def check_mechanism(settings: TuneSettings, base: Base) -> None:
         raise ConfigError(
             "mechanism", f"{name} has no noise to calibrate", fix="use static, or another that adds noise"
         )
-    # Where an entry names parts, the options are those of the parts.
+    # An entry that names parts takes the parts' options, which are checked where it is built.
     if settings.options and not any(part in options for part in ("like", *PARTS)):
         known = [row[0] for row in describe_options(name) if row[0] not in ("noise_multiplier", "pairs", "dimension")]
         for option in settings.options:
@@ -320,7 +320,7 @@ def calibrated_schedule(settings: TuneSettings, base: Base, units: int) -> tuple
     mechanism = calibrate_mechanism(settings, base, schedule)
     if (noise := mechanism.mechanism.noise.correlated) is not None:
         noise.check_memory(base.pair_sizes)  # before the run is booked, not when it starts
-    # By the bands of its noise, which a rate that was left open follows.
+    # The default learning rate depends on the number of bands of the mechanism's noise.
     return schedule_of(settings, units, base.parameters, base.positions, mechanism.mechanism.bands), mechanism
 
 

@@ -242,8 +242,8 @@ def _responses_epsilon(composition: Composition, delta: float) -> float:
 
     Any epsilon-DP release is a randomised response that is processed further: a true answer has probability
     e^epsilon / (1 + e^epsilon), and a loss of epsilon or -epsilon (Kairouz, Oh and Viswanath 2015, theorem 3.3). This
-    holds for tokens that are asked for adaptively. Sums of equal losses lie on the grid. Of different ones each is
-    rounded up, by half a percent at most.
+    holds for tokens that are asked for adaptively. Sums of equal losses lie on the grid. Different
+    losses are rounded up to whole cells: by half a percent at most, unless the largest is over 80 times the smallest.
     """
     from scipy.special import expit
 
@@ -260,7 +260,7 @@ def _responses_epsilon(composition: Composition, delta: float) -> float:
         losses, mass = np.arange(-cells, cells + 1, dtype=np.float64) * width, np.zeros(2 * cells + 1)
         mass[[0, -1]] = expit(losses[[0, -1]])
         grids.append((GridLosses(-cells, losses, mass, 0.0), Kind(1.0, 1 / epsilon, count)))
-    # With few tokens the tilt that is best at this delta may lie far below Chernoff's.
+    # Chernoff's tilt is far too large for few tokens, so smaller tilts are tried too; the least bound counts.
     with np.errstate(divide="ignore"):  # the logarithm of empty cells
         found = grid_epsilon(grids, width, delta, 0.0, 1 / min(kinds))
     total = math.fsum(count * epsilon for epsilon, count in kinds.items())

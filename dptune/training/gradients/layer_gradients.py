@@ -3,8 +3,8 @@
 A backward pass computes norms, and no gradient of a weight. Then each layer adds up its weights' gradients, each row
 times the factor that the clipper gave its unit: from the inputs and output gradients of the first pass where these may
 be kept, else from a second pass over the same activations. So no unit's gradient is ever held whole. A norm belongs to
-what is added up: after one pass both are made of the same tensors, and after two what is added up is refused where it
-has other sizes by layer and row than the norms were made of. (Sizes do not see a sign: code that turns signs passes.)
+what is added up: after one pass both are made of the same tensors, and what is added up is always refused where it has
+other sizes by layer and row than the norms were made of. (Sizes do not see a sign: code that turns signs passes.)
 """
 
 from __future__ import annotations
