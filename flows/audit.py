@@ -1,48 +1,48 @@
-"""The audit flow: attacks every finished cell of the experiment, each in a Prefect task of its own.
+"""The audit flow: attacks every finished cell of the experiment, as many at a time as cells train, each process on a
+device of its own.
 
 python -m flows.audit        # what the DVC stage runs
 """
 
 from __future__ import annotations
 
-from collections import Counter
+import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from prefect import get_run_logger, task
-from prefect.context import TaskRunContext
+from prefect.cache_policies import NO_CACHE
+from prefect.futures import wait
 
-from dptune.core.files import private_directory, sha256, write_json
+from dptune.core.errors import DptuneError
+from dptune.core.files import private_directory, read_json, sha256, write_json
+from flows.common.child import child
 from flows.common.command import FlowError, begin_flow, flow_error, run_flow
 from flows.common.deployed_run import run_deployed
 from flows.common.pages import progress_page
-from flows.common.runners import available_devices
+from flows.common.runners import available_devices, error_of, free_place, run_process, with_threads
 from flows.server import flow
-from tasks.audit.attacks import audit_cell, audit_file, audit_key
+from tasks.audit.attacks import audit_file
+from tasks.audit.audit_plan import AUDIT_PLAN, MADE, AuditPlan
 from tasks.experiment.cell_list import listed_cells
 from tasks.experiment.checks import check_models
 from tasks.mlflow.cell_run import publish_audit
 from tasks.paths import AUDITED, AUDITS, DATA, EXPERIMENT, RUNS
 from tasks.report.experiment import report
-from tasks.settings.experiment import Audit
 from tasks.settings.params import load_settings
 from tasks.stage import run_stage
 
 _FIX = f"trust no epsilon of this run: look at {AUDITS}, report it, and audit again with another audit.seed"
+_WAIT = "wait for its end, and run again"
 
 
-def _cache_key(_: TaskRunContext, parameters: dict[str, Any]) -> str:
-    """Key of the cached result, which lies in the audit's folder: without the folder, the attack runs again."""
-    directory: Path = parameters["directory"]
-    among = f"{parameters['cells']}_{parameters['seeds']}"
-    return f"{directory.name}/prefect_{audit_key(directory, parameters['settings'])}_{among}"
-
-
-@task(name="audit", task_run_name="{directory.name}", cache_key_fn=_cache_key, persist_result=True)
-def attack(directory: Path, settings: Audit, device: str, cells: int, seeds: int) -> list[str]:
-    """Attack one cell. Returns a sentence for each bound that contradicts the cell's ledger."""
-    found: list[str] = audit_cell(directory, settings, device, cells, seeds)["violations"]
-    return found
+@task(name="audit", task_run_name="process {part} of {parts}", cache_policy=NO_CACHE)
+def attack(plan: Path, part: int, parts: int, devices: list[str], places: int, on_line: Callable[[str], None]) -> None:
+    """Audit cells in a process of its own, until each has its audit or is another process'."""
+    with free_place(devices, places) as device:
+        command = child("tasks.audit.audit_plan", str(plan), str(part), str(parts), "--device", device)
+        run_process("audits", command, environment=with_threads(os.environ, parts), on_line=on_line)
 
 
 @flow(name="audit", log_prints=True)
@@ -55,40 +55,38 @@ def audit(params: str = "params.yaml", overrides: dict[str, Any] | None = None, 
     Raises: FlowError if an attack shows more epsilon than a ledger certifies, or cannot be made, after all others.
     """
     begin_flow()
-    settings, logger = load_settings(Path(params), overrides), get_run_logger()
-    device, show = available_devices(settings.experiment)[0], progress_page("audits")
+    settings, show = load_settings(Path(params), overrides), progress_page("audits")
     private_directory(AUDITS)
-    configured = attack.with_options(result_storage=AUDITS.resolve())
-    violations: list[str] = []
-    errors: dict[str, BaseException] = {}
-    cells = [RUNS / name for name in listed_cells(folder / EXPERIMENT.name)]
-    alike = Counter(map(_without_seed, cells))
-    for number, directory in enumerate(cells, start=1):
-        again = configured.with_options(refresh_cache=not audit_file(directory).exists())
-        seeds = alike[_without_seed(directory)]
-        state = again(directory, settings.audit, device, len(cells), seeds, return_state=True)
-        found = state.result(raise_on_failure=False)
-        if audit_file(directory).exists():
-            publish_audit(directory, audit_file(directory))  # an earlier audit may not have reached MLflow
-        if isinstance(found, BaseException):
-            errors[directory.name] = found
-        else:
-            violations += found
-        logger.info("%d of %d audits: %s", number, len(cells), directory.name)
-        show(number / len(cells), f"{number} of {len(cells)} audits")
-    if violations or errors:
+    plan, file = AuditPlan(cells=listed_cells(folder / EXPERIMENT.name), settings=settings.audit), folder / AUDIT_PLAN
+    write_json(file, plan.model_dump(mode="json"))
+    waiting = [cell for cell in plan.cells if not plan.is_made(cell)]
+    ended = len(plan.cells) - len(waiting)
+
+    def on_line(line: str) -> None:
+        nonlocal ended
+        if MADE in line:
+            ended += 1
+            show(ended / len(plan.cells), f"{ended} of {len(plan.cells)} audits")
+
+    devices, places = available_devices(settings.experiment), settings.experiment.cells_per_device
+    parts = min(len(devices) * places, len(waiting))
+    futures = [attack.submit(file, part, parts, devices, places, on_line) for part in range(parts)]
+    wait(futures)
+    errors = [error_of(future) for future in futures if not future.state.is_completed()]
+    made = [cell for cell in plan.cells if plan.is_made(cell)]
+    for cell in made:
+        publish_audit(RUNS / cell, audit_file(RUNS / cell))  # an earlier audit may not have reached MLflow
+    get_run_logger().info("%d of %d audits are made", len(made), len(plan.cells))
+    violations = [one for cell in made for one in read_json(audit_file(RUNS / cell))["violations"]]
+    if violations or len(made) < len(plan.cells):
         _write_page(settings.experiment.name, folder)
-        summary = "; ".join([*violations, *(f"{name}: {error}" for name, error in errors.items())])
-        failed = flow_error(summary, list(errors.values())) if errors else None
-        raise failed if failed and not violations else FlowError(summary, f"{violations[0]}. Fix: {_FIX}.", status=1)
-    files = {directory.name: audit_file(directory) for directory in cells}
-    write_json(folder / AUDITED.name, {name: sha256(file) for name, file in files.items()})
-    return [str(file) for file in files.values()]
-
-
-def _without_seed(directory: Path) -> str:
-    """The label of the cell in ``directory`` up to its seed; cells whose folders have other names count as one."""
-    return directory.name.rpartition(".seed")[0]
+        failed = [f"{cell} could not be audited" for cell in plan.cells if cell not in made]
+        summary = "; ".join([*violations, *failed])
+        if violations:
+            raise FlowError(summary, f"{violations[0]}. Fix: {_FIX}.", status=1)
+        raise flow_error(summary, errors or [DptuneError(f"{AUDITS}: another process audits there. Fix: {_WAIT}.")])
+    write_json(folder / AUDITED.name, {cell: sha256(audit_file(RUNS / cell)) for cell in made})
+    return [str(audit_file(RUNS / cell)) for cell in made]
 
 
 def _write_page(name: str, folder: Path) -> None:

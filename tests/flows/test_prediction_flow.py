@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from prediction_work import work_of
 from tiny_pipeline import mode, nonprivate, read_json, static, write_params
 from typer.testing import CliRunner
+from work_here import work_of
 
 from dptune.cli import app
 from dptune.core.errors import ConfigError, DataError

@@ -20,7 +20,6 @@ from uuid import UUID
 
 import pytest
 import torch
-from prediction_work import work_of
 from tiny_pipeline import (
     built,
     copied,
@@ -32,12 +31,14 @@ from tiny_pipeline import (
     static,
     write_params,
 )
+from work_here import work_of
 
 from dptune.audit.text.likelihood import ending_losses
 from dptune.core.errors import ConfigError
 from dptune.privacy.ledger_file import read_ledger
 from dptune.records.parquet_file import read_records
 from dptune.training.evaluation import perplexity
+from flows import audit as audit_flow
 from flows import experiment as experiment_flow
 from flows import prediction as prediction_flow
 from flows.audit import audit
@@ -109,7 +110,8 @@ def in_this_process(patch: pytest.MonkeyPatch, seen: list[list[tuple[Any, ...]]]
         run_cells([Cell.model_validate_json(file.read_text()) for file in files], "cpu", parent, flow_run)
 
     patch.setattr(experiment_flow, "run_process", cells)
-    patch.setattr(prediction_flow, "run_process", lambda _label, command, **_: work_of(command))
+    for flow in (audit_flow, prediction_flow):
+        patch.setattr(flow, "run_process", lambda _label, command, **_: work_of(command))
     patch.setattr(experiment_flow, "sys", SimpleNamespace(stderr=StringIO(), executable=sys.executable))
 
 

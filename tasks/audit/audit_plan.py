@@ -1,0 +1,104 @@
+"""Audit plan: the cells that are audited together. Processes share them, and a kill costs one audit of each.
+
+python -m tasks.audit.audit_plan data/audit_plan.json PART PARTS [--device cuda:0]
+"""
+
+from __future__ import annotations
+
+import logging
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from dptune.core.errors import ConfigError, DptuneError
+from dptune.core.files import locked, private_directory, write_text
+from tasks.audit.attacks import audit_cell, audit_file, audit_key
+from tasks.paths import RUNS
+from tasks.settings.experiment import Audit
+from tasks.settings.strict import StrictModel
+from tasks.stage import run_command
+
+AUDIT_PLAN = "audit_plan.json"
+#: What a process says, before the cell's name, once it has audited a cell.
+MADE = "audited the cell"
+_log = logging.getLogger(__name__)
+
+
+class AuditPlan(StrictModel):
+    """The cells of one experiment, by the names of their folders, and the settings of their audits. Public."""
+
+    cells: list[str]
+    settings: Audit
+
+    def seeds(self, cell: str) -> int:
+        """Number of cells that differ from ``cell`` by their seed alone, itself included."""
+        return sum(_without_seed(one) == _without_seed(cell) for one in self.cells)
+
+    def is_made(self, cell: str) -> bool:
+        """Whether the cell's audit is there, and of this run, these settings, and as many cells beside it."""
+        made_of = _made_of(cell)
+        return audit_file(RUNS / cell).exists() and made_of.exists() and made_of.read_text() == self._key(cell)
+
+    def make(self, cell: str, device: str) -> None:
+        """Attack one cell. Raises: DataError as ``audit_cell``."""
+        _made_of(cell).unlink(missing_ok=True)
+        audit_cell(RUNS / cell, self.settings, device, len(self.cells), self.seeds(cell))
+        write_text(_made_of(cell), self._key(cell))
+
+    def _key(self, cell: str) -> str:
+        return f"{audit_key(RUNS / cell, self.settings)} {len(self.cells)} {self.seeds(cell)}"
+
+
+def _without_seed(cell: str) -> str:
+    """The label of a cell up to its seed; cells whose folders have other names count as one."""
+    return cell.rpartition(".seed")[0]
+
+
+def _made_of(cell: str) -> Path:
+    """The file that says what the audit beside it is of. Private: its digest covers the records."""
+    return private_directory(audit_file(RUNS / cell).parent) / "made_of.txt"
+
+
+def audit_part(plan: AuditPlan, part: int, parts: int, device: str) -> None:
+    """Audit the cells that have no audit yet and that no other process audits, from one at the part's share on.
+
+    Raises: the first error of a cell, after all others have been audited.
+    """
+    begin = part * len(plan.cells) // parts
+    errors = []
+    for cell in [*plan.cells[begin:], *plan.cells[:begin]]:
+        with ExitStack() as stack:
+            try:
+                stack.enter_context(locked(_made_of(cell).with_name("lock")))
+            except DptuneError:  # another part's, and no fault
+                continue
+            if plan.is_made(cell):
+                continue
+            try:
+                plan.make(cell, device)
+                _log.info("%s %s", MADE, cell)
+            except Exception as error:  # the other cells must still be audited
+                _log.error("%s: %s", cell, error, exc_info=not isinstance(error, DptuneError | OSError))
+                errors.append(error)
+    if errors:
+        raise errors[0]
+
+
+def main(
+    plan: Annotated[Path, typer.Argument(help="audit_plan.json, which the flow writes")],
+    part: Annotated[int, typer.Argument(help="number of the part, from 0")],
+    parts: Annotated[int, typer.Argument(help="number of parts")],
+    device: Annotated[str, typer.Option(help="torch device")] = "cpu",
+) -> None:
+    """Audit the cells of a plan that nobody has audited, beside the processes of the other parts."""
+    try:
+        read = AuditPlan.model_validate_json(plan.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        raise ConfigError(str(plan), "is not a plan of audits", fix="run python -m flows.audit") from None
+    audit_part(read, part, parts, device)
+
+
+if __name__ == "__main__":
+    run_command(main)
