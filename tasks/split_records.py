@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from pydantic import ValidationError
 
 from dptune.core.errors import DataError
+from dptune.core.plugins import load
 from dptune.records.canaries import is_suffix
 from dptune.records.parquet_file import Records, decode_content, form_at, read_records, secrets_in_records
 from dptune.records.reading.record import Record, fingerprint
-from tasks.paths import EVAL, SPLITS, TRAIN
+from tasks.paths import EVAL, NARRATIVES, RAW, SPLITS, TRAIN
+from tasks.settings.data import Data
+from tasks.settings.params import load_settings
+from tasks.settings.strict import load_yaml, refusal
 
 #: The training side without canaries: secrets that an auditor planted are nobody's records, and cost utility.
 TRAIN_SIDE = SPLITS / "train.parquet"
@@ -26,6 +32,38 @@ def split_records(file: Path) -> tuple[Record, ...]:
         Record(decode_content(text, form), int(unit), file.name, row)
         for row, (unit, text) in enumerate(zip(stored.unit, stored.text.to_pylist(), strict=True), start=1)
     )
+
+
+def settings_of_records() -> Data:
+    """Section `data` as it was when DVC made the records that lie here. params.yaml may say another since.
+
+    Where DVC made none, params.yaml's counts.
+
+    Raises: ConfigError as ``load_settings``; DataError if DVC was stopped between the source and the split.
+    """
+    own, lock = load_settings().data, Path("dvc.lock")
+    stages = load_yaml(lock.read_text(encoding="utf-8"))["stages"] if lock.is_file() else {}
+    if "acquire" not in stages:
+        return own
+    for maker, reader, path in (("acquire", "verbalize", RAW), ("verbalize", "split", NARRATIVES.parent)):
+        made = _digest(stages, maker, "outs", path)
+        if made is None or made != _digest(stages, reader, "deps", path):
+            problem = f"was not made of {path} as it is now, so what the records are is not known"
+            raise DataError(problem, fix="run `dvc repro split`, which splits them again", file=SPLITS)
+    noted = stages["acquire"]["params"]["params.yaml"]
+    load(noted.get("plugins") or ())  # the source may be a plug-in's
+    given = {name.removeprefix("data."): value for name, value in noted.items() if name.startswith("data.")}
+    content = own.model_dump(mode="json") | given
+    try:
+        return Data.model_validate(content)
+    except ValidationError as error:
+        raise refusal(error, str(lock), content, "") from None
+
+
+def _digest(stages: dict[str, Any], stage: str, side: str, path: Path) -> str | None:
+    """DVC's hash of what a stage made ("outs") or read ("deps"); None if it has noted none."""
+    noted = {one["path"]: one.get("md5") for one in stages.get(stage, {}).get(side, [])}
+    return noted.get(path.as_posix())
 
 
 def split_digest() -> str:

@@ -15,7 +15,7 @@ from dptune.prediction.protocols import priced_answers
 from dptune.privacy.accountants import leaks_of, repriced_epsilon, smallest_epsilon
 from dptune.privacy.accounting.mixture_figures import mixture_figures
 from dptune.privacy.accounting.strategy import column_norm, relative_error
-from dptune.privacy.samplers.sampler import CLAIMED, POISSON, SAMPLERS
+from dptune.privacy.samplers.sampler import POISSON, SAMPLERS
 from dptune.privacy.samplers.sampler_bounds import least_epsilon
 from dptune.privacy.selection import price_selection
 
@@ -101,7 +101,7 @@ def of_sampler(mechanism: Mechanism, schedule: Schedule, name: str | None) -> di
     if name is None:
         return {}
     found: dict[str, Any] = {"sampler": name, "neighbours": SAMPLERS[name].neighbours}
-    if name not in CLAIMED:
+    if not schedule.sampler.claimed:
         found["epsilon_published"] = "not defined: the paper gives none for this sampler"
     if schedule.sampler.like_poisson:
         return found

@@ -18,7 +18,7 @@ from dptune.privacy.accounting.renyi_filter import RenyiFilter, smallest_noise_m
 from dptune.privacy.accounting.strategy import visits
 from dptune.privacy.calibration import calibrate
 from dptune.privacy.release import Composition, Release
-from dptune.privacy.samplers.sampler import CLAIMED, POISSON, Sampler
+from dptune.privacy.samplers.sampler import POISSON, Sampler
 from dptune.privacy.selection import Bound, selection_epsilon
 from dptune.privacy.selection_law import SelectionLaw
 
@@ -224,7 +224,7 @@ def _calibrated(
         return Calibrated(build_with(knobs.noise_multiplier), renyi_filter)
 
     if accounting == "published":
-        if schedule.sampler.name not in CLAIMED:
+        if not schedule.sampler.claimed:
             problem = f"the paper of {probe.name} claims nothing for sampler {schedule.sampler.name}"
             raise ConfigError("accounting", problem, fix="use certified, or sampler poisson")
         if probe.published_accountant == "plrvo" and not probe.noise.dimension:

@@ -31,7 +31,6 @@ from dptune.privacy.accounting.sampled_gaussian import Kind
 from dptune.privacy.accounting.sampled_gaussian import gdp_delta as gdp_delta  # callers import it from here
 from dptune.privacy.accounting.sampled_gaussian import gdp_epsilon as gdp_epsilon
 from dptune.privacy.release import LIKE_GAUSSIAN, Composition, Release
-from dptune.privacy.samplers.sampler import CLAIMED
 from dptune.privacy.samplers.sampler_bounds import sampled_epsilon
 
 # dp-accounting warns of every order whose series does not converge, hundreds of times a run, and a user can do nothing
@@ -165,11 +164,11 @@ def _unlabelled(composition: Composition) -> Composition:
 def published_epsilon(accountant: str, composition: Composition, delta: float) -> float:
     """The epsilon of the paper's accountant; infinite where it has none.
 
-    It has none at delta 0, without a claim that it needs, and for a sampler that its formula is not for (``CLAIMED``).
+    It has none at delta 0, without a claim that it needs, and for a sampler that its formula is not for.
     """
     if delta == 0 and accountant != "pure":
         return math.inf
-    if any(release.sampler.name not in CLAIMED for release in composition):
+    if not all(release.sampler.claimed for release in composition):
         return math.inf
     return dearest(composition, lambda part: PUBLISHED_ACCOUNTANTS[accountant](part, delta), work=_SUMS)
 

@@ -39,9 +39,8 @@ from dptune.training.privacy_units import hash_keys, turns_of
 from tasks.experiment.spent_budgets import plan_booking, run_id_of
 from tasks.paths import DATA, PUBLIC_MODEL, SPENT, SPLITS
 from tasks.settings.learned_reward import check_reward
-from tasks.settings.params import load_settings
 from tasks.settings.policy import Rlhf, rlhf_of
-from tasks.split_records import split_digest
+from tasks.split_records import settings_of_records, split_digest
 from tasks.stage import run_command
 
 if TYPE_CHECKING:
@@ -177,8 +176,8 @@ def run_cell(cell: RlhfCell, device: str = "cpu") -> dict[str, Any]:
     Raises: ConfigError for settings that need more records than there are, and for a reward that is learned from the
     users' own; LedgerError, BudgetError.
     """
-    if cell.settings.reward is not None:  # a command's own settings have passed no check against params.yaml
-        check_reward(cell.settings.reward, load_settings().data)
+    if cell.settings.reward is not None:  # params.yaml may say others since these records were made
+        check_reward(cell.settings.reward, settings_of_records())
     directory = private_directory(cell.directory)
     folder = RunFolder(directory)
     with locked(folder.lock):

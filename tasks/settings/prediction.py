@@ -6,13 +6,17 @@ import math
 from typing import Annotated, Literal
 
 from annotated_types import Ge, Gt, Le
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from dptune.core.declarations import Chance, Count, Epsilon, Rows
 from dptune.core.settings import RECORD, ShardTuning
 from tasks.settings.strict import LibrarySection, StrictModel, Unit
 
-Order = Annotated[float, Ge(1 + 1e-6), Le(1e6)] | Literal["auto", "inf"]
+#: DVC's ``--set-param`` writes inf as a number.
+Order = Annotated[
+    Annotated[float, Ge(1 + 1e-6), Le(1e6)] | Literal["auto", "inf"],
+    BeforeValidator(lambda given: "inf" if given == math.inf else given),
+]
 
 
 class Serve(StrictModel):

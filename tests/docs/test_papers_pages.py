@@ -9,11 +9,15 @@ from functools import cache
 from typing import Any
 
 import pytest
-from pages import DOCS
+from pages import DOCS, ROOT
 from typer.testing import CliRunner
 
 from dptune.cli import app
 from dptune.core.digits import at_least, at_most
+from dptune.policy.schedules import PolicyTraining
+from tasks.profile import read_profile
+from tasks.settings.params import load_settings
+from tasks.settings.policy import make_training
 
 PLRVO = "account plrvo --sample-rate 0.01 --steps 300 --delta 1e-5"
 LMO = "account lmo_dp --delta 1e-10 --sample-rate 0.030409"
@@ -33,7 +37,7 @@ def rows(page: str, header: str, count: int) -> list[list[str]]:
     text = (DOCS / page).read_text(encoding="utf-8").splitlines()
     (start,) = [number for number, line in enumerate(text) if line.startswith(header)]
     lines = text[start + 2 : start + 2 + count]
-    assert not text[start + 2 + count].startswith("|"), "the table has more rows"
+    assert not "".join(text[start + 2 + count :][:1]).startswith("|"), "the table has more rows"
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
 
 
@@ -168,3 +172,92 @@ def test_optimised_noise_at_equal_claims() -> None:
             check(proof, found[PROOF], "up")
             if limit:
                 check(limit, found[LIMIT], "down")
+
+
+STUDIES = {
+    "SST-2": (256, 66013, 197, "7.424e-6"),
+    "WikiText-2": (16, 310, 40, "1e-5"),
+    "E2E": (128, 41232, 41, "8e-6"),
+}
+
+
+@pytest.mark.parametrize("study", STUDIES)
+def test_noise_claims_and_proofs_of_the_benchmarks(study: str) -> None:
+    """Both tables of a study: equal certified epsilon, then what the papers' accountants call epsilon 1."""
+    batch, units, steps, delta = STUDIES[study]
+    plan = f"--sample-rate {batch / units!r} --steps {steps} --delta {delta}"
+    text = (DOCS / "findings" / "papers.md").read_text(encoding="utf-8")
+    section = text.partition(f"## {study} as measured\n")[2].partition("\n## ")[0]
+    at_proof, at_claim = (
+        [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()]
+        for table in re.findall(r"\| mechanism \| (?:budget|claimed).*\n\| ---.*\n((?:\|.*\n)+)", section)[:2]
+    )
+    options = {"rldp": "--set pairs=4", "plrvo": "--set dimension=16384 --set max_grad_norm=1"}
+    for accounting, (name, budget, shown, *_, noise) in (
+        *(("certified", row) for row in at_proof if row[0] != "nonprivate"),
+        *(("published", row) for row in at_claim),
+    ):
+        mechanism = name.partition(",")[0]
+        command = f"calibrate {mechanism} --epsilon {budget} --accounting {accounting} {plan}"
+        found = printed(f"{command} {options.get(mechanism, '--set max_grad_norm=1')}")
+        check(noise, found["noise_multiplier"], "nearest")
+        if accounting == "certified":
+            check(shown, found[CLAIM], "nearest")
+        else:
+            check(shown, found[PROOF], "up")
+    for size, first, then in re.findall(
+        r"\(([\d,]+)\s+of\s+them\).*?multiplier\s+of\s+(\S+) .*?of\s+(\S+) in", section, re.S
+    ):
+        for epsilon, shown in ((1, first), (8, then)):
+            whole = f"--sample-rate {batch / int(size.replace(',', ''))!r} --steps {steps} --delta {delta}"
+            check(shown, printed(f"calibrate static --epsilon {epsilon} {whole}")["noise_multiplier"], "nearest")
+
+
+@pytest.mark.long
+def test_where_bands_do_nothing() -> None:
+    plan = "calibrate banded --delta 1e-5 --records 42061 --epochs 3"
+    text = (DOCS / "findings" / "correlated.md").read_text(encoding="utf-8")
+    for batch, *cells in rows("findings/correlated.md", "| batch of 42,061 units", 4):
+        for epsilon, cell in zip((0.5, 2, 8), cells, strict=True):
+            found = printed(f"{plan} --epsilon {epsilon} --batch {batch.replace(',', '')} --set objective=mean")
+            left, bands = cell.replace("*", "").removesuffix("s").removesuffix(" band").split(", ")
+            assert (f"{found['noise_in_last_sum_over_independent']:.2f}".removesuffix(".00"), found["bands"]) == (
+                left,
+                int(bands),
+            )
+    recent = re.findall(r"default's leave ([\d., and]+) at epsilon 2,\s+with ([\d, and]+) bands", text)
+    shares, bands = (re.findall(r"[\d.]+", part) for part in recent[0])
+    for batch, share, number in zip((64, 256, 1024, 4096), shares, bands, strict=True):
+        found = printed(f"{plan} --epsilon 2 --batch {batch}")
+        assert (f"{found['noise_in_recent_sum_over_independent']:.2f}", found["bands"]) == (share, int(number))
+
+
+def test_attacked_steps_of_optimised_noise() -> None:
+    for cell, claim, _, proof in rows("findings/noise.md", "| mechanism | claims | shown | certified", 2):
+        check_row(f"account {cell.strip('`')} --delta 1e-5 --sample-rate 1 --steps 1", claim, proof)
+
+
+def test_settings_of_dp_policy_gradient() -> None:
+    """Tables 2 and 3, as this page and the profile have them."""
+    text = " ".join((DOCS / "findings" / "dp_policy_gradient.md").read_text(encoding="utf-8").split())
+    ((discount, *table),) = re.findall(
+        r"discount (\S+); eta (\S+), divided by (\S+) every (\S+) episodes, at least (\S+); alpha (\S+); "
+        r"confidence (\S+); (\S+) Fisher episodes; regulariser ([\d.]+)\)",
+        text,
+    )
+    one = PolicyTraining(algorithm="l2", users=1)
+    mine = (one.step_size, one.step_divisor, one.step_every, one.least_step)
+    mine += (one.trust, 1 - one.miss, one.fisher_episodes, one.fisher_regulariser)
+    assert [float(discount), *map(float, table)] == [one.discount, *mine]
+    studies = load_settings(overrides=read_profile(ROOT / "profiles" / "policy-paper.yaml")).policy.studies
+    names = ("learning_rate", "minibatches", "epochs", "steps", "radius", "entropy_weight", "decay", "hidden", "users")
+    mujoco, dosing = (2.04e-4, 64, 8, 2048, 1.8, 0.02, 0.91, 64, 8), (9.25e-4, 2, 4, 64, 0.08, 0.01, 0.97, 64, 8)
+    printed_settings = {
+        **dict.fromkeys(("cartpole", "acrobot"), (7.26e-4, 2, 8, 64, 0.05, 0.36, 0.85, 64, 8)),
+        **dict.fromkeys(("halfcheetah", "hopper"), mujoco),
+        **dict.fromkeys(("dosing0", "dosing1"), dosing),
+    }
+    for study, expected in printed_settings.items():
+        training = make_training(studies[study].training)
+        assert tuple(getattr(training, name) for name in names) == expected, study
+    assert {name for name in studies if name.startswith("river")} == {"riverswim", "riverswim09"}

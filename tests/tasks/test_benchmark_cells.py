@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from tiny_pipeline import cells, merge, read_json, run_stages, write_params
 
-from dptune.core.errors import ConfigError
+from dptune.core.errors import ConfigError, DataError
 from dptune.core.files import write_text
 from dptune.privacy.ledger_file import read_ledger
 from dptune.records import published_files
@@ -31,6 +31,7 @@ from tasks.report.experiment import write_report
 from tasks.settings.learned_reward import check_reward
 from tasks.settings.params import load_settings
 from tasks.settings.policy import rlhf_of
+from tasks.split_records import settings_of_records
 
 NO_CANARIES = {"canaries": {"extraction": 0, "audit": 0}, "lora": {"target_modules": None}}
 WORDS = {"pretrain": {"merges": "words", "vocabulary": 400}}
@@ -260,6 +261,44 @@ def test_a_reward_learns_from_no_part_that_holds_the_users_records(files: Path) 
         with pytest.raises(ConfigError, match=rf"reward\.(options|path): {refused}"):
             run_prompts(cell)
         assert not POLICY.exists()
+
+
+def note_stages(data: dict[str, Any], split: str = "two") -> None:
+    """Write dvc.lock as DVC does after it has made records with these values."""
+    noted = {f"data.{name}": value for name, value in data.items()}
+    stages = {
+        "acquire": {"params": {"params.yaml": {"plugins": []} | noted}, "outs": [{"path": "data/raw", "md5": "one"}]},
+        "verbalize": {
+            "deps": [{"path": "data/raw", "md5": "one"}],
+            "outs": [{"path": "data/narratives", "md5": "two"}],
+        },
+        "split": {"deps": [{"path": "data/narratives", "md5": split}]},
+    }
+    write_text(Path("dvc.lock"), json.dumps({"stages": stages}))
+
+
+def test_a_reward_is_judged_by_the_settings_that_made_the_records(files: Path) -> None:
+    """And not by params.yaml's of today: neither a new run of old records, nor a finished one of new settings."""
+    glue = {"source": "glue", "path": "sst2", "options": {}, "parts": {"eval": "dev", "public": "dev"}}
+    synthetic: dict[str, Any] = {"source": "synthetic", "path": None, "options": {}, "parts": None, "label": None}
+    reward = glue | {"encoder": {"source": "mine"}, "positive": "1"}
+    del reward["parts"]
+    (cell, *_) = policy_cells(rlhf_of([f"reward={json.dumps(reward)}"]))
+    write_params({})
+    note_stages(glue)
+    with pytest.raises(ConfigError, match="part 'train' holds the users' own records"):
+        run_prompts(cell)
+    note_stages(glue, split="older")
+    with pytest.raises(DataError, match=r"data/narratives as it is now.* run `dvc repro split`"):
+        run_prompts(cell)
+    write_params(SST2)
+    note_stages(synthetic)
+    assert settings_of_records().source == "synthetic"
+    check_reward(cell.settings.reward, settings_of_records())
+    note_stages({"source": "gone"})
+    with pytest.raises(ConfigError, match=r"dvc\.lock: source: .*'gone'"):
+        run_prompts(cell)
+    assert not POLICY.exists()
 
 
 def test_a_reward_reads_no_plug_in_as_the_users_do() -> None:

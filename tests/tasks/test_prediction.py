@@ -84,6 +84,8 @@ def test_several_orders_are_compared_and_the_first_is_served(empty: Path) -> Non
     assert served_protocol(chosen.serve, chosen, DELTA).alpha == 3
     write_params({"prediction": {"alpha": ["auto", "inf"], "epsilons": [8], "tokens": [1024], "units": ["shard"]}})
     chosen = load_settings().prediction
+    write_params({"prediction": {"alpha": ["auto", math.inf]}})  # DVC writes inf so
+    assert load_settings().prediction.alpha == chosen.alpha
     pure = scored_protocols(chosen, 8, DELTA)["pmixed_published.eps8.T1024.N8.ainf.q1"]
     assert (pure.alpha, len(scored_protocols(chosen, 8, DELTA))) == (math.inf, 3)
     write_params({"prediction": {"alpha": [6, 3]}})

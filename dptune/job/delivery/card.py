@@ -23,7 +23,7 @@ from dptune.privacy.accountants import published_epsilon
 from dptune.privacy.certificate import SearchCertificate
 from dptune.privacy.ledger_file import LedgerContents
 from dptune.privacy.run_header import RunHeader
-from dptune.privacy.samplers.sampler import CLAIMED, POISSON
+from dptune.privacy.samplers.sampler import POISSON
 
 START, END = "<!-- dptune: checked by `dptune verify` -->", "<!-- dptune: end -->"
 #: Names of the rows with figures that earlier versions rounded to the nearest.
@@ -267,7 +267,7 @@ def guarantee_rows(contents: LedgerContents, certificate: SearchCertificate | No
     published = f"{_up(prices.published)} ({GLOSSES['epsilon_published']})"
     if certificate is not None:
         published = "infinity (the mechanism's paper counts no search)"
-    elif any(release.sampler.name not in CLAIMED for release in contents.composition):
+    elif not all(release.sampler.claimed for release in contents.composition):
         published = "not defined (the mechanism's paper gives none for this sampler)"
     whose = (
         "one record"
@@ -299,7 +299,7 @@ def _beside(header: RunHeader) -> str:
 
 def rows_of_samplers(contents: LedgerContents) -> dict[str, str]:
     """The row that an earlier version wrote otherwise, where the paper counts Poisson batches and others were drawn."""
-    if all(release.sampler.name in CLAIMED for release in contents.composition):
+    if all(release.sampler.claimed for release in contents.composition):
         return {}
     as_poisson = Counter({replace(release, sampler=POISSON): n for release, n in contents.composition.items()})
     claim = published_epsilon(contents.header.published_accountant, as_poisson, contents.header.delta)

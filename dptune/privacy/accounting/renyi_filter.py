@@ -223,7 +223,8 @@ def has_answers(composition: Composition) -> bool:
 
 def answers_epsilon(composition: Composition, delta: float) -> float:
     """Upper bound on epsilon at ``delta`` in (0, 1), at the lowest order of the tokens. Gaussian releases may be among
-    them; any other release costs infinity. Pure tokens alone cost what randomised responses do.
+    them; any other release costs infinity. Pure tokens alone cost what randomised responses do, and a hundred thousand
+    of two epsilons take 20 seconds of a core.
     """
     if any(release.noise == "pure_token" for release in composition) and not any(r.renyi for r in composition):
         renyi = min(_renyi_epsilon(composition, order, delta) for order in _ORDERS)

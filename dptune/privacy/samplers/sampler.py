@@ -94,8 +94,6 @@ LIKE_POISSON = ("poisson", "full")
 TRAINED: tuple[str, ...] = get_args(TrainingSampler)
 #: Those that a mechanism with bands, and only such a one, gives.
 CYCLIC = "cyclic_poisson"
-#: Samplers that the papers' own formulas are for: Poisson sampling, of which they leave a rare cut out.
-CLAIMED = ("poisson", "truncated_poisson", CYCLIC)
 
 
 def check_name(name: object) -> None:
@@ -146,6 +144,11 @@ class Sampler:
     def like_poisson(self) -> bool:
         """Whether accountants of Poisson sampling price it."""
         return self.name in LIKE_POISSON
+
+    @property
+    def claimed(self) -> bool:
+        """Whether the papers' own formulas are for it: Poisson sampling, of which they leave a rare cut out."""
+        return self.name in ("poisson", "truncated_poisson")
 
     def left_out(self, sample_rate: float) -> float:
         """Share of the units that an epoch of a shuffle leaves out, with its last batch; 0 if that batch is kept."""
