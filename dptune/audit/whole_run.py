@@ -208,9 +208,13 @@ def _canaries_of(folder: RunFolder, contents: LedgerContents, *, is_cell: bool) 
         problem = f"{folder.path} was trained without the gradients of an auditor, whose coins an audit guesses"
         raise ConfigError("run", problem, fix=f"plant them in a new run ({option}), which spends again")
     if not file.exists():
-        back = f"put {folder.path.name} back under its name into data/runs of the workspace where it ran"
+        back = "restore it from the run's own folder"
+        if is_cell:
+            moved = f"put {folder.path.name} back under its name into data/runs of the workspace where it ran"
+            kept = "restore it; or give the run its own name back, if it was renamed"
+            back = kept if file.parent.parent.is_dir() else moved
         problem = "is missing: nobody can audit a run without the coins of its canaries"
-        raise DataError(problem, fix=back if is_cell else "restore it from the run's own folder", file=file)
+        raise DataError(problem, fix=back, file=file)
     found = KeptCanaries.read(folder.path, file)
     if header.canaries and (found.commitment, len(found.included)) != (header.coins, header.canaries):
         problem = f"holds other coins than {folder.ledger} was begun with"

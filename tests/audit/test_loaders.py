@@ -223,6 +223,18 @@ class Shorter:
 
 shorter = Shorter()
 
+kept = iter(shuffled())
+
+def same():
+    return kept
+
+class Stops(Shorter):
+    def __call__(self):
+        self.epochs += 1
+        return shuffled() if self.epochs < 4 else []
+
+stops = Stops()
+
 def fails():
     yield [1]
     raise OSError("the disk is gone.")
@@ -232,6 +244,15 @@ def texts():
 
 def shares():
     return [[0.5]]
+
+def masks():
+    return [np.arange(60) < 6]
+
+def uneven():
+    return [[[1], [2, 3]]]
+
+def columns():
+    return [{"ids": [1, 2]}]
 
 def nothing():
     return []
@@ -268,12 +289,26 @@ def test_the_command_tells_a_shuffle_from_poisson(folder: Path) -> None:
         (f"{MODULE}:stop", (), "has no stop"),
         (f"{MODULE}:number", (), "gives a int for an epoch, which is no iterable of batches"),
         (f"{MODULE}:other_ids", (), "holds the id 60, which is not one of the ids from 0 to 59"),
-        (f"{MODULE}:once", (), "epoch 2 has 0 batches, and epoch 1 had 6. Fix: it can be read only once"),
+        (
+            f"{MODULE}:once",
+            (),
+            "epoch 2 has 0 batches, and epoch 1 had 6. Fix: what gives the batches can be read only once: name",
+        ),
+        (
+            f"{MODULE}:same",
+            (),
+            "epoch 2 has 0 batches, and epoch 1 had 6. Fix: what gives the batches can be read only "
+            "once: return a fresh one",
+        ),
+        (f"{MODULE}:stops", (), "epoch 4 has 0 batches, and epoch 1 had 6. Fix: yield as many batches"),
         (f"{MODULE}:shorter", (), "epoch 2 has 5 batches, and epoch 1 had 6. Fix: yield as many batches"),
         (f"{MODULE}:endless", (), "epoch 1 has more than 1060 batches, where 1 / sample_rate is 6"),
         (f"{MODULE}:fails", (), "raised OSError in epoch 1 (the disk is gone at "),
-        (f"{MODULE}:texts", (), "batch 1 of epoch 1 holds"),
-        (f"{MODULE}:shares", (), "batch 1 of epoch 1 holds float64, and no whole numbers"),
+        (f"{MODULE}:texts", (), "batch 1 of epoch 1 holds a str, and no whole numbers"),
+        (f"{MODULE}:shares", (), "batch 1 of epoch 1 holds a float, and no whole numbers"),
+        (f"{MODULE}:masks", (), "batch 1 of epoch 1 holds a bool, and no whole numbers"),
+        (f"{MODULE}:uneven", (), "batch 1 of epoch 1 holds a list, and no whole numbers"),
+        (f"{MODULE}:columns", (), "batch 1 of epoch 1 holds a dict, and no whole numbers"),
         (f"{MODULE}:nothing", (), "yields no batch"),
         (f"{MODULE}:shuffled", ("--sampler", "truncated_poisson"), "max_batch: is about truncated_poisson"),
         (f"{MODULE}:shuffled", ("--sample-rate", "1.5"), "sample_rate: 1.5 is not below 1"),

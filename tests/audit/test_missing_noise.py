@@ -11,9 +11,9 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from dptune.audit.games import contract
-from dptune.audit.games.contract import noise_fault
+from dptune.audit.games import noise_check
 from dptune.audit.games.layer_step import LayerModel
+from dptune.audit.games.noise_check import noise_fault
 from dptune.audit.games.run_twin import audit_twin
 from dptune.audit.games.step import audit_step
 from dptune.cli import app
@@ -147,8 +147,8 @@ def test_sound_noise_is_not_accused(name: str, options: dict[str, Any]) -> None:
 
 def test_sound_noise_is_accused_at_the_stated_rate_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
     """At a rate of 0.05 in place of 1e-6, and 40 runs of each step: 23 of 200 are then accused with chance 2e-4."""
-    monkeypatch.setattr(contract, "NOISE_ALARMS", 0.05)
-    monkeypatch.setattr(contract, "_NOISE_STEPS", 40)
+    monkeypatch.setattr(noise_check, "NOISE_ALARMS", 0.05)
+    monkeypatch.setattr(noise_check, "_NOISE_STEPS", 40)
     for mechanism in (static(), build("plrvo", {"noise_multiplier": 2.0, "pairs": 4})):
         assert sum(fault_of(mechanism) is not None for _ in range(200)) <= 22
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import typer
+import yaml
 from dvc.cli import DvcParserError, parse_args
 from dvc.exceptions import DvcException
 from dvc.utils.hydra import apply_overrides
@@ -24,6 +25,8 @@ from tasks.settings.params import load_settings
 TEXTS = [ROOT / "README.md", ROOT / "benchmarks" / "README.md", *PAGES]
 _MISSING = "MissingParameter"
 _NAMES = ("`dptune static`",)  # a line of the benchmarks' tables
+_EXPERIMENT = re.compile(r"dvc (?:exp run|repro)\b|(?:[A-Z_]+=\S+ )?make (?:repro|search|policy) PROFILE=profiles/")
+STAGES = set(yaml.safe_load((ROOT / "dvc.yaml").read_text(encoding="utf-8"))["stages"])
 _FILE = re.compile(
     r"(?<![\w/.-])(?:docs|profiles|tests|benchmarks|tasks|flows|dptune)/[\w./-]+\.(?:md|yaml|py|png|svg|json)\b"
 )
@@ -74,11 +77,13 @@ def test_a_wrong_command_is_noticed(line: str) -> None:
 
 
 def check_experiment(line: str, params: Path) -> None:
-    """Read a ``dvc exp run`` or ``make repro PROFILE=`` as DVC would, and check the settings that it makes."""
+    """Read a command that runs stages or a profile as DVC would: its stages exist, and its settings hold."""
     profile = re.search(r"(?:PROFILE=|tasks\.profile )(profiles/[\w.-]+)", line)
     words = shlex.split(re.sub(r"\$\(.*?\)", "", line), comments=True)
-    own = parse_args(words[1:]).set_param or [] if words[0] == "dvc" else []
-    for member in members(ROOT / profile[1]) if profile else [None]:
+    asked = parse_args(words[1:]) if words[0] == "dvc" else None
+    assert not asked or set(asked.targets) <= STAGES, line
+    own = (asked and "set_param" in asked and asked.set_param) or []
+    for member in members(ROOT / profile[1]) if profile else [None] if own else []:
         try:
             values = overrides(member) if member else []
         except ConfigError as error:
@@ -90,16 +95,21 @@ def check_experiment(line: str, params: Path) -> None:
         load_settings(params)
 
 
-def experiments(text: str) -> list[str]:
-    """Each line of a page that runs an experiment of DVC or a profile."""
-    lines = (line.removeprefix("$ ") for line in lines_of_code(text))
-    return [line for line in lines if re.match(r"dvc exp run|([A-Z_]+=\S+ )?make repro PROFILE=profiles", line)]
+def experiments(text: str) -> set[str]:
+    """Each command of a page that runs stages of DVC, also in a sentence or comment, or a profile, in a block of code.
+
+    A profile that a sentence names only has to exist: settings of some are checked by asking a hub.
+    """
+    lines = [part.lstrip("$ ") for line in lines_of_code(text) for part in line.split("&& ")]
+    within = re.findall(r"(?<!`)`(dvc\s[^`]+)`(?!`)|^# +(dvc .*)", text, re.M)
+    return {line for line in (*lines, *(" ".join("".join(one).split()) for one in within)) if _EXPERIMENT.match(line)}
 
 
 def test_experiments_of_pages_parse_and_their_settings_hold(tmp_path: Path) -> None:
-    found = [line for page in TEXTS for line in experiments(page.read_text(encoding="utf-8"))]
+    profiles = sorted((ROOT / "profiles").glob("*.yaml"))
+    found = set[str]().union(*(experiments(page.read_text(encoding="utf-8")) for page in [*TEXTS, *profiles]))
     assert sum(line.startswith("dvc exp run") for line in found) >= 5
-    for line in found:
+    for line in sorted(found):
         check_experiment(line, tmp_path / "params.yaml")
 
 
@@ -111,10 +121,12 @@ def test_experiments_of_pages_parse_and_their_settings_hold(tmp_path: Path) -> N
         "dvc exp run --temp -S experiment.mechanisms=[stattic]",
         "dvc exp run --tmp -S experiment.epsilons=[1]",
         "dvc exp run --temp $(python -m tasks.profile profiles/memorisation.yaml) -S canaries.extractions=2",
+        "dvc repro -f aquire",
     ],
 )
 def test_a_wrong_experiment_is_noticed(line: str, tmp_path: Path) -> None:
-    with pytest.raises((DptuneError, DvcException, DvcParserError)):
+    assert experiments(f"As in `{line.replace(' ', chr(10), 1)}`, it runs.") == experiments(f"    $ {line}") == {line}
+    with pytest.raises((DptuneError, DvcException, DvcParserError, AssertionError)):
         check_experiment(line, tmp_path / "params.yaml")
 
 

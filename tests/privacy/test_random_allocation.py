@@ -58,6 +58,26 @@ def test_it_is_never_below_the_truth_and_near_it(bins: int, noise: float) -> Non
         assert truth * (1 - 2e-5) <= allocation_epsilon(noise, bins, 1, delta) <= 1.01 * truth + 1e-3
 
 
+@pytest.mark.parametrize(("noise", "delta"), [(1.2, 1e-9), (0.7, 1e-3), (2.0, 1e-12), (2.0, 0.1)])
+def test_two_epochs_of_two_bins_are_near_an_integral_over_all_their_terms(noise: float, delta: float) -> None:
+    """E (L M - e^epsilon)_+ over the first epoch's L by a grid of its terms; over M, given L, as for one epoch."""
+    x = np.linspace(-9, 9 + 1 / noise, 601)
+    weight = np.exp(-(x**2) / 2) * (x[1] - x[0]) / math.sqrt(2 * math.pi)
+    term = np.exp(x / noise - 1 / (2 * noise**2))
+    first, weights = np.log((term[:, None] + term) / 2), weight[:, None] * weight
+    levels = np.linspace(-8, 16, 1000)
+    calls = np.log([exact_deltas(noise, 2, level)[0] + 1e-300 for level in levels])
+
+    def remove(epsilon: float) -> float:
+        wanted = epsilon - first
+        rest = np.where(wanted < levels[0], -np.expm1(wanted), np.exp(np.interp(wanted, levels, calls)))
+        return float((weights * np.exp(first) * rest).sum())
+
+    found = allocation_epsilon(noise, 2, 2, delta)
+    truth = brentq(lambda e: math.log(remove(e) / delta), 0.0, 14.0)
+    assert truth * (1 - 1e-4) <= found <= 1.01 * truth + 1e-3
+
+
 @pytest.mark.parametrize("noise", [0.5, 1.0, 3.0])
 @pytest.mark.parametrize("delta", [1e-8, 1e-3, 0.02])
 def test_each_direction_is_near_its_own_truth(noise: float, delta: float, monkeypatch: pytest.MonkeyPatch) -> None:

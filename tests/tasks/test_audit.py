@@ -207,6 +207,10 @@ def test_a_finished_cell_is_audited_in_its_folder_and_nowhere_else(pipeline: Pat
     moved = Path(shutil.copytree(directory, tmp_path / "elsewhere" / directory.name))
     with pytest.raises(DataError, match=rf"Fix: put {directory.name} back under its name into data/runs of the"):
         audit_run(moved)
+    renamed = Path(shutil.copytree(directory, directory.with_name("renamed")))
+    with pytest.raises(DataError, match=r"renamed.json: is missing: .* Fix: restore it; or give the run its own name"):
+        audit_run(renamed)
+    shutil.rmtree(renamed)
     stored = read_json(RunFolder(directory).crafted)
     write_json(RunFolder(directory).crafted, stored | {"included": [1 - coin for coin in stored["included"]]})
     with pytest.raises(DataError, match=r"holds other coins than .*ledger.jsonl was begun with"):

@@ -249,8 +249,10 @@ def _read(loader: Any, claim: LoaderClaim, epochs: int | None, name: str) -> Ent
         batches = list(_epoch(loader, claim, number, name))
         if len(batches) != len(first):
             problem = f"epoch {number} has {len(batches)} batches, and epoch 1 had {len(first)}"
-            once = "it can be read only once; name a function that returns a fresh one"
-            fix = once if not batches else "yield as many batches in every epoch, empty ones included"
+            fix = "yield as many batches in every epoch, empty ones included"
+            if not batches and number == 2:
+                again = "return a fresh one at each call" if callable(loader) else "name a function that returns one"
+                fix = f"what gives the batches can be read only once: {again}"
             raise ConfigError(name, problem, fix=fix)
         seen += batches
     slots = np.repeat(np.arange(len(seen)), [len(one) for one in seen])
@@ -275,11 +277,11 @@ def _ids(batch: Any, units: int, where: str, name: str) -> Numbers:
     try:
         ids = np.asarray(batch).ravel()
     except (TypeError, ValueError):
-        ids = np.array([None])
+        ids = np.array([batch, None], dtype=object)[:1]
     if not len(ids):
         return np.zeros(0, dtype=np.int64)
     if ids.dtype.kind not in "iu":
-        problem = f"{where} holds {ids.dtype if ids.dtype.kind != 'O' else type(batch).__name__}, and no whole numbers"
+        problem = f"{where} holds a {type(ids.tolist()[0]).__name__}, and no whole numbers"
         raise ConfigError(name, problem, fix="yield batches of ids, as lists, arrays or tensors of whole numbers")
     if ids.min() < 0 or ids.max() >= units:
         other = int(ids.min() if ids.min() < 0 else ids.max())

@@ -16,8 +16,9 @@ import torch
 from numpy.typing import NDArray
 
 from dptune.audit.epsilon_bounds import Cuts, best_cuts, errors
-from dptune.audit.games.contract import check_knobs, check_parts, check_released, check_statistics, noise_fault
+from dptune.audit.games.contract import check_knobs, check_parts, check_released, check_statistics
 from dptune.audit.games.layer_step import LayerModel
+from dptune.audit.games.noise_check import noise_fault
 from dptune.audit.games.scene import Fit, StepAudit, StepScene
 from dptune.core.errors import ConfigError
 from dptune.core.plugins import naming_plugins
@@ -91,7 +92,7 @@ def audit_step(
 ) -> StepAudit:
     """Bound mu and epsilon of ``steps`` composed private steps from below.
 
-    Noise that is missing, or not fresh, in some coordinate is a fault by itself (``contract.noise_fault``).
+    Noise that is missing, or not fresh, in some coordinate is a fault by itself (``noise_check``).
 
     Guarantee: if the releases of ``steps`` calls of ``privatise`` are mu-GDP (or (epsilon, delta)-DP) about one sample
     that enters each batch with probability ``sample_rate``, then ``mu_audited <= mu`` (or ``epsilon_audited <=

@@ -11,7 +11,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from dptune.audit.games.contract import check_parts, check_released, noise_fault
+from dptune.audit.games.contract import check_parts, check_released
+from dptune.audit.games.noise_check import noise_fault
 from dptune.core.settings import RECORD
 from dptune.mechanisms.controllers.control import Constant
 from dptune.mechanisms.interfaces import Knobs, Observation, Released, RunFacts
