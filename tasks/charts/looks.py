@@ -101,6 +101,18 @@ def run_colours(names: Iterable[str]) -> dict[str, str]:
     }
 
 
+def line_colours(lines: Iterable[tuple[str, str]]) -> dict[tuple[str, str], str]:
+    """A colour for each line of a mechanism, such as its budgets: the mechanism's, lighter for every further line."""
+    further: dict[str, list[str]] = {}
+    for name, line in dict.fromkeys(lines):
+        further.setdefault(name, []).append(line)
+    return {
+        (name, line): _tint(hue, _PALEST * place / len(further[name]))
+        for name, hue in run_colours(further).items()
+        for place, line in enumerate(further[name])
+    }
+
+
 def _tint(hue: str, share: float) -> str:
     """A hue mixed with white."""
     parts = (int(hue[place : place + 2], 16) for place in (1, 3, 5))
