@@ -252,13 +252,16 @@ def dots(
     room = _WORDS if any(not row["finite"] for row in ordered) else _EDGE
     span = high - low or abs(high) or 1.0
     domain = [low - _EDGE * span, high + room * span]
-    x = alt.X("perplexity:Q", scale=alt.Scale(zero=False, nice=False, domain=domain), title=title_of(metric))
+    x = alt.X(
+        "perplexity:Q",
+        scale=alt.Scale(zero=False, nice=False, domain=domain),
+        title=title_of(metric),
+        axis=alt.Axis(tickCount=8),
+    )
     layers: list[Any] = []
     if open_ones := [row for row in ordered if not row["finite"]]:
         band = alt.Chart(values([{"mechanism": row["mechanism"], "text": "no guarantee"} for row in open_ones]))
         layers.append(band.mark_rect(color=SHADE[0], opacity=0.7).encode(y=y))
-        said = band.mark_text(color=GREY[0], fontSize=11, align="right", dx=-6)
-        layers.append(said.encode(y=y, x=alt.value("width"), text="text:N"))
     lines = [(group.mean, f"without privacy: {group.mean:#.4g}", [7, 4], -20) for group in reference]
     if before is not None and far_off:
         far = alt.Chart(values([{"text": f"public model, untuned: {before:#.4g}, far above this"}]))
@@ -275,6 +278,9 @@ def dots(
         layers.append(line.mark_rule(color=GREY[0], strokeDash=dash, strokeWidth=1.5).encode(x=x))
         text = line.mark_text(align="left" if place < middle else "right", color=INK[0], fontSize=11)
         layers.append(text.encode(x=x, y=alt.value(height), text="text:N"))
+    for look in ({"stroke": SHADE[0], "strokeWidth": 4}, {"color": GREY[0]}) if open_ones else ():  # over the lines
+        said = band.mark_text(fontSize=11, align="right", dx=-6, **look)
+        layers.append(said.encode(y=y, x=alt.value("width"), text="text:N"))
     points = alt.Chart(values(ordered)).encode(x=x, y=y)
     encoding = marks({name: looks[name] for name in looks if name in names})
     layers += [
