@@ -214,9 +214,8 @@ def _panel(rows: list[Row], scored: list[Row], held: dict[str, float], key: str,
     x = alt.X("x:Q", title=_SETTINGS[key], scale=scale, axis=_axis(points))
     alike = len({point["value"] for point in points}) < 2  # Vega rounds such a label to a whole number
     y_axis = alt.Axis(format=".3~g") if alike else alt.Axis()
-    y = alt.Y(
-        "value:Q", title=None, scale=alt.Scale(zero=False, nice=False, padding=16), axis=y_axis
-    )  # room for a name
+    heights = alt.Scale(zero=False, nice=False, padding=16)  # with room for a name
+    y = alt.Y("value:Q", title=None, scale=heights, axis=y_axis)
     base = alt.Chart(values(points)).encode(x=x, y=y)
     tooltip = ["mechanism:N", alt.Tooltip("x:Q", title=_SHORT[key]), alt.Tooltip("value:Q", format=".4~f")]
     encoding = marks(shown)

@@ -16,7 +16,7 @@ from tasks.charts.audits import run_profiles, step_profiles
 from tasks.charts.canvas import BAD, SHADE, Figure, Panel, for_page, program, save, values
 from tasks.charts.curves import controller, curves, spent
 from tasks.charts.looks import BLUE, INK, looks
-from tasks.charts.seed_groups import EPSILONS
+from tasks.charts.seed_groups import EPSILONS, cell_names
 from tasks.charts.utility import utility
 from tasks.report.prediction import METRIC, prediction, protocol_looks
 
@@ -56,6 +56,26 @@ def test_epsilon_is_one_tick_of_few_digits_and_infinity_another(tmp_path: Path) 
     assert ">∞</text>" in text
     assert "no guarantee" in text
     assert "1.999" not in text.replace('aria-label="', "").split("<title")[0].split("aria-roledescription")[0]
+
+
+def test_an_epsilon_on_an_axis_is_rounded_up_as_in_tables(tmp_path: Path) -> None:
+    """The axis said 2.68 where the table below it said 2.69."""
+    text = labels(drawn([result("static", 2.6807), result("quantile", 4.0)]), tmp_path)
+    assert ">2.69</text>" in text
+    assert ">2.68</text>" not in text
+
+
+def test_a_cells_name_has_no_more_than_tells_it_from_the_others() -> None:
+    static, other = result(), result("quantile", 4.0)
+    assert list(cell_names([static, result("nonprivate", "inf")]).values()) == ["static", "nonprivate"]
+    seeds = [result(seed=seed, label=f"s{seed}") for seed in (0, 1)]
+    assert cell_names([*seeds, other]) == {
+        "s0": "static ε 2 seed 0",
+        "s1": "static ε 2 seed 1",
+        other["label"]: "quantile ε 4 seed 0",
+    }
+    alike = [result(label="a"), result(label="b")]
+    assert cell_names(alike) == {"a": "a", "b": "b"}, "names that do not tell two cells apart are none"
 
 
 def test_points_of_one_epsilon_stand_beside_each_other_in_the_order_of_the_legend() -> None:

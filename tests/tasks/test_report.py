@@ -17,6 +17,7 @@ from tiny_pipeline import read_json
 from dptune.core.errors import DataError
 from dptune.job.result import RunResult
 from tasks.charts.canvas import blank, save
+from tasks.charts.looks import run_colours
 from tasks.charts.seed_groups import over_seeds
 from tasks.experiment.cell_list import read_results
 from tasks.paths import RUNS
@@ -173,9 +174,12 @@ def test_metrics_and_plots_parse(written: Path) -> None:
     assert metrics["small.static.seed0"]["eval_perplexity"] == 6.0
     points = read_json(written / "plots" / "perplexity.json")
     assert [point["perplexity"] for point in points] == [6.0], "an infinite epsilon has no place on the axis"
+    colours = run_colours(["static", "nonprivate"])
+    assert [(point["mechanism"], point["colour"]) for point in points] == [("static", colours["static"])]
     with (written / "plots" / "curves.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     assert {row["cell"] for row in rows} == set(metrics)
+    assert {row["mechanism"]: row["colour"] for row in rows} == colours, "DVC's charts have the report's colours"
     assert [float(row["perplexity"]) for row in rows] == [7.0, 6.0, 7.0, 6.0]
     for path in (written / "cells.json", written / "plots" / "perplexity.json"):
         json.loads(path.read_text(), parse_constant=lambda word: pytest.fail(f"{word} is no JSON"))
@@ -288,6 +292,20 @@ def test_the_verdict_says_what_to_use_what_is_proved_and_what_attacks_saw(tmp_pa
     assert attacked(audits) == "1 violation: an attack shows more than is proved."
     assert attacked([]) == "Nothing was attacked."
     assert proved(results[3:]) == "Nothing is proved. No guarantee: `rldp_published`."
+
+
+@pytest.mark.usefixtures("quick_pictures")
+def test_what_attacks_could_have_refuted_is_said_once_for_all_cells_that_it_is_true_of(tmp_path: Path) -> None:
+    from tests.browser.samples import audit
+
+    results = [result("static"), result("quantile", 2.0), result("rldp_published", "inf")]
+    audits = [audit(one) for one in results]
+    for made, power in zip(audits, ("a limit of 3", "a limit of 3", "no limit"), strict=True):
+        made["one_run"] = made["one_run"] | {"power": power}
+    write_report(results, tmp_path, "tiny", audits)
+    table = page(tmp_path).words.partition("What the attacks could have refuted")[2]
+    assert "A limit of 3.static, quantile" in table
+    assert "No limit.rldp_published" in table
 
 
 def test_what_a_controller_did_is_a_picture(tmp_path: Path) -> None:
