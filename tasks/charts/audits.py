@@ -27,12 +27,15 @@ _LEAST_DELTA, _POINTS = 1e-10, 60
 _DOTS = 12  # a curve of more points is a line
 _ROOM, _LEAST_END = 1.12, 0.5  # the widest mark leaves some room; no axis is shorter
 _HEIGHT = 190  # pixels
+_NONE: Mapping[str, str] = {}
 _PROVED = "The true curve lies under the blue line, which is proved, and above the red corner, which attacks show."
-_RUN = "Broken red line: as far as they could have shown."
+_RUN = "Broken red line: up to the largest certified ε that they could have refuted."
 _STEP = "Broken red curve: the Gaussian whose μ it shows."
 
 
-def run_profiles(audits: Sequence[Audit], curves: Mapping[str, Curve], *, synthetic: bool) -> Figure:
+def run_profiles(
+    audits: Sequence[Audit], curves: Mapping[str, Curve], *, synthetic: bool, names: Mapping[str, str] = _NONE
+) -> Figure:
     """A panel for each audited cell: its whole run's delta against epsilon, proved above and attacked below.
 
     A run has one true curve. It lies under the certified curve, and above the red corner: an attack that shows epsilon
@@ -41,23 +44,25 @@ def run_profiles(audits: Sequence[Audit], curves: Mapping[str, Curve], *, synthe
     Args:
         curves: certified curve of a cell by its label, as ``tasks.report.claims.privacy_curve``; without one, only the
             certified epsilon at the audit's delta is drawn.
+        names: of cells by their labels.
     """
     drawn = audits[:_MOST_CELLS]
     panels = []
     for audit in drawn:
         attacks = [
-            _Corner(what, float(audit[part]["epsilon_audited"]), audit[part].get("most"))
+            # The largest is the tables' number; audits of earlier versions lack it.
+            _Corner(what, *(float(audit[part].get(key, 0)) for key in ("epsilon_audited", "epsilon_refutable")))
             for part, what in bounds().items()
             if part in audit
         ]
         prices = float(audit[PUBLISHED]), float(audit[CERTIFIED])
         panel = _profile(*prices, float(audit["delta"]), attacks, curves.get(audit["label"], ()))
-        panels.append(Panel(panel, audit["label"], _HEIGHT))
+        panels.append(Panel(panel, names.get(audit["label"], audit["label"]), _HEIGHT))
     title = f"The whole run: proved, and shown by attacks at confidence {audits[0]['confidence']:g}"
     return Figure("audit", titled(title, synthetic=synthetic), tuple(panels), note=_note(audits, _RUN))
 
 
-def step_profiles(audits: Sequence[Audit], *, synthetic: bool) -> Figure | None:
+def step_profiles(audits: Sequence[Audit], *, synthetic: bool, names: Mapping[str, str] = _NONE) -> Figure | None:
     """The same for one step of each mechanism; None if no step was audited."""
     attacked = [audit for audit in audits if "step" in audit]
     if not attacked:
@@ -69,14 +74,15 @@ def step_profiles(audits: Sequence[Audit], *, synthetic: bool) -> Figure | None:
         attack = _Corner("the white-box attack", float(step["epsilon_audited"]), None)
         prices, delta = (float(step[PUBLISHED]), float(step[CERTIFIED])), float(audit["delta"])
         certified, shown = (_gaussian(float(step[name])) for name in ("mu_certified", "mu_audited"))
-        panels.append(Panel(_profile(*prices, delta, [attack], certified, shown), audit["label"], _HEIGHT))
+        panel = _profile(*prices, delta, [attack], certified, shown)
+        panels.append(Panel(panel, names.get(audit["label"], audit["label"]), _HEIGHT))
     title = f"One step, its unit drawn for certain: proved, and shown at confidence {audits[0]['confidence']:g}"
     return Figure("audit_step", titled(title, synthetic=synthetic), tuple(panels), note=_note(attacked, _STEP))
 
 
 @dataclass(frozen=True)
 class _Corner:
-    """What one attack shows of epsilon, and the most that it could have shown; None if it has no such limit."""
+    """What one attack shows of epsilon, and the largest certified one that it could have refuted; None if not known."""
 
     what: str
     shown: float
@@ -122,9 +128,9 @@ def _profile(
     points = [_row("certified (proved)", epsilon, at, at_most) for epsilon, at in curve]
     corners = [_row(f"shown by {one.what}", one.shown, delta, at_least) for one in attacks]
     limits = [
-        _row(f"most that {one.what} could have shown", one.most, delta, at_least) | {"from": one.shown}
+        _row(f"largest that {one.what} could have refuted", one.most, delta, at_least) | {"from": one.shown}
         for one in attacks
-        if one.most is not None
+        if one.most is not None and one.most > one.shown
     ]
     layers: list[Any] = []
     if math.isinf(certified):

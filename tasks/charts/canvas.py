@@ -9,6 +9,7 @@ import functools
 import hashlib
 import json
 import math
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from io import BytesIO
@@ -29,6 +30,7 @@ BAD = ("#b3001b", "#ff7a85")
 DARK = dict((*HUES, INK, GREY, PAPER, GRID, SHADE, BAR, BAD))
 _PANEL_WIDTH = 400
 _SCALE = 2.0
+_LETTER = 6  # pixels, of a note
 _FONT = "Liberation Sans, Arial, sans-serif"  # the first one comes with the renderer
 Chart = alt.Chart | alt.LayerChart | alt.FacetChart
 #: The mechanism that a reader of the page points at; empty: none, and all are shown alike.
@@ -84,14 +86,16 @@ def blank(name: str, text: str) -> Figure:
 
 def _for_paper(figure: Figure) -> dict[str, Any]:
     width = _PANEL_WIDTH if len(figure.panels) > 1 else 2 * _PANEL_WIDTH
+    columns = min(figure.columns, len(figure.panels))
+    lines = textwrap.wrap(figure.note, columns * width // _LETTER)
     parts = []
     for panel in figure.panels:
         view = {key: value for key, value in _specified(panel.chart).items() if key not in ("$schema", "config")}
         parts.append(view | {"title": panel.title, "width": width, "height": 1.15 * panel.height})
     return {
-        "title": {"text": figure.title, "subtitle": figure.note, "anchor": "start", "fontSize": 15, "offset": 12},
+        "title": {"text": figure.title, "subtitle": lines, "anchor": "start", "fontSize": 15, "offset": 12},
         "concat": [{key: value for key, value in part.items() if key != "datasets"} for part in parts],
-        "columns": min(figure.columns, len(parts)),
+        "columns": columns,
         "resolve": {"scale": {"color": "independent"}},
         "datasets": {name: rows for part in parts for name, rows in part.get("datasets", {}).items()},
         "params": [_CHOSEN],

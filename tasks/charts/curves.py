@@ -133,12 +133,16 @@ def moves_knobs(result: Result) -> bool:
     return len(result.get("knobs", [])) > 1
 
 
-def controller(result: Result, look: Look) -> Figure:
-    """A panel for each knob that the mechanism has, and one for epsilon; lines have the mechanism's colour."""
+def controller(result: Result, look: Look, name: str = "") -> Figure:
+    """A panel for each knob that the mechanism has, and one for epsilon; lines have the mechanism's colour.
+
+    Args:
+        name: of the cell in the title; empty takes its label.
+    """
     panels = [panel for prefix, title in _HEAT.items() for panel in _knobs(result, prefix, title, look.light)]
     panels += [panel for key, title in _KNOBS.items() for panel in _knob_line(result, key, title, look.light)]
     panels += _epsilons(result, look.light)
-    title = titled(f"Controller of {result['label']}", synthetic=bool(result["synthetic"]))
+    title = titled(f"Controller of {name or result['label']}", synthetic=bool(result["synthetic"]))
     return Figure(result["label"], title, tuple(panels), columns=2)
 
 
@@ -187,7 +191,7 @@ def _drawn(rows: Sequence[dict[str, Any]], interpolate: Any, colour: str) -> alt
         .mark_line(color=colour, point={"color": colour, "size": 20}, interpolate=interpolate)
         .encode(
             x=alt.X("releases:Q", axis=_RELEASES),
-            y=alt.Y("value:Q", title=None, scale=alt.Scale(zero=False), axis=alt.Axis(format="~g")),
+            y=alt.Y("value:Q", title=None, scale=alt.Scale(zero=False)),
         )
     )
 

@@ -87,17 +87,24 @@ def looks(names: Iterable[str]) -> dict[str, Look]:
 
 
 def run_colours(names: Iterable[str]) -> dict[str, str]:
-    """A colour for each mechanism where a chart has no markers and may be on white or black: a hue, or a tint of it.
+    """A colour for each mechanism where a chart has no markers and may be on white or black: a hue, or a tint of it."""
+    return {name: colour for (name, _), colour in line_colours((name, "") for name in names).items()}
 
-    Relatives share a hue on our own pages, so here the second and further ones of a hue become lighter.
+
+def line_colours(lines: Iterable[tuple[str, str]]) -> dict[tuple[str, str], str]:
+    """A colour for each line of a mechanism, such as one of its budgets, as ``run_colours`` has one for a mechanism.
+
+    Relatives share a hue on our own pages, so here the second and further lines of a hue become lighter.
     """
-    families: dict[str, list[str]] = {}
-    for name, look in looks(names).items():
-        families.setdefault(_MIDDLE.get(look.light, look.light), []).append(name)
+    wanted = list(dict.fromkeys(lines))
+    families: dict[str, list[tuple[str, str]]] = {}
+    for name, look in looks(name for name, _ in wanted).items():
+        family = families.setdefault(_MIDDLE.get(look.light, look.light), [])
+        family += [line for line in wanted if line[0] == name]
     return {
-        name: _tint(hue, _PALEST * place / len(family))
+        line: _tint(hue, _PALEST * place / len(family))
         for hue, family in families.items()
-        for place, name in enumerate(family)
+        for place, line in enumerate(family)
     }
 
 

@@ -86,6 +86,18 @@ def budget_of(result: Result) -> str:
     return NO_BUDGET if budget is None else f"{budget:g}"
 
 
+def cell_names(results: Sequence[Result]) -> dict[str, str]:
+    """A name of each cell by its label, without what all cells share: ``rldp`` for ``small.rldp.eps2.seed0``."""
+    shared = [len({one[key] for one in results} - {None}) < 2 for key in ("model", "budget_epsilon", "seed")]
+    found = {}
+    for one in results:
+        budget = None if one["budget_epsilon"] is None else f"ε {one['budget_epsilon']:g}"
+        texts = zip(shared, (one["model"], budget, f"seed {one['seed']}"), strict=True)
+        model, at, seed = (None if same else text for same, text in texts)
+        found[str(one["label"])] = " ".join(filter(None, (model, str(one["mechanism"]), at, seed)))
+    return found if len(set(found.values())) == len(found) else {label: label for label in found}
+
+
 def perplexity_metric(results: Sequence[Result]) -> str:
     """Held-out perplexity where telemetry allows it for every cell, else the public set's."""
     return metrics.ranked_by(results)[0].name

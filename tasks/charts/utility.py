@@ -36,6 +36,7 @@ _LINE, _AROUND = 34, 70  # pixels
 _EDGE, _WORDS = 0.05, 0.35  # shares of the axis left free beside its marks, and for words
 _COLUMN = 0.6  # share of the room between two epsilons that a column of points takes
 _MOST_LABELS = 7
+_SAME = 0.001  # of logarithms of epsilon, to know a label's column again
 _FAR = 2.0  # times the room that everything else takes
 
 
@@ -71,7 +72,8 @@ def _note(groups: Sequence[SeedGroup], looks: dict[str, Look]) -> str:
     """An explanation of those marks that are there."""
     several = any(len(group.results) > 1 for group in groups)
     hollow = any(looks[group.mechanism].hollow for group in groups)
-    said = (several, "Bars: one standard deviation over seeds."), (hollow, "Hollow: it leaks raw statistics.")
+    bars, leaks = "Bars: one standard deviation over seeds.", "Hollow: no guarantee, for it leaks raw statistics."
+    said = (several, bars), (hollow, leaks)
     return " ".join(text for there, text in said if there)
 
 
@@ -139,8 +141,10 @@ class _Columns:
 
     @property
     def labels(self) -> str:
-        """An expression of Vega for the axis: an epsilon of three digits, or the sign for infinity."""
+        """An expression of Vega for the axis: an epsilon as tables round it, or the sign for infinity."""
         label = "format(pow(2, datum.value), '.3~g')"
+        for epsilon in self.epsilons:
+            label = f"abs(datum.value - {math.log2(epsilon):.4f}) < {_SAME} ? '{at_most(epsilon)}' : {label}"
         return f"datum.value > {self.edge:.4f} ? '∞' : {label}" if self.infinite else label
 
     def at(self, epsilon: float) -> float:
@@ -195,7 +199,7 @@ def _no_guarantee(columns: _Columns) -> list[Any]:
 
 
 def _far_above(before: float) -> Any:
-    row = [{"text": f"public model, untuned: {before:.4g}, far above this"}]
+    row = [{"text": f"public model, untuned: {before:#.4g}, far above this"}]
     mark = alt.Chart(values(row)).mark_text(x=5, y=8, align="left", color=INK[0], fontSize=11)
     return mark.encode(text="text:N")
 
@@ -248,29 +252,35 @@ def dots(
     room = _WORDS if any(not row["finite"] for row in ordered) else _EDGE
     span = high - low or abs(high) or 1.0
     domain = [low - _EDGE * span, high + room * span]
-    x = alt.X("perplexity:Q", scale=alt.Scale(zero=False, nice=False, domain=domain), title=title_of(metric))
+    x = alt.X(
+        "perplexity:Q",
+        scale=alt.Scale(zero=False, nice=False, domain=domain),
+        title=title_of(metric),
+        axis=alt.Axis(tickCount=8),
+    )
     layers: list[Any] = []
     if open_ones := [row for row in ordered if not row["finite"]]:
         band = alt.Chart(values([{"mechanism": row["mechanism"], "text": "no guarantee"} for row in open_ones]))
         layers.append(band.mark_rect(color=SHADE[0], opacity=0.7).encode(y=y))
-        said = band.mark_text(color=GREY[0], fontSize=11, align="right", dx=-6)
-        layers.append(said.encode(y=y, x=alt.value("width"), text="text:N"))
-    lines = [(group.mean, f"without privacy: {group.mean:.4g}", [7, 4], -20) for group in reference]
+    lines = [(group.mean, f"without privacy: {group.mean:#.4g}", [7, 4], -20) for group in reference]
     if before is not None and far_off:
-        far = alt.Chart(values([{"text": f"public model, untuned: {before:.4g}, far above this"}]))
+        far = alt.Chart(values([{"text": f"public model, untuned: {before:#.4g}, far above this"}]))
         layers.append(
             far.mark_text(align="right", color=INK[0], fontSize=11).encode(
                 x=alt.value("width"), y=alt.value(-8), text="text:N"
             )
         )
     elif before is not None:
-        lines.append((before, f"public model, untuned: {before:.4g}", [2, 3], -6))
+        lines.append((before, f"public model, untuned: {before:#.4g}", [2, 3], -6))
     middle = (low + high) / 2
     for place, name, dash, height in lines:
         line = alt.Chart(values([{"perplexity": place, "text": name}]))
         layers.append(line.mark_rule(color=GREY[0], strokeDash=dash, strokeWidth=1.5).encode(x=x))
         text = line.mark_text(align="left" if place < middle else "right", color=INK[0], fontSize=11)
         layers.append(text.encode(x=x, y=alt.value(height), text="text:N"))
+    for look in ({"stroke": SHADE[0], "strokeWidth": 4}, {"color": GREY[0]}) if open_ones else ():  # over the lines
+        said = band.mark_text(fontSize=11, align="right", dx=-6, **look)
+        layers.append(said.encode(y=y, x=alt.value("width"), text="text:N"))
     points = alt.Chart(values(ordered)).encode(x=x, y=y)
     encoding = marks({name: looks[name] for name in looks if name in names})
     layers += [

@@ -21,7 +21,7 @@ from dptune.core.digits import at_most
 from dptune.privacy.run_folder import RunFolder
 from tasks.mlflow.tracking import LATER, client, optional, timed, tracking_uri
 
-#: Alias of the version that the report says to take: ``models:/STUDY@best-certified``.
+#: Alias of the version that the report says to take: ``models:/dptune-STUDY@best-certified``.
 ALIAS = "best-certified"
 
 
@@ -36,7 +36,7 @@ def register(parent: str, study: str, results: Sequence[Mapping[str, Any]], fold
     if parent == LATER:
         return
     with optional("the registry of models"), _named_server():
-        mlflow, name = client(), re.sub(r"[/:]", "_", study)
+        mlflow, name = client(), registered_name(study)
         versions = _versions(mlflow, name)
         for result, folder in zip(results, folders, strict=True):
             marker, certified = RunFolder(folder).mlflow_run, float(result["epsilon_certified"])
@@ -47,6 +47,11 @@ def register(parent: str, study: str, results: Sequence[Mapping[str, Any]], fold
                 versions[run] = _add(mlflow, name, run, model, result)
             if result["label"] == best and run in versions:
                 mlflow.set_registered_model_alias(name, ALIAS, versions[run])
+
+
+def registered_name(study: str) -> str:
+    """A study's model in the registry, which other tools use too: "default" alone would say nothing there."""
+    return "dptune-" + re.sub(r"[/:]", "_", study)
 
 
 @contextmanager

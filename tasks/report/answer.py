@@ -32,7 +32,7 @@ from tasks.charts.seed_groups import (
 )
 from tasks.experiment.cell_list import is_plain
 from tasks.metrics import HELD_OUT, shown_in, title_of
-from tasks.report.numbers import digits2, digits4, whole_percent
+from tasks.report.numbers import digits2, digits4, gap, whole_percent
 
 _MOST_NAMES = 4
 
@@ -240,9 +240,10 @@ def _record_error(ranking: Ranking) -> list[str]:
     if found is None:
         return []
     records = "held-out records" if ranking.metric == HELD_OUT.name else "public records"
+    high, low = digits4(rival.mean), digits4(best.mean)
     return [
-        f"On the same {records}, `{rival.mechanism}` is {digits2(found.difference)} above `{best.mechanism}`, with a "
-        f"standard error over records of {digits2(found.error)}; training's own noise is not in it."
+        f"On the same {records}, `{rival.mechanism}` ({high}) is {gap(high, low)} above `{best.mechanism}` ({low}), "
+        f"with a standard error over records of {digits2(found.error)}; training's own noise is not in it."
     ]
 
 

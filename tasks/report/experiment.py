@@ -18,7 +18,7 @@ from tasks.charts.audits import Audit, Curve, rocs, run_profiles, step_profiles
 from tasks.charts.canvas import Figure, save
 from tasks.charts.curves import controller, curves, moves_knobs, spent
 from tasks.charts.looks import Look, looks
-from tasks.charts.seed_groups import EPSILONS, PUBLISHED, Result, over_seeds, perplexity_metric, untuned
+from tasks.charts.seed_groups import EPSILONS, PUBLISHED, Result, cell_names, over_seeds, perplexity_metric, untuned
 from tasks.charts.utility import utility
 from tasks.experiment.cell_list import listed_cells, read_results
 from tasks.metrics import ranked_by, title_of, tool_name
@@ -59,7 +59,7 @@ from tasks.report.steps_needed import (
     steps_over_seeds,
     with_steps,
 )
-from tasks.report.tables import result_table, score_table, scores_of
+from tasks.report.tables import drawn_lines, powers, result_table, score_table, scores_of
 from tasks.settings.params import load_settings
 from tasks.stage import keep_pages, run_stage
 
@@ -167,8 +167,9 @@ def _figures(
         curves(results, shown),
     ]
     if audits:
-        found.append(run_profiles(audits, proved, synthetic=synthetic))
-        found.append(step_profiles(audits, synthetic=synthetic))
+        names = cell_names(results)
+        found.append(run_profiles(audits, proved, synthetic=synthetic, names=names))
+        found.append(step_profiles(audits, synthetic=synthetic, names=names))
         found.append(rocs(audits, {result["label"]: result for result in results}, shown, synthetic=synthetic))
     return [figure for figure in found if figure]
 
@@ -213,6 +214,7 @@ def _write_page(
         metric_key=metric,
         table=result_table(groups, audits, rankings(results)),
         scores=score_table(groups),
+        several_models=len(models) > 1,
         several_seeds=any(len(group.results) > 1 for group in groups),
         claims=claims(groups, audits, limits),
         steps=steps_over_seeds(steps_needed(results)),
@@ -222,6 +224,8 @@ def _write_page(
         by_clt={f"`{result['mechanism']}`": result["epsilon_clt"] for result in results if "epsilon_clt" in result},
         several_accountants=len({one.get("claimed_by") for one in results if math.isfinite(float(one[PUBLISHED]))}) > 1,
         audits=audits,
+        powers=powers(audits, cell_names(results)),
+        cell=cell_names(results),
         attack_parts=parts(),
         attack_columns=lambda part: [metric for metric in part.metrics if "scores" in metric.shown],
         mechanism_of={str(result["label"]): str(result["mechanism"]) for result in results},
@@ -252,7 +256,8 @@ def _controllers(results: Sequence[Result], shown: dict[str, Look]) -> list[Figu
     for result in filter(moves_knobs, results):
         first.setdefault((result["model"], result["mechanism"], result["budget_epsilon"]), result)
     chosen = list(first.values())[:_MOST_CONTROLLERS]
-    figures = [controller(result, shown[str(result["mechanism"])]) for result in chosen]
+    names = cell_names(results)
+    figures = [controller(one, shown[str(one["mechanism"])], names[one["label"]]) for one in chosen]
     return [figure for figure in figures if figure.panels]
 
 
@@ -262,10 +267,10 @@ def _metrics(result: Result) -> dict[str, Any]:
 
 
 def _perplexity_points(results: list[Result]) -> list[dict[str, Any]]:
-    metric = perplexity_metric(results)
+    metric, named = perplexity_metric(results), drawn_lines(results)
     return [
         {
-            "mechanism": f"{result['model']} {result['mechanism']}",
+            **named[result["label"]],
             "epsilon_certified": result["epsilon_certified"],
             "epsilon_published": result["epsilon_published"],
             "perplexity": result["after"][metric],
@@ -278,17 +283,18 @@ def _perplexity_points(results: list[Result]) -> list[dict[str, Any]]:
 
 def _curve_rows(results: list[Result]) -> list[dict[str, Any]]:
     metric = ranked_by(results)[1].name
+    named = drawn_lines(results, by_budget=True)
     return [
-        {"cell": result["label"], "releases": point["releases"], "perplexity": point[metric]}
-        for result in results
-        for point in result["history"]
+        {"cell": one["label"], **named[one["label"]], "releases": point["releases"], "perplexity": point[metric]}
+        for one in results
+        for point in one["history"]
         if metric in point
     ]
 
 
 def _write_csv(path: Path, rows: list[dict[str, Any]]) -> None:
     with replacing(path) as temporary, temporary.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, fieldnames=["cell", "releases", "perplexity"])
+        writer = csv.DictWriter(file, fieldnames=["cell", "mechanism", "colour", "releases", "perplexity"])
         writer.writeheader()
         writer.writerows(rows)
 

@@ -29,6 +29,17 @@ def digits2(value: float) -> str:
     return f"{value:.2g}" if math.isfinite(value) else DIVERGED
 
 
+def gap(high: str, low: str) -> str:
+    """What lies between two numbers as they are shown, with the decimals of the finer one: a reader can check it.
+
+    Example:
+        >>> gap("2.263", "2.247")
+        '0.016'
+    """
+    decimals = max(len(one.partition(".")[2]) for one in (high, low))
+    return f"{float(high.replace(',', '')) - float(low.replace(',', '')):.{decimals}f}"
+
+
 def spread_text(spread: float, mean: float) -> str:
     """A deviation with the decimals of its mean."""
     decimals = len(digits4(mean).partition(".")[2])

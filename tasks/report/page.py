@@ -7,6 +7,7 @@ head forbids it to load anything. Whatever comes from settings or records is esc
 from __future__ import annotations
 
 import glob
+import itertools
 import re
 from base64 import b64encode
 from collections.abc import Iterable, Mapping, Sequence
@@ -35,7 +36,9 @@ INDEX = "index.html"
 #: The program of the charts, which DVC's page of plots loads (.dvc/page.html).
 CHARTS = "charts.js"
 _TEMPLATES = Path(__file__).with_name("templates")
-_THUMBNAIL = (360, 150)  # pixels, at most
+_THUMBNAIL = (360, 150)  # pixels, at most; a higher picture is cut to its upper part
+_DASH = "\u2013"  # in a cell without a figure
+_CELLS = re.compile(r"<t[hd][ >].*?</t[hd]>", re.DOTALL)
 _MARKERS = {
     "circle": "M8 2a6 6 0 1 0 .001 0Z",
     "square": "M3 3h10v10h-10Z",
@@ -108,8 +111,28 @@ def environment(looks: Mapping[str, Look]) -> Environment:
         "names": lambda text: named(text, looks),
         "plain": lambda text: text.replace("`", ""),
     }
+    made.filters["without_empty_columns"] = without_empty_columns
     made.globals |= {"ruler": ruler, "mark": lambda name: marker(looks[name]) if name in looks else ""}
     return made
+
+
+def without_empty_columns(html: str) -> Markup:
+    """A page without those columns of its tables in which every row has a dash or nothing: most runs fill few.
+
+    A table with a cell over several columns stays as it is.
+    """
+    return Markup(re.sub(r"<table.*?</table>", lambda table: _full_columns(table[0]), html, flags=re.DOTALL))
+
+
+def _full_columns(table: str) -> str:
+    rows = [_CELLS.findall(row) for row in re.findall(r"<tr.*?</tr>", table, re.DOTALL)]
+    if "<thead" not in table or "colspan" in table or len({len(row) for row in rows}) > 1:
+        return table
+    # The first row is the head; the first column names the row.
+    texts = [[re.sub(r"<[^>]*>", "", cell).strip() for cell in row] for row in rows[1:]]
+    empty = {place for place, column in enumerate(zip(*texts, strict=True)) if place and set(column) <= {"", _DASH}}
+    places = itertools.cycle(range(len(rows[0])))
+    return _CELLS.sub(lambda cell: "" if next(places) in empty else cell[0], table)
 
 
 class _Missing(StrictUndefined):
@@ -186,6 +209,8 @@ def _thumbnail(page: Path) -> str:
     for file in sorted(page.parent.glob(named.get(page.stem, glob.escape(f"{page.stem}.png")))):
         with suppress(OSError):  # a page without a chart, or whose picture was removed
             with Image.open(file) as picture:
+                width, height = _THUMBNAIL
+                picture = picture.crop((0, 0, picture.width, min(picture.height, picture.width * height // width)))
                 picture.thumbnail(_THUMBNAIL)
                 content = BytesIO()
                 picture.convert("RGB").save(content, "PNG", optimize=True)

@@ -24,11 +24,11 @@ Row = dict[str, Any]
 METRIC = "perplexity_pooled"
 _SETTINGS = {
     "budget_epsilon": "ε of the budget (hollow: claimed, not proved)",
-    "tokens": "T: number of answers within the budget",
-    "models": "N: number of models",
-    "public_weight": "w0: least weight of the public model",
-    "subsample": "q: sampling rate (only hollow)",
-    "alpha": "alpha: Rényi order",
+    "tokens": "tokens T within the budget",
+    "models": "models N",
+    "public_weight": "least weight w0 of the public model",
+    "subsample": "sampling rate q (only hollow)",
+    "alpha": "Rényi order alpha",
 }
 _SHORT = {
     "budget_epsilon": "epsilon",
@@ -92,11 +92,13 @@ def answer(found: list[Comparison], *, scores_allowed: bool) -> str:
     best = (
         f"the best answers have perplexity {digits4(one.answers[METRIC])} (certified ε = "
         f"{at_most(one.answers['epsilon_certified'])}, {one.answers['tokens']} tokens, one {one.answers['unit']}), "
-        f"training at the same ε, δ and unit {digits4(one.training[METRIC])}"
+        f"and training at the same ε, δ and unit has {digits4(one.training[METRIC])}"
     )
+    every = "the only comparison" if len(found) == 1 else f"all {len(found)} comparisons"
     if not won:
-        return f"Private training beats private answers in all of {len(found)} comparisons: {best}."
-    return f"Private answers beat private training in {len(won)} of {len(found)} comparisons: {best}."
+        return f"Private training beats private answers in {every}: {best}."
+    where = every if len(won) == len(found) else f"{len(won)} of {len(found)} comparisons"
+    return f"Private answers beat private training in {where}: {best}."
 
 
 def comparisons(rows: list[Row]) -> Iterator[Comparison]:
@@ -156,11 +158,9 @@ def prediction(rows: list[Row], serve: dict[str, Any], *, synthetic: bool) -> Fi
     panels = [
         Panel(_panel(rows, scored, held, key, figure), title) for figure, title in _FIGURES.items() for key in columns
     ]
-    others = ", ".join(f"{_SHORT[key]} {value:g}" for key, value in held.items())
-    note = (
-        f"Fixed values, unless on an axis: {others}. Hollow: published, at the ε that it claims. Black: "
-        f"private training."
-    )
+    others = ", ".join(f"{_SETTINGS[key].partition(' (')[0]} = {value:g}" for key, value in held.items())
+    marked = "Hollow: as published, at the ε that it claims. Black: private training."
+    note = f"{marked} Values of what is not on an axis: {others}."
     return Figure(
         "prediction", titled("Private prediction", synthetic=synthetic), tuple(panels), max(2, len(columns)), note
     )
@@ -212,8 +212,10 @@ def _panel(rows: list[Row], scored: list[Row], held: dict[str, float], key: str,
         else alt.Scale(zero=False, nice=False, padding=16)
     )
     x = alt.X("x:Q", title=_SETTINGS[key], scale=scale, axis=_axis(points))
-    y_axis = alt.Axis() if figure == METRIC else alt.Axis(format=".3~g")  # else of weights that are alike it reads 0
-    y = alt.Y("value:Q", title=None, scale=alt.Scale(zero=False), axis=y_axis)
+    alike = len({point["value"] for point in points}) < 2  # Vega rounds such a label to a whole number
+    y_axis = alt.Axis(format=".3~g") if alike else alt.Axis()
+    heights = alt.Scale(zero=False, nice=False, padding=16)  # with room for a name
+    y = alt.Y("value:Q", title=None, scale=heights, axis=y_axis)
     base = alt.Chart(values(points)).encode(x=x, y=y)
     tooltip = ["mechanism:N", alt.Tooltip("x:Q", title=_SHORT[key]), alt.Tooltip("value:Q", format=".4~f")]
     encoding = marks(shown)
@@ -256,14 +258,18 @@ def _limits(rows: list[Row]) -> tuple[list[Any], list[Any]]:
     names: list[Any] = []
     heights = [float(row[METRIC]) for row in rows if METRIC in row]
     left, text, below = _NAME_LEFT, "", -math.inf
-    for row in sorted((row for row in rows if row["kind"] in _DASHES and METRIC in row), key=lambda row: row[METRIC]):
-        height = float(row[METRIC])
-        near = height - below <= _NAME_HEIGHT * (max(heights) - min(heights))
-        left = left + _LETTER_WIDTH * (len(text) + 2) if near else _NAME_LEFT  # names of near lines stand in a row
+    drawn = sorted((row for row in rows if row["kind"] in _DASHES and METRIC in row), key=lambda row: row[METRIC])
+    for place, row in enumerate(drawn):
+        height, room = float(row[METRIC]), _NAME_HEIGHT * (max(heights) - min(heights))
+        # The lowest line's name stands under it, where the next line would go through it; further ones in a row.
+        under = place == 0 and len(drawn) > 1 and float(drawn[1][METRIC]) - height <= room
+        near = height - below <= room and place != 1
+        left = left + _LETTER_WIDTH * (len(text) + 2) if near else _NAME_LEFT
         text, below = str(row["label"]), height
         line = alt.Chart(values([{"value": height, "text": text}]))
         lines.append(line.mark_rule(color=GREY[0], strokeDash=_DASHES[row["kind"]]).encode(y="value:Q"))
         for look in ({"stroke": PAPER[0], "strokeWidth": 4}, {"color": INK[0]}):  # a ground that hides other lines
-            name = line.mark_text(align="left", baseline="bottom", x=left, dy=-2, fontSize=11, **look)
+            place_of_name: dict[str, Any] = {"baseline": "top", "dy": 3} if under else {"baseline": "bottom", "dy": -2}
+            name = line.mark_text(align="left", x=left, fontSize=11, **place_of_name, **look)
             names.append(name.encode(y="value:Q", text="text:N"))
     return lines, names

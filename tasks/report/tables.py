@@ -9,7 +9,9 @@ from statistics import fmean, stdev
 from typing import Any
 
 from dptune.core.metric import Metric
-from tasks.charts.seed_groups import CERTIFIED, PUBLISHED, SAME_EPSILON, Result, SeedGroup
+from tasks.audit.registry import parts
+from tasks.charts.looks import line_colours
+from tasks.charts.seed_groups import CERTIFIED, NO_BUDGET, PUBLISHED, SAME_EPSILON, Result, SeedGroup, budget_of
 from tasks.metrics import shown_in
 from tasks.report.answer import Ranking
 from tasks.report.claims import own_conditions, refutable_epsilon, shown_epsilon
@@ -158,6 +160,53 @@ def _conditions(group: SeedGroup) -> list[str]:
     if group.first["leaks"]:
         return [f"No guarantee: {'; '.join(group.first['leaks'])}."]
     return list(filter(None, dict.fromkeys(map(own_conditions, group.results))))
+
+
+@dataclass(frozen=True)
+class Power:
+    """What one kind of attack could have refuted.
+
+    Attributes:
+        said: sentences, each with the names of the cells that it is about.
+    """
+
+    attack: str
+    said: tuple[tuple[str, tuple[str, ...]], ...]
+
+
+def powers(audits: Sequence[Audit], names: Mapping[str, str]) -> list[Power]:
+    """The power of every kind of attack that was made, each sentence once."""
+    found = []
+    for part in (part for part in parts() if part.power):
+        said: dict[str, list[str]] = {}
+        for audit in (audit for audit in audits if part.key in audit):
+            said.setdefault(str(audit[part.key]["power"]), []).append(names[audit["label"]])
+        if said:
+            found.append(Power(part.title, tuple((text, tuple(cells)) for text, cells in said.items())))
+    return found
+
+
+def drawn_lines(results: Sequence[Result], *, by_budget: bool = False) -> dict[str, dict[str, str]]:
+    """A name and a colour for each cell's line in the charts of DVC, whose templates know no palette, by its label.
+
+    Args:
+        by_budget: whether budgets are lines of their own.
+    """
+    models = {str(one["model"]) for one in results}
+    budgets = {budget_of(one) for one in results} - {NO_BUDGET}
+    lines = {}
+    for one in results:
+        model = str(one["model"]) if len(models) > 1 else ""
+        own = by_budget and len(budgets) > 1 and budget_of(one) != NO_BUDGET
+        lines[str(one["label"])] = (str(one["mechanism"]), model, f"ε {budget_of(one)}" if own else "")
+    colours = line_colours((name, f"{model} {budget}") for name, model, budget in lines.values())
+    return {
+        label: {
+            "mechanism": " ".join(filter(None, (model, name, budget))),
+            "colour": colours[name, f"{model} {budget}"],
+        }
+        for label, (name, model, budget) in lines.items()
+    }
 
 
 _CONSTANT = "eval_largest_class"

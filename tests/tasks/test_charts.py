@@ -16,7 +16,7 @@ from tasks.charts.audits import run_profiles, step_profiles
 from tasks.charts.canvas import BAD, SHADE, Figure, Panel, for_page, program, save, values
 from tasks.charts.curves import controller, curves, spent
 from tasks.charts.looks import BLUE, INK, looks
-from tasks.charts.seed_groups import EPSILONS
+from tasks.charts.seed_groups import EPSILONS, cell_names
 from tasks.charts.utility import utility
 from tasks.report.prediction import METRIC, prediction, protocol_looks
 
@@ -56,6 +56,26 @@ def test_epsilon_is_one_tick_of_few_digits_and_infinity_another(tmp_path: Path) 
     assert ">∞</text>" in text
     assert "no guarantee" in text
     assert "1.999" not in text.replace('aria-label="', "").split("<title")[0].split("aria-roledescription")[0]
+
+
+def test_an_epsilon_on_an_axis_is_rounded_up_as_in_tables(tmp_path: Path) -> None:
+    """The axis said 2.68 where the table below it said 2.69."""
+    text = labels(drawn([result("static", 2.6807), result("quantile", 4.0)]), tmp_path)
+    assert ">2.69</text>" in text
+    assert ">2.68</text>" not in text
+
+
+def test_a_cells_name_has_no_more_than_tells_it_from_the_others() -> None:
+    static, other = result(), result("quantile", 4.0)
+    assert list(cell_names([static, result("nonprivate", "inf")]).values()) == ["static", "nonprivate"]
+    seeds = [result(seed=seed, label=f"s{seed}") for seed in (0, 1)]
+    assert cell_names([*seeds, other]) == {
+        "s0": "static ε 2 seed 0",
+        "s1": "static ε 2 seed 1",
+        other["label"]: "quantile ε 4 seed 0",
+    }
+    alike = [result(label="a"), result(label="b")]
+    assert cell_names(alike) == {"a": "a", "b": "b"}, "names that do not tell two cells apart are none"
 
 
 def test_points_of_one_epsilon_stand_beside_each_other_in_the_order_of_the_legend() -> None:
@@ -101,7 +121,7 @@ def test_a_far_worse_public_model_is_named_and_squeezes_no_points(before: float,
     known = {"public_perplexity": before, "eval_perplexity": before}
     found = [result(before=known, after={"public_perplexity": 7.0, "eval_perplexity": 5.0 + seed}) for seed in (0, 1)]
     text = labels(drawn(found), tmp_path)
-    assert (f"untuned: {before:.4g}, far above" in text) is far
+    assert (f"untuned: {before:.2f}, far above" in text) is far
     assert (">40</text>" in text or ">35</text>" in text) is False
 
 
@@ -169,7 +189,8 @@ def test_epsilon_begins_at_zero_for_those_alone_that_have_one_at_the_end() -> No
 
 def test_the_lines_of_private_prediction_have_their_names_beside_each_other() -> None:
     """Lines may lie on each other or nearly so; then each name must be readable, and no line may go through one."""
-    kinds = (("nonprivate", "average of 2", 2.6), ("nonprivate", "average of 8", 2.61), ("public", "public model", 9))
+    near = [("nonprivate", f"average of {number}", 2.6 + number / 1000) for number in (2, 4, 8)]
+    kinds = (*near, ("public", "public model", 9))
     lines = [{"kind": kind, "label": label, METRIC: height} for kind, label, height in kinds]
     answers = [
         {"kind": "answers", "unit": "record", "budget_epsilon": epsilon, METRIC: 2.5, "private_weight": 0.5}
@@ -180,11 +201,14 @@ def test_the_lines_of_private_prediction_have_their_names_beside_each_other() ->
     names = [layer["mark"] for layer in layers if "text" in layer["encoding"]]
     lefts = [name["x"] for name in names[::2]]
     assert lefts == [name["x"] for name in names[1::2]]
-    assert lefts[1] >= lefts[0] + 5.5 * len("average of 2"), "the second begins where the first has ended"
-    assert lefts[2] == lefts[0], "a line that is far from the others begins at the left again"
-    assert [name.get("stroke") for name in names] == ["#ffffff", None] * 3, "a ground below each name"
+    assert [name["baseline"] for name in names[::2]] == ["top", "bottom", "bottom", "bottom"], (
+        "the lowest under its line"
+    )
+    assert lefts[2] >= lefts[1] + 5.5 * len("average of 2"), "the third begins where the second has ended"
+    assert lefts[3] == lefts[1] == lefts[0], "a line that is far from the others begins at the left again"
+    assert [name.get("stroke") for name in names] == ["#ffffff", None] * 4, "a ground below each name"
     marks = [layer["mark"]["type"] for layer in layers]
-    assert marks == ["rule"] * 3 + ["line"] + ["text"] * 6 + ["point"]
+    assert marks == ["rule"] * 4 + ["line"] + ["text"] * 8 + ["point"]
 
 
 def test_private_prediction_has_one_colour_and_a_marker_for_each_unit() -> None:
@@ -235,23 +259,23 @@ def marks_of(panel: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:
 CURVE = [(4.0, 1e-10), (2.0, 1e-5), (0.0, 0.1)]
 
 
-def test_a_run_is_drawn_with_what_is_proved_shown_and_could_have_been_shown() -> None:
+def test_a_run_is_drawn_with_what_is_proved_shown_and_could_have_been_refuted() -> None:
     from tests.browser.samples import audit
 
     made = audit(result("static", 2.0)) | {"epsilon_published": 1.5}
-    figure = run_profiles([made], {made["label"]: CURVE}, synthetic=True)
+    figure = run_profiles([made], {made["label"]: CURVE}, synthetic=True, names={made["label"]: "static"})
     (panel,) = for_page(figure)
     found = marks_of(panel)
     assert [(row["epsilon"], row["delta"]) for row in found[f"line {BLUE[0]}"]] == CURVE
     (corner,) = found[f"rect {BAD[0]}"]
     assert (corner["epsilon"], corner["delta"], corner["zero"]) == (0.12, 1e-5, 0.0)
     (reach,) = found[f"rule {BAD[0]}"]
-    assert (reach["from"], reach["epsilon"]) == (0.12, 4.05)
+    assert (reach["from"], reach["epsilon"]) == (0.12, 3.88)
     assert [row["epsilon"] for row in found[f"tick {INK[0]}"]] == [1.5]
     assert [row["shown"] for row in found[f"point {BLUE[0]}"]] == ["2"]
-    assert panel["layer"][0]["encoding"]["x"]["scale"]["domain"][1] > 4.05, "all of it has room"
+    assert panel["layer"][0]["encoding"]["x"]["scale"]["domain"][1] > 3.88, "all of it has room"
     assert "SYNTHETIC" in figure.title
-    assert figure.panels[0].title == made["label"]
+    assert figure.panels[0].title == "static"
 
 
 def test_a_run_without_a_guarantee_has_grey_ground_and_no_proof() -> None:

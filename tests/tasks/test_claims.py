@@ -89,10 +89,10 @@ def test_the_limit_is_read_from_the_ledger_and_only_for_noise_that_tends_to_it(
 
 def test_the_page_has_the_table(tmp_path: Path) -> None:
     write_report(RESULTS, tmp_path, "tiny", limits={"small.plrvo.seed0": 9.125})
-    table = page(tmp_path).words.split("What does each claim become?")[1].split("Where proved is above claimed")[0]
+    table = page(tmp_path).words.split("What does each claim become?")[1].split("Where ε proved is above ε claimed")[0]
     assert "9.13" in table
-    assert table.index("small static") < table.index("small plrvo") < table.index("small leaky")
-    assert "small nonprivate" not in table
+    assert table.index("static") < table.index("plrvo") < table.index("leaky")
+    assert "nonprivate" not in table
 
 
 def test_the_certified_curve_of_a_ledger_falls_and_holds_its_epsilon(tmp_path: Path) -> None:

@@ -72,9 +72,11 @@ def work():
         figures = ("perplexity/eval", *epsilons_of_best)
         best = dict.fromkeys(figures, float(max(epsilons)))
         Path("data/report/metrics.json").write_text(json.dumps({"mechanism": "static", **best}))
-        points = [{"mechanism": "static", "seed": 0, "epsilon_certified": e, "perplexity": 9 - e} for e in epsilons]
+        drawn = {"mechanism": "static", "colour": "#4d5761", "seed": 0}
+        points = [{**drawn, "epsilon_certified": e, "perplexity": 9 - e} for e in epsilons]
         Path("data/report/plots/perplexity.json").write_text(json.dumps(points))
-        Path("data/report/plots/curves.csv").write_text("cell,releases,perplexity\\\\na,1,2\\\\n")
+        rows = "cell,mechanism,colour,releases,perplexity\\\\na,static,#4d5761,1,2\\\\n"
+        Path("data/report/plots/curves.csv").write_text(rows)
         keep_pages(Path("data/report"), "unnamed")
 
 Path("ran.txt").open("a").write(sys.argv[1] + "\\\\n")

@@ -11,7 +11,7 @@ import pytest
 from dptune.mechanisms.registry import MECHANISMS
 from tasks.charts import looks as module
 from tasks.charts.canvas import DARK, PAPER
-from tasks.charts.looks import GREY, HUES, INK, looks
+from tasks.charts.looks import GREY, HUES, INK, line_colours, looks, run_colours
 
 #: What is left of a colour, in linear RGB (Machado, Oliveira and Fernandes 2009, severity 1).
 SIGHT = {
@@ -84,6 +84,14 @@ def test_labels_of_ones_own_are_all_different() -> None:
     many = looks(f"mine{n}" for n in range(100))
     assert len(many) == 100
     assert len({(look.light, look.shape) for look in many.values()}) == 48
+
+
+def test_lines_of_a_mechanism_are_tints_of_its_colour_and_all_differ() -> None:
+    """DVC's charts give each colour one name: two lines of one colour would shift the colours of all that follow."""
+    lines = [(name, budget) for name in MECHANISMS for budget in ("1", "2", "4", "8")]
+    found = line_colours(lines)
+    assert len(set(found.values())) == len(lines)
+    assert found["static", "1"] == run_colours(MECHANISMS)["static"] == run_colours(["static"])["static"]
 
 
 def test_the_dark_colours_are_no_light_ones() -> None:

@@ -44,9 +44,9 @@ def test_certified_cells_are_versions_once_and_the_alias_follows_the_report(
     client = tracking.client()
     for best in ("small.static.seed0", "small.quantile.seed0"):
         register(parent, "my/study", results, folders, best)
-        versions = client.search_model_versions("name = 'my_study'")
+        versions = client.search_model_versions("name = 'dptune-my_study'")
         assert sorted(one.tags["mechanism"] for one in versions) == ["quantile", "static"]
-        assert client.get_model_version_by_alias("my_study", ALIAS).tags["cell"] == best
+        assert client.get_model_version_by_alias("dptune-my_study", ALIAS).tags["cell"] == best
     (static,) = (one for one in versions if one.tags["mechanism"] == "static")
     assert static.run_id == (folders[0] / "mlflow_run").read_text()
     assert {"epsilon_certified": "2", "delta": "1e-05", "unit": "record"}.items() <= static.tags.items()

@@ -21,7 +21,7 @@ from dptune.privacy.spent_budgets.register import Register
 from tasks.charts.looks import looks
 from tasks.report.experiment import write_report
 from tasks.report.numbers import digits4, exact, spread_text
-from tasks.report.page import INDEX, environment, named, write, write_index
+from tasks.report.page import INDEX, environment, named, without_empty_columns, write, write_index
 
 pytestmark = pytest.mark.usefixtures("quick_pictures")
 
@@ -54,7 +54,7 @@ def test_the_index_names_every_page_with_its_answer_the_newest_first(tmp_path: P
         "../a/synthetic.html",
         "../report/report.html",
     ]
-    assert pictures_of(tmp_path) == [None, None, (225, 150)], "of a picture that is one"
+    assert pictures_of(tmp_path) == [None, None, (360, 150)], "the upper part of a picture that is one"
     assert "dptune report: yours" in made.words
     assert "other 50 %" in made.words, "which study it is of"
     assert "dptune report: mine" in made.words
@@ -115,6 +115,18 @@ def test_a_value_that_a_template_misspells_is_an_error() -> None:
     made = environment({}).from_string("{% if one.two %}yes{% endif %}{{ one.three }}")
     with pytest.raises(UndefinedError, match="three"):
         made.render(one={})
+
+
+def test_a_column_without_a_figure_is_left_out() -> None:
+    """Not one that a single row fills, nor the column of names; a table without a head, or with joined cells, stays."""
+    head = "<table><thead><tr><th>cell</th><th class='a'>none</th><th>one</th></tr></thead>"
+    rows = "<tr><td>\u2013</td><td><b>\u2013</b></td><td>\u2013</td></tr>"
+    rows += "<tr><td>\u2013</td><td></td><td>7</td></tr></table>"
+    left = re.findall(r"<t[hd](?: [^>]*)?>(?:<b>)?(.*?)</t[hd]>", without_empty_columns(f"<p>{head}{rows}</p>"))
+    assert left == ["cell", "one", "\u2013", "\u2013", "\u2013", "7"]
+    joined = "<table><thead><tr><th colspan=2>a</th></tr></thead><tr><td>b</td><td>\u2013</td></tr></table>"
+    for table in (rows.replace("<tr>", "<table><tr>", 1), joined):
+        assert without_empty_columns(table) == table
 
 
 def test_all_colours_of_the_page_turn_with_the_readers_scheme() -> None:
