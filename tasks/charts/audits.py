@@ -91,7 +91,7 @@ class _Corner:
 
 def _note(audits: Sequence[Audit], of_attack: str) -> str:
     left_out = len(audits) - _MOST_CELLS
-    said = f"{_PROVED} {of_attack} Black tick: ε claimed. Grey ground: no guarantee."
+    said = f"{_PROVED} {of_attack} Upright tick: ε claimed. Grey ground: no guarantee."
     return f"{said} {left_out} more cells are in the table only." if left_out > 0 else said
 
 

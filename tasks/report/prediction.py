@@ -159,7 +159,7 @@ def prediction(rows: list[Row], serve: dict[str, Any], *, synthetic: bool) -> Fi
         Panel(_panel(rows, scored, held, key, figure), title) for figure, title in _FIGURES.items() for key in columns
     ]
     others = ", ".join(f"{_SETTINGS[key].partition(' (')[0]} = {value:g}" for key, value in held.items())
-    marked = "Hollow: as published, at the ε that it claims. Black: private training."
+    marked = "Hollow: as published, at the ε that it claims. Marks without a line: private training."
     note = f"{marked} Values of what is not on an axis: {others}."
     return Figure(
         "prediction", titled("Private prediction", synthetic=synthetic), tuple(panels), max(2, len(columns)), note
