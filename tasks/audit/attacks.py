@@ -92,8 +92,8 @@ def audit_file(directory: Path) -> Path:
 
 
 def audit_key(directory: Path, settings: Audit) -> str:
-    """A digest of all that decides an audit: the run, the settings, the secrets and the version of attacks."""
-    content = [json.dumps(plain(settings), sort_keys=True), str(VERSION)]
+    """A digest of all that decides an audit: the run, the settings, the secrets, the attacks and their version."""
+    content = [json.dumps(plain(settings), sort_keys=True), str(VERSION), *sorted(ATTACKS)]
     content += map(str, score_plugins())
     read = (RunFolder(directory).ledger, RunFolder(directory).crafted, planted_secrets(), TRAIN, EVAL)
     content += [sha256(path) for path in read if path.exists()]

@@ -67,6 +67,13 @@ def test_every_kind_has_a_recipe() -> None:
     assert not [kind for kind in KINDS if not any(kind in heading for heading in headings)]
 
 
+def test_what_the_recipes_add_uses_no_name_that_is_not_there(copy: Path) -> None:
+    done = subprocess.run(
+        ["ruff", "check", "--isolated", "--select", "F,E9", str(copy)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout
+
+
 @pytest.mark.long
 def test_what_a_reader_of_the_recipes_added_is_there(copy: Path) -> None:
     files = []

@@ -556,6 +556,9 @@ def test_an_audit_is_made_again_when_something_changed(finished: Path) -> None:
     key = audit_key(finished, settings())
     assert audit_key(finished, settings()) == key
     assert audit_key(finished, settings(seed=1)) != key
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(audit_task.ATTACKS, "louder", lambda target: {})
+        assert audit_key(finished, settings()) != key, "an attack that is new is made on finished cells"
     MANIFEST.touch()
     assert audit_key(finished, settings()) == key
 
