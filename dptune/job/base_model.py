@@ -133,8 +133,8 @@ class Base:
 
     @cached_property
     def named(self) -> NamedBase:
-        """What is delivered of it. Of a checkpoint it takes as long as reading the weights: first when they are loaded,
-        for ``identity``, which a dry run has in no time, is of pieces of them."""
+        """What is delivered of it. For a checkpoint this reads all weights once, so a dry run does without it:
+        ``identity`` is a digest of pieces of them."""
         if self.checkpoint is None:
             dtype = str(self.loaded_model.get_input_embeddings().weight.dtype).removeprefix("torch.")
             held = "4 bits" if self.quantization else dtype

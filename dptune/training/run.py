@@ -130,8 +130,8 @@ class Run(RankRun):
 
     Attributes:
         restarts: lengths of the ledger at which correlated noise began anew.
-        bins: which batches of an epoch units enter; None but for sampler balls_in_bins. Private.
-        computing: whether gradients are being computed. What is raised then is the pass's error, and no run's own.
+        bins: which batches of an epoch units enter, for sampler balls_in_bins; None for others. Private.
+        computing: whether gradients are being computed, for several runs at once: an error then is not this run's own.
     """
 
     ledger: Ledger

@@ -26,7 +26,7 @@ from dptune.privacy.run_header import RunHeader
 from dptune.privacy.samplers.sampler import POISSON
 
 START, END = "<!-- dptune: checked by `dptune verify` -->", "<!-- dptune: end -->"
-#: Names of the rows with figures that earlier versions rounded to the nearest.
+#: Names of rows whose figures earlier versions rounded to the nearest, and today's round up.
 DELTA, NOISE, SCORE = "delta", "noise", "score"
 #: What each epsilon of a run is, in a few words.
 GLOSSES = {

@@ -290,7 +290,7 @@ def _check_score(path: Path, found: SearchCertificate) -> None:
 
 
 def _beyond(contents: LedgerContents) -> str:
-    """What a ledger of a search says of itself that no certificate prices; empty if it says nothing such."""
+    """What stands in a search's ledger and is not priced by its certificate; empty if all is."""
     header = contents.header
     if header.leaks:
         return f"names a leak ({header.leaks[0]})"

@@ -105,7 +105,7 @@ def search(
     check_folder(out, "search")
     check_prepared(prepared, asked)
     priced = None
-    if not (out.exists() or working_folder(out).exists()):  # refused, it leaves no folder
+    if not (out.exists() or working_folder(out).exists()):  # a search that is refused leaves no folder
         register.check(prepared.fingerprint, again=asked.again)  # asked again when locked
         priced = plan_of_search(prepared, asked)
     folder, working = RunFolder(out), working_folder(out)
@@ -114,8 +114,9 @@ def search(
         check_folder(out, "search")  # again: a run may have begun in between
         cell = _check_same(prepared, asked, folder)
         if weights is None or _has_ended(folder):
-            _forget(working, out, asked)  # killed after the winner was out
-            _book(prepared, out, register, read_certificate(_certificate_of(folder)), again=True)  # if it was cut since
+            _forget(working, out, asked)  # a process may have been killed after the winner was delivered
+            # Again, for somebody may have removed the entry since.
+            _book(prepared, out, register, read_certificate(_certificate_of(folder)), again=True)
             return _load(prepared, out)
         plan, certificate = _open(prepared, asked, out, register, priced, cell)
         on_start(certificate)
@@ -253,7 +254,7 @@ def _open(
     """The plan and certificate of a new search, ``priced`` if that was done, or those of the one that is under way.
 
     Args:
-        cell: what is written of the search into its folder, from which moment on its files are missed.
+        cell: what is written of the search into its folder. From then on, files that are gone raise LostError.
 
     Raises: LostError if files of a search that was under way are gone; it is not begun again.
     """

@@ -3,8 +3,8 @@
 The loss distributions of the releases are tilted by exp(tilt loss) and composed by one FFT. Without the tilt, the
 round-off of an FFT is about ``releases * 2^-53`` in delta itself, of either sign, in which a small delta is lost (so it
 is in dp-accounting). Tilted, the sums lie where the losses near epsilon are, the round-off is relative to delta, and a
-bound of it is added. Whatever else is rounded, cut off or wrapped around goes to the private side too; each place
-says by how much. Everything here is public.
+bound of it is added. Whatever else is rounded, cut off or wrapped around makes delta larger, never smaller; each
+place says by how much. Everything here is public.
 """
 
 from __future__ import annotations

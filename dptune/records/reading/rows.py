@@ -125,7 +125,7 @@ def read_text(path: Path) -> str:
 
 
 def checked(source: RecordSource, found: Rows) -> Rows:
-    """The same rows, which raise DataError at one of whose columns nothing can be made; here already, if of none.
+    """The same rows, which raise DataError at a row whose columns are all empty; at once, without any column for texts.
 
     A table's missing value is written "unknown" beside others; where all are missing, only names of columns would be
     learned.
