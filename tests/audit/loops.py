@@ -5,7 +5,7 @@ Steps are written in NumPy as a user would write them: from gradients, one row a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -180,7 +180,7 @@ PLANTED: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
 
 UNITS, SIZE, MOST = 100, 10, 11
 BATCHES = UNITS // SIZE
-Epoch = Iterator[NDArray[np.int64]]
+Epoch = Iterable[NDArray[np.int64]]
 
 
 def poisson() -> Epoch:
@@ -258,7 +258,6 @@ def poisson_of_one_seed() -> Epoch:
 SOUND_LOADERS: list[Callable[[], Epoch]] = [poisson, truncated_poisson, balls_in_bins, shuffle, fixed_size]
 
 
-#: The loader, and the sampler that is claimed of it.
 def shuffled_in_pairs() -> Epoch:
     """Ids 50 apart are always together."""
     return [np.concatenate([one, one + UNITS // 2]) for one in np.split(coins.permutation(UNITS // 2), BATCHES)]
@@ -269,6 +268,7 @@ def poisson_with_a_shared_coin() -> Epoch:
     return [np.flatnonzero(np.where(np.arange(UNITS) == 77, one[13], one)) for one in drawn]
 
 
+#: The loader, and the sampler that is claimed of it.
 PLANTED_LOADERS: dict[str, tuple[Callable[[], Epoch], str]] = {
     "Poisson replaced by shuffle": (shuffle, "poisson"),
     "Poisson replaced by balls in bins": (balls_in_bins, "poisson"),
