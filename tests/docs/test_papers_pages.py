@@ -220,15 +220,12 @@ def test_where_bands_do_nothing() -> None:
     for batch, *cells in rows("findings/correlated.md", "| batch of 42,061 units", 4):
         for epsilon, cell in zip((0.5, 2, 8), cells, strict=True):
             found = printed(f"{plan} --epsilon {epsilon} --batch {batch.replace(',', '')} --set objective=mean")
-            left, bands = cell.replace("*", "").removesuffix("s").removesuffix(" band").split(", ")
-            assert (f"{found['noise_in_last_sum_over_independent']:.2f}".removesuffix(".00"), found["bands"]) == (
-                left,
-                int(bands),
-            )
-    recent = re.findall(r"default's leave ([\d., and]+) at epsilon 2,\s+with ([\d, and]+) bands", text)
-    shares, bands = (re.findall(r"[\d.]+", part) for part in recent[0])
-    for batch, share, number in zip((64, 256, 1024, 4096), shares, bands, strict=True):
-        found = printed(f"{plan} --epsilon 2 --batch {batch}")
+            left = f"{found['noise_in_last_sum_over_independent']:.2f}".removesuffix(".00")
+            assert cell.replace("*", "").removesuffix("s") == f"{left}, {found['bands']} band"
+    (recent,) = re.findall(r"default's leave ([\d., and]+) at epsilon 2,\s+with ([\d, and]+) bands", text)
+    shares, bands = (re.findall(r"[\d.]+", part) for part in recent)
+    for size, share, number in zip((64, 256, 1024, 4096), shares, bands, strict=True):
+        found = printed(f"{plan} --epsilon 2 --batch {size}")
         assert (f"{found['noise_in_recent_sum_over_independent']:.2f}", found["bands"]) == (share, int(number))
 
 
@@ -240,15 +237,14 @@ def test_attacked_steps_of_optimised_noise() -> None:
 def test_settings_of_dp_policy_gradient() -> None:
     """Tables 2 and 3, as this page and the profile have them."""
     text = " ".join((DOCS / "findings" / "dp_policy_gradient.md").read_text(encoding="utf-8").split())
-    ((discount, *table),) = re.findall(
+    (table,) = re.findall(
         r"discount (\S+); eta (\S+), divided by (\S+) every (\S+) episodes, at least (\S+); alpha (\S+); "
         r"confidence (\S+); (\S+) Fisher episodes; regulariser ([\d.]+)\)",
         text,
     )
     one = PolicyTraining(algorithm="l2", users=1)
-    mine = (one.step_size, one.step_divisor, one.step_every, one.least_step)
-    mine += (one.trust, 1 - one.miss, one.fisher_episodes, one.fisher_regulariser)
-    assert [float(discount), *map(float, table)] == [one.discount, *mine]
+    mine = (one.discount, one.step_size, one.step_divisor, one.step_every, one.least_step)
+    assert list(map(float, table)) == [*mine, one.trust, 1 - one.miss, one.fisher_episodes, one.fisher_regulariser]
     studies = load_settings(overrides=read_profile(ROOT / "profiles" / "policy-paper.yaml")).policy.studies
     names = ("learning_rate", "minibatches", "epochs", "steps", "radius", "entropy_weight", "decay", "hidden", "users")
     mujoco, dosing = (2.04e-4, 64, 8, 2048, 1.8, 0.02, 0.91, 64, 8), (9.25e-4, 2, 4, 64, 0.08, 0.01, 0.97, 64, 8)

@@ -265,7 +265,7 @@ def test_a_reward_learns_from_no_part_that_holds_the_users_records(files: Path) 
 
 def note_stages(data: dict[str, Any], split: str = "two") -> None:
     """Write dvc.lock as DVC does after it has made records with these values."""
-    noted = {f"data.{name}": value for name, value in data.items()}
+    noted: dict[str, Any] = {f"data.{name}": value for name, value in data.items()}
     stages = {
         "acquire": {"params": {"params.yaml": {"plugins": []} | noted}, "outs": [{"path": "data/raw", "md5": "one"}]},
         "verbalize": {
@@ -294,6 +294,7 @@ def test_a_reward_is_judged_by_the_settings_that_made_the_records(files: Path) -
     write_params(SST2)
     note_stages(synthetic)
     assert settings_of_records().source == "synthetic"
+    assert cell.settings.reward
     check_reward(cell.settings.reward, settings_of_records())
     note_stages({"source": "gone"})
     with pytest.raises(ConfigError, match=r"dvc\.lock: source: .*'gone'"):
