@@ -52,7 +52,7 @@ def work():
         if path.suffix:
             path.write_text(text)
         else:
-            path.mkdir()
+            path.mkdir(exist_ok=True)  # DVC keeps an output that persists
             (path / "part.json").write_text(text)
     if name == "pretrain":
         Path("data/models/samples.json").write_text("[]")
