@@ -237,8 +237,8 @@ def attacked(audits: Sequence[Audit]) -> str:
         parts = [
             f"ε ≥ {at_least(max(values))} {where}{_best_of(values, 'largest')}" for values, where in places if values
         ]
-        found = any(value > 0 for _, value in shown)
-        said.append(f"They show {' and '.join(parts)}." if found else "They show nothing: ε ≥ 0 on every run.")
+        some = any(value > 0 for _, value in shown)
+        said.append(f"They show {' and '.join(parts)}." if some else "They show nothing: ε ≥ 0 on every run.")
     steps = [step for audit in proofs if (step := audit.get("step")) and math.isfinite(float(step["mu_certified"]))]
     if steps:
         best = max(steps, key=lambda step: float(step["mu_audited"]) / float(step["mu_certified"]))

@@ -210,10 +210,10 @@ def _thumbnail(page: Path) -> str:
         with suppress(OSError):  # a page without a chart, or whose picture was removed
             with Image.open(file) as picture:
                 width, height = _THUMBNAIL
-                picture = picture.crop((0, 0, picture.width, min(picture.height, picture.width * height // width)))
-                picture.thumbnail(_THUMBNAIL)
+                upper = picture.crop((0, 0, picture.width, min(picture.height, picture.width * height // width)))
+                upper.thumbnail(_THUMBNAIL)
                 content = BytesIO()
-                picture.convert("RGB").save(content, "PNG", optimize=True)
+                upper.convert("RGB").save(content, "PNG", optimize=True)
             return f"data:image/png;base64,{b64encode(content.getvalue()).decode()}"
     return ""
 
