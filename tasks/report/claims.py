@@ -230,7 +230,7 @@ def attacked(audits: Sequence[Audit]) -> str:
         able = [refutable for audit in proofs if (refutable := refutable_epsilon(audit)) is not None]
         if len(able) == len(proofs) > 0:  # audits of earlier versions do not say it
             refuted = sum(refutable > 0 for refutable in able)
-            said.append(f"Attacks on the whole run could have refuted {refuted} of {len(proofs)} proofs.")
+            said.append(f"Attacks on the runs themselves could have refuted {refuted} of {len(proofs)} proofs.")
         held = [value for audit, value in shown if audit in proofs]
         others = [value for audit, value in shown if audit not in proofs]
         places = (held, "where a proof holds"), (others, "where nothing is proved")
@@ -245,8 +245,13 @@ def attacked(audits: Sequence[Audit]) -> str:
         found = f"μ ≥ {at_least(best['mu_audited'])} of {at_most(best['mu_certified'])} proved"
         said.append(f"On one step they show {found}{_best_of(steps, 'closest')}.")
     games = [audit["whole_run"] for audit in audits if "whole_run" in audit]
+    whole = [one for one in games if math.isfinite(float(one.get(CERTIFIED, math.inf)))]  # not in earlier versions
+    if whole:
+        best = max(whole, key=lambda one: float(one["epsilon_audited"]) / float(one[CERTIFIED]))
+        found = f"ε ≥ {at_least(best['epsilon_audited'])} of {at_most(best[CERTIFIED])} proved"
+        said.append(f"On whole runs of twins they show {found}{_best_of(whole, 'closest')}.")
     if claims := dict.fromkeys(f"`{one['mechanism']}`" for one in games if one["claim_refuted"]):
-        said.append(f"Games on twins of their runs refute what the papers claim of {', '.join(claims)}.")
+        said.append(f"There they refute what the papers claim of {', '.join(claims)}.")
     return " ".join(said)
 
 

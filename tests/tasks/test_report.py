@@ -273,7 +273,9 @@ def test_the_verdict_says_what_to_use_what_is_proved_and_what_attacks_saw(tmp_pa
     refuted = "75 pairs of games on its twin refute the curve"
     games = {"power": "some", "mu_audited": 0.5}
     audits[3]["whole_run"] = games | {"mechanism": "rldp_published", "claim_refuted": refuted}
-    audits[0]["whole_run"] = games | {"mechanism": "static", "claim_refuted": None}
+    for audit_of, shown in ((audits[0], 0.446), (audits[1], 0.51), (audits[2], 0.0)):
+        bound = {"epsilon_audited": shown, "epsilon_certified": 1.9998}
+        audit_of["whole_run"] = games | bound | {"mechanism": "static", "claim_refuted": None}
     write_report(results, tmp_path, "tiny", audits, cells={"small.static.seed0": "small.static.seed0-0a1b"})
     words = " ".join(page(tmp_path).words.replace("\u00a0", " ").split())
     strip = words[words.index("Use ") : words.index("See each attack.")]
@@ -284,10 +286,11 @@ def test_the_verdict_says_what_to_use_what_is_proved_and_what_attacks_saw(tmp_pa
     assert "and is right at most 88.1 or 100 % of the time." in strip, "for each budget; 99.97 is rounded up"
     assert "is right at most 88.1 % of the time." in meaning([results[0] | {"epsilon_certified": 2.0}])
     assert meaning(results[3:]) == ""
-    assert "4 audits, and no proof is refuted. Attacks on the whole run could have refuted 2 of 3 proofs." in strip
+    assert "4 audits, and no proof is refuted. Attacks on the runs themselves could have refuted 2 of 3" in strip
     assert "They show ε ≥ 0.12 where a proof holds (the largest of 3) and ε ≥ 3.25 where nothing is proved." in strip
     assert "On one step they show μ ≥ 1.2 of 1.29 proved (the closest of 3)." in strip
-    assert "Games on twins of their runs refute what the papers claim of rldp_published." in strip
+    assert "On whole runs of twins they show ε ≥ 0.51 of 2 proved (the closest of 3)." in strip
+    assert "There they refute what the papers claim of rldp_published." in strip
     audits[0]["violations"] = ["small.static.seed0: something is wrong"]
     assert attacked(audits) == "1 violation: an attack shows more than is proved."
     assert attacked([]) == "Nothing was attacked."
