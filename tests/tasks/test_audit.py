@@ -371,7 +371,8 @@ def test_every_attack_says_what_it_could_have_refuted(pipeline: Path) -> None:
     assert "noise below" in audit["step"]["power"]
     write_report([read_json(directory / "result.json")], REPORT, "tiny", [audit])
     page = (REPORT / "report.html").read_text()
-    assert all(audit[part]["power"] in page for part in ("one_run", "crafted", "draw", "sampling", "step", "whole_run"))
+    for part in ("one_run", "crafted", "draw", "sampling", "step", "whole_run"):
+        assert audit[part]["power"][1:] in page, "a sentence begins with a capital letter"
 
 
 def test_entries_above_the_charged_rate_are_a_violation() -> None:
@@ -616,7 +617,7 @@ def test_a_new_attack_is_in_every_place_that_lists_attacks(
     page = (REPORT / "report.html").read_text(encoding="utf-8")
     assert "<h2>Canaries that became likelier</h2>" in page
     assert "share that became likelier</th>" in page
-    assert "canaries that became likelier: a share above 0.5 is refuted" in page
+    assert '<td>canaries that became likelier</td><td class="text">A share above 0.5 is refuted.</td>' in page
 
 
 def test_a_new_attack_on_persons_records_is_not_made_under_private_telemetry(

@@ -190,8 +190,9 @@ def test_the_page_has_the_papers_columns_of_both_attacks() -> None:
         {"label": "older", "membership": {"likelihood": older | {"auc": 0.469}}},
         {"label": "neither"},
     ]
-    shown = {"steps": [], "ends": [], "audits": audits, "mechanism_of": {"one": "static", "older": "static"}}
+    names = {"one": "static", "older": "static"}
+    shown = {"steps": [], "ends": [], "audits": audits, "mechanism_of": names, "cell": names}
     text = environment({}).get_template("paper.html.j2").render(**shown)
-    for said in ("-1.250", "4.321", "0.531", "0.469", "0.155 ± 0.07 (0.15)", "0.000155 ± 7e-05", "3999 of 4000"):
+    for said in ("\u22121.250", "4.321", "0.531", "0.469", "0.155 ± 0.07 (0.15)", "0.000155 ± 7e-05", "3999 of 4000"):
         assert said in text
     assert "neither" not in text
