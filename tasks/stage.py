@@ -3,7 +3,8 @@
 A queued experiment of DVC runs in a copy of the checkout, which DVC deletes afterwards. What such a run spends must
 outlive the copy, and what was spent before must be known in it: a cell that is finished in the checkout must not be
 paid for again. So the folders that DVC does not keep are the checkout's own, by links. So are the user's files that
-params.yaml names by a relative path, which git need not know.
+params.yaml names by a relative path, which git need not know. Cells are named by digests of what some stages made, and
+DVC's cache of runs knows nothing of these stages, whose outputs persist: a copy begins with the checkout's outputs.
 """
 
 from __future__ import annotations
@@ -146,6 +147,8 @@ def checkout_of(directory: Path) -> Path | None:
 def share_checkout() -> None:
     """In a copy, let every kept folder and file, and every file that params.yaml names, be the checkout's.
 
+    Outputs that persist are copied, where the copy has none: a stage keeps those that fit, and else writes its own.
+
     Raises: DptuneError if the copy has one of its own, whose spending would be deleted with it.
     """
     checkout = checkout_of(Path.cwd())
@@ -161,6 +164,7 @@ def share_checkout() -> None:
             if path.resolve() != (checkout / path).resolve():
                 fix = "delete this copy of the checkout, and queue the experiment again"
                 raise DptuneError(f"{path.absolute()}: is not the checkout's {path}. Fix: {fix}.") from None
+    _begin_with_outputs(checkout)
     outputs = _outputs()
     for path in _named_files():
         if any(path == out or path in out.parents or out in path.parents for out in outputs):
@@ -171,6 +175,13 @@ def share_checkout() -> None:
                 raise DptuneError(f"params.yaml: {path}: {problem}. Fix: give its absolute path.")
             path.parent.mkdir(parents=True, exist_ok=True)
             path.symlink_to(checkout / path)
+
+
+def _begin_with_outputs(checkout: Path) -> None:
+    for path in _outputs(persisting=True):
+        if (checkout / path).is_dir() and not path.exists():
+            with replacing_folder(path) as made:
+                shutil.copytree(checkout / path, made, dirs_exist_ok=True)
 
 
 def _named_files() -> list[Path]:
@@ -187,14 +198,16 @@ def _named_files() -> list[Path]:
     return [Path(name) for name in named if isinstance(name, str) and name]
 
 
-def _outputs() -> list[Path]:
-    """What the stages of dvc.yaml write, which DVC puts into a copy itself."""
+def _outputs(*, persisting: bool = False) -> list[Path]:
+    """What the stages of dvc.yaml write, which DVC puts into a copy itself, or only what persists."""
     try:
         stages = load_yaml(_STAGES.read_text(encoding="utf-8")).get("stages", {})
         kinds = [stage.get(kind) or () for stage in stages.values() for kind in ("outs", "metrics", "plots")]
     except (OSError, ValueError, AttributeError):
         return []  # DVC, which started this stage, has read the file
-    return [Path(name) for named in kinds for one in named for name in ([one] if isinstance(one, str) else one)]
+    options = [{one: {}} if isinstance(one, str) else one for named in kinds for one in named]
+    found = [(name, own) for one in options for name, own in one.items()]
+    return [Path(name) for name, own in found if not persisting or (own or {}).get("persist")]
 
 
 def keep_pages(folder: Path, name: str) -> None:

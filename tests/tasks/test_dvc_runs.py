@@ -51,12 +51,12 @@ def work():
         text = json.dumps([name, epsilons if name in ("experiment", "audit", "report") else ""])
         if path.suffix:
             path.write_text(text)
-        else:
-            path.mkdir(exist_ok=True)  # DVC keeps an output that persists
+        elif not path.exists():  # what persists fits, and stays
+            path.mkdir()
             (path / "part.json").write_text(text)
     if name == "pretrain":
         Path("data/models/samples.json").write_text("[]")
-    if name == "canaries":
+    if name == "canaries" and name in Path("data/canaries/part.json").read_text():
         drawn = secrets.token_hex(4)
         Path("data/canaries/part.json").write_text(drawn)
         Path(f"data/secrets/{drawn}.json").write_text(drawn)
