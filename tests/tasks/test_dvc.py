@@ -11,6 +11,7 @@ import yaml
 from tiny_pipeline import ROOT, repository_params
 
 from tasks import paths
+from tasks.stage import share_checkout
 
 
 @pytest.fixture(scope="module")
@@ -153,3 +154,22 @@ def test_plots_and_metrics_are_outputs_of_the_report(definition: dict[str, Any])
 def test_git_ignores_what_the_pipeline_writes() -> None:
     ignored = (ROOT / ".gitignore").read_text().splitlines()
     assert "/data/*" in ignored
+
+
+def test_a_copy_of_the_checkout_begins_with_what_persists(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """DVC's cache of runs restores no output that persists; new secrets would let finished cells be paid for again."""
+    checkout, copy = tmp_path, tmp_path / ".dvc" / "tmp" / "exps" / "one"
+    copy.mkdir(parents=True)
+    shutil.copy(ROOT / "dvc.yaml", copy)
+    for folder in ("data/canaries", "data/models", "data/raw"):
+        (checkout / folder).mkdir(parents=True)
+        (checkout / folder / "part").write_text("the checkout's")
+    (copy / "data" / "models").mkdir(parents=True)
+    (copy / "data" / "models" / "part").write_text("the copy's own")
+    monkeypatch.chdir(copy)
+    share_checkout()
+    assert (copy / "data" / "canaries" / "part").read_text() == "the checkout's"
+    assert (copy / "data" / "models" / "part").read_text() == "the copy's own"
+    assert not (copy / "data" / "raw").exists(), "DVC restores what does not persist"
+    (copy / "data" / "canaries" / "part").write_text("changed")
+    assert (checkout / "data" / "canaries" / "part").read_text() == "the checkout's"
