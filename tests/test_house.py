@@ -80,7 +80,7 @@ def test_the_quick_cases_of_a_test_are_the_first_or_those_that_are_named(
 
 
 def test_peft_asks_no_hub_about_the_base_model() -> None:
-    """By default PEFT looks for the file of a local base of that name on the hub, which tells its name to a host."""
+    """PEFT, by default, asks the hub for the base model's configuration, and so sends its name to a host."""
     nodes = [node for file in FILES for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))]
     calls = [node for node in nodes if isinstance(node, ast.Call)]
     calls = [call for call in calls if getattr(call.func, "id", "") == "get_peft_model_state_dict"]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import logging
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -96,8 +98,18 @@ def audit_key(directory: Path, settings: Audit) -> str:
     content = [json.dumps(plain(settings), sort_keys=True), str(VERSION), *sorted(ATTACKS)]
     content += map(str, score_plugins())
     read = (RunFolder(directory).ledger, RunFolder(directory).crafted, planted_secrets(), TRAIN, EVAL)
-    content += [sha256(path) for path in read if path.exists()]
+    content += [_digest(path, os.stat(path)) for path in read if path.exists()]
     return hashlib.sha256("".join(content).encode()).hexdigest()[:16]
+
+
+def _digest(path: Path, stat: os.stat_result) -> str:
+    return _digest_of(path, stat.st_ino, stat.st_size, stat.st_mtime_ns)
+
+
+@functools.lru_cache(maxsize=16)
+def _digest_of(path: Path, *_: int) -> str:
+    """The digest of a file's content, computed once while it stays as it is: all cells share those of the records."""
+    return sha256(path)
 
 
 def canary_attacks(target: Target) -> dict[str, Any]:

@@ -12,12 +12,12 @@ from typing import Annotated
 
 import typer
 
-from dptune.core.errors import ConfigError, DptuneError
+from dptune.core.errors import DptuneError
 from dptune.core.files import locked, private_directory, write_text
 from tasks.audit.attacks import audit_cell, audit_file, audit_key
 from tasks.paths import RUNS
 from tasks.settings.experiment import Audit
-from tasks.settings.strict import StrictModel
+from tasks.settings.strict import StrictModel, read_plan
 from tasks.stage import run_command
 
 AUDIT_PLAN = "audit_plan.json"
@@ -93,11 +93,7 @@ def main(
     device: Annotated[str, typer.Option(help="torch device")] = "cpu",
 ) -> None:
     """Audit the cells of a plan that nobody has audited, beside the processes of the other parts."""
-    try:
-        read = AuditPlan.model_validate_json(plan.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        raise ConfigError(str(plan), "is not a plan of audits", fix="run python -m flows.audit") from None
-    audit_part(read, part, parts, device)
+    audit_part(read_plan(AuditPlan, plan, "audit"), part, parts, device)
 
 
 if __name__ == "__main__":

@@ -35,7 +35,7 @@ from tasks.paths import ENSEMBLES, TRAIN
 from tasks.settings.experiment import Model
 from tasks.settings.params import Settings
 from tasks.settings.prediction import Prediction, Serve
-from tasks.settings.strict import StrictModel
+from tasks.settings.strict import StrictModel, read_plan
 from tasks.stage import run_command
 
 #: Version of the tuning of ensembles, part of their names. Raise it when a change moves their weights: tests/golden
@@ -223,11 +223,7 @@ def main(
     device: Annotated[str, typer.Option(help="torch device")] = "cpu",
 ) -> None:
     """Tune the adapter of one shard, unless it is tuned already."""
-    try:
-        read = EnsemblePlan.model_validate_json(plan.read_text(encoding="utf-8"))
-    except ValueError:
-        raise ConfigError(str(plan), "is not a plan of an ensemble", fix="run python -m flows.prediction") from None
-    tune(read, shard, device)
+    tune(read_plan(EnsemblePlan, plan, "prediction"), shard, device)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from dptune.core.declarations import plain
-from dptune.core.errors import ConfigError, DataError
+from dptune.core.errors import DataError
 from dptune.core.files import jsonable, private_directory, read_json, write_json
 from dptune.prediction.ensemble import load_adapters, read_manifest
 from dptune.prediction.predictor import RecordScore, score_records
@@ -23,7 +23,7 @@ from tasks.paths import EVAL
 from tasks.prediction.ensembles import EnsemblePlan, base_of, scored_protocols, tokens_of
 from tasks.settings.params import Settings
 from tasks.settings.prediction import Prediction
-from tasks.settings.strict import StrictModel
+from tasks.settings.strict import StrictModel, read_plan
 from tasks.stage import run_command
 
 SCORING = "scoring.json"
@@ -125,11 +125,7 @@ def main(
     device: Annotated[str, typer.Option(help="torch device")] = "cpu",
 ) -> None:
     """Score every PARTS-th record, but for those that are scored already."""
-    try:
-        read = ScoringPlan.model_validate_json(plan.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        raise ConfigError(str(plan), "is not a plan of scores", fix="run python -m flows.prediction") from None
-    score_part(read, part, parts, device)
+    score_part(read_plan(ScoringPlan, plan, "prediction"), part, parts, device)
 
 
 if __name__ == "__main__":

@@ -103,6 +103,7 @@ _LONGEST_PATH = 4096
 
 #: pydantic's configuration of whatever is read from a file of settings.
 STRICT = ConfigDict(extra="forbid", frozen=True)
+Plan = TypeVar("Plan", bound=BaseModel)
 
 
 class StrictModel(BaseModel):
@@ -114,6 +115,14 @@ class StrictModel(BaseModel):
     def __get_pydantic_core_schema__(cls, kind: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         """pydantic's hook: the model's own schema, whose numbers are plain."""
         return plain_numbers(handler(kind), handler)
+
+
+def read_plan(kind: type[Plan], file: Path, flow: str) -> Plan:
+    """Read what a flow wrote for a process of its own. Raises: ConfigError if the file holds no such plan."""
+    try:
+        return kind.model_validate_json(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        raise ConfigError(str(file), f"is not {flow}'s plan", fix=f"run python -m flows.{flow}") from None
 
 
 def as_value_error(check: Callable[..., Any], *arguments: Any) -> None:

@@ -54,8 +54,8 @@ def test_sound_draws_are_accused_as_rarely_as_is_said(units: Callable[[], Privac
 
 
 def test_each_test_by_itself_has_uniform_p_values() -> None:
-    """Of 20 audits each p-value has mean 0.5 and standard error 0.065; five of them are 6e-7 off. The last, of the
-    most unlikely unit, is a bound: no smaller."""
+    """A uniform p-value has mean 0.5, and the mean of 20 has a standard error of 0.065. This test fails by chance once
+    in a million runs, beyond five errors. The most unlikely unit's p-value is a bound: its mean may be larger."""
     found = [audited(each_record(), seed, alarm=0.1).p_values for seed in range(20)]
     for name in ("rate", "sizes", "spread"):
         assert abs(np.mean([one[name] for one in found]) - 0.5) < 5 * 0.065, name

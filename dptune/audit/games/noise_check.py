@@ -142,7 +142,7 @@ def _missing(noise: Sequence[Array], names: Sequence[str]) -> str | None:
 
 
 def _repeated(noise: Sequence[Array], names: Sequence[str]) -> str | None:
-    """A sentence on the block whose noise agrees in sign with that of so many steps before more often than chance."""
+    """Compare the signs of noise with those of earlier steps. Returns a sentence on a block that repeats, or None."""
     lags = np.arange(1, _NOISE_STEPS // 2)
     for name, block in zip(names, noise, strict=False):
         waves = np.fft.rfft(np.where(block > 0, 1.0, -1.0), 2 * _NOISE_STEPS, axis=0)
@@ -154,7 +154,7 @@ def _repeated(noise: Sequence[Array], names: Sequence[str]) -> str | None:
 
 
 def _shared(noise: Sequence[Array], names: Sequence[str]) -> str | None:
-    """A sentence on two coordinates whose noise has the same sign, or the opposite one, more often than chance."""
+    """Compare the noise of coordinates by sign. Returns a sentence on two that share noise, or None."""
     share = max(2, _COMPARED // len(noise))
     held = [one[:, :share] if sum(len(each.T) for each in noise) > _COMPARED else one for one in noise]
     owners = np.repeat(np.arange(len(held)), [len(one.T) for one in held])
@@ -169,5 +169,5 @@ def _shared(noise: Sequence[Array], names: Sequence[str]) -> str | None:
 
 
 def _chance(excess: Array, count: NDArray[np.int64]) -> Array:
-    """Chance that of ``count`` fair signs those of one kind exceed the others by ``excess`` or more, whichever kind."""
+    """Chance that ``count`` fair coins show ``excess`` more heads than tails, or as many more tails than heads."""
     return np.asarray(2 * binom.sf((np.abs(excess) + count) / 2 - 1, count, 0.5))
