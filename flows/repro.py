@@ -38,7 +38,7 @@ from flows.common.child import child
 from tasks.mlflow.experiments import remembered
 from tasks.paths import DATA, REPORT, REPORTS
 from tasks.profile import PARAMS, members, overrides, read_profile
-from tasks.settings.experiment import Experiment
+from tasks.settings.mechanisms import own_epsilons
 from tasks.settings.params import load_settings
 from tasks.stage import ERROR_FILE, INTERRUPTED, USER_ERROR, last_error, say_error
 
@@ -46,7 +46,8 @@ LOG = DATA / "repro.log"
 #: Minutes that the shipped study took on two idle cores, without setup: the least and the most of several runs.
 _MEASURED = (10, 12)
 _SHIPPED = ("nonprivate", "static", "quantile", "rldp", "rldp_published")
-_NEXT = "Afterwards     make repro PROFILE=profiles/price-of-privacy.yaml draws what epsilon 1, 2, 4 and 8 cost"
+_MORE = {"static": (2.0, 1.0, 4.0, 8.0)}
+_NEXT = "Afterwards     make repro PROFILE=profiles/price-of-privacy.yaml draws what privacy costs with three seeds each"
 _SECONDS_BETWEEN_READS = 0.3
 _MOST_METERS = 8
 _TOOK = re.compile(r"^this run took (\d+) seconds$", re.MULTILINE)
@@ -248,19 +249,19 @@ def opening(log: Path) -> list[str]:
     except (DptuneError, OSError):
         return []
     study = settings.experiment
+    own = own_epsilons(settings.mechanisms, study)
     epsilons = ", ".join(f"{one:g}" for one in study.epsilons)
+    further = "".join(f"; {name} at {', '.join(f'{one:g}' for one in sorted(all_of))}" for name, all_of in own.items())
+    grid = (study.mechanisms, study.epsilons, study.seeds)
+    shipped = (*grid, own) == (_SHIPPED, (2.0,), (0,), _MORE)
     seeds = f"{len(study.seeds)} seed{'s' if len(study.seeds) > 1 else ''}"
     return [
         f"Study {study.name!r}: {', '.join(study.mechanisms)}",
-        f"               at {study.accounting} epsilon {epsilons}, {seeds}, on {', '.join(study.models)}",
+        f"               at {study.accounting} epsilon {epsilons}{further}, {seeds}, on {', '.join(study.models)}",
         f"You get        {REPORT / 'report.html'}: the best model at the privacy that is paid, proofs and attacks",
-        f"It takes       {_how_long(study, log)}. What is done already is skipped.",
-        *([_NEXT] if _is_shipped(study) else []),
+        f"It takes       {_how_long(log, shipped)}. What is done already is skipped.",
+        *([_NEXT] if shipped else []),
     ]
-
-
-def _is_shipped(study: Experiment) -> bool:
-    return (tuple(study.mechanisms), tuple(study.epsilons), tuple(study.seeds)) == (_SHIPPED, (2.0,), (0,))
 
 
 def took(seconds: float) -> str:
@@ -268,13 +269,13 @@ def took(seconds: float) -> str:
     return f"this run took {seconds:.0f} seconds\n"
 
 
-def _how_long(study: Experiment, log: Path) -> str:
+def _how_long(log: Path, shipped: bool) -> str:
     before = log.read_text(encoding="utf-8", errors="replace") if log.exists() else ""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     if said := _TOOK.search(before):
         stages = f"\n{before}".count("\nRunning stage '")
         return f"what changed; the last run here took {_duration(int(said[1]))} for {stages} stage{'s' * (stages != 1)}"
-    if _is_shipped(study):
+    if shipped:
         return f"{_MEASURED[0]} to {_MEASURED[1]} minutes on two idle cores; here it may use {cores}"
     return f"a time that has not been measured for these settings; here it may use {cores} cores"
 

@@ -91,12 +91,19 @@ def changes(deployment: str, given: dict[str, Any]) -> dict[str, Any]:
     merged: dict[str, Any] = {}
     for field, value in given.items():
         if field not in (OVERRIDES, ASK_FIRST):
-            if field == MODELS and deployment in GRIDS and not value:  # none chosen: all of the file's
+            if deployment in GRIDS and _is_the_files(field, value):
                 continue
             for key in reversed(path_of(deployment, field).split(".")):
                 value = {key: value}
             merged = merge(merged, value)
     return merge(merged, given[OVERRIDES])
+
+
+def _is_the_files(field: str, value: Any) -> bool:
+    """Whether a field of a grid's form leaves the file's entry as it is, which a list of names says less of."""
+    if field == MODELS:
+        return not value  # none chosen: all of the file's
+    return field == "mechanisms" and value == list(load_settings().experiment.mechanisms)
 
 
 class _OfferedLabel:

@@ -157,6 +157,32 @@ def _holds_text(value: Any) -> bool:
     return any(isinstance(item, str | bytes | bytearray) for item in items)
 
 
+def with_more_epsilons(content: dict[str, Any]) -> dict[str, Any]:
+    """The file's content where ``{static: [1, 8]}`` among ``experiment.mechanisms`` is ``static``, at 1 and 8 too.
+
+    The list has them, and not the entry, because a profile or a form that lists its own mechanisms means no others.
+
+    Raises: ValueError for a table that is no label with a list of epsilons.
+    """
+    mechanisms, experiment = content.get("mechanisms"), content.get("experiment")
+    if not (isinstance(mechanisms, dict) and isinstance(experiment, dict)):
+        return content
+    chosen, entries = experiment.get("mechanisms"), dict(mechanisms)
+    tables = [one for one in chosen if isinstance(one, dict)] if isinstance(chosen, list | tuple) else []
+    for table in tables:
+        if len(table) != 1 or not all(isinstance(more, list | tuple) for more in table.values()):
+            raise ValueError(f"experiment.mechanisms: {table} is no label with more epsilons; write {{static: [1, 8]}}")
+        for name, more in table.items():
+            own = entries.get(name)
+            if isinstance(own, dict):  # else the label, or the entry, is refused later
+                usual = own.get("epsilons", experiment.get("epsilons"))
+                entries[name] = own | {"epsilons": list(dict.fromkeys([*(usual or ()), *more]))}
+    if not tables:
+        return content
+    labels = [next(iter(one)) if isinstance(one, dict) else one for one in chosen]
+    return content | {"mechanisms": entries, "experiment": experiment | {"mechanisms": labels}}
+
+
 def with_sweeps(content: dict[str, Any]) -> dict[str, Any]:
     """The file's content with one entry for every combination of an entry's ``sweep: {option: [values]}``.
 

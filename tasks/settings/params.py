@@ -21,7 +21,7 @@ from dptune.records.canaries import SECRETS_IN_RECORDS
 from tasks.settings.data import Canaries, Data
 from tasks.settings.experiment import REQUIRED, Audit, Experiment, Pretrain, Task, TrainingSettings
 from tasks.settings.learned_reward import check_reward
-from tasks.settings.mechanisms import check_entry, with_sweeps
+from tasks.settings.mechanisms import check_entry, with_more_epsilons, with_sweeps
 from tasks.settings.policy import PolicySettings
 from tasks.settings.prediction import Prediction
 from tasks.settings.search import Search
@@ -70,8 +70,8 @@ class Settings(StrictModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _expand_sweeps(cls, content: Any) -> Any:
-        return with_sweeps(content) if isinstance(content, dict) else content
+    def _expand_lists(cls, content: Any) -> Any:
+        return with_sweeps(with_more_epsilons(content)) if isinstance(content, dict) else content
 
     @model_validator(mode="after")
     def _partition_exists(self) -> Settings:
