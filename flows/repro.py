@@ -47,7 +47,7 @@ LOG = DATA / "repro.log"
 _MEASURED = (10, 12)
 _SHIPPED = ("nonprivate", "static", "quantile", "rldp", "rldp_published")
 _MORE = {"static": (2.0, 1.0, 4.0, 8.0)}
-_NEXT = "Afterwards     make repro PROFILE=profiles/price-of-privacy.yaml draws what privacy costs with three seeds each"
+_NEXT = "Afterwards     make repro PROFILE=profiles/price-of-privacy.yaml draws what privacy costs with three seeds"
 _SECONDS_BETWEEN_READS = 0.3
 _MOST_METERS = 8
 _TOOK = re.compile(r"^this run took (\d+) seconds$", re.MULTILINE)
@@ -251,7 +251,7 @@ def opening(log: Path) -> list[str]:
     study = settings.experiment
     own = own_epsilons(settings.mechanisms, study)
     epsilons = ", ".join(f"{one:g}" for one in study.epsilons)
-    further = "".join(f"; {name} at {', '.join(f'{one:g}' for one in sorted(all_of))}" for name, all_of in own.items())
+    further = "".join(f" ({name}: {', '.join(f'{one:g}' for one in sorted(all_of))})" for name, all_of in own.items())
     grid = (study.mechanisms, study.epsilons, study.seeds)
     shipped = (*grid, own) == (_SHIPPED, (2.0,), (0,), _MORE)
     seeds = f"{len(study.seeds)} seed{'s' if len(study.seeds) > 1 else ''}"

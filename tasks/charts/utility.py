@@ -1,10 +1,11 @@
 """Utility against epsilon: a column of points for each epsilon, and one at the right for what has none.
 
-Where there is one certified epsilon, each mechanism has a line of its own instead, best first (``dots``). Mechanisms of
-equal epsilon stand beside each other in the order of the legend, so that no point hides another. Bars are one standard
-deviation over seeds. The public model, and training without privacy with its own deviation, are lines; a public model
-that is so much worse that all points would lie on one another is named at the upper edge. In lines of their own,
-mechanisms without a guarantee stand below the others.
+Where all mechanisms meet at one certified epsilon, each has a line there instead, best first (``dots``), and those that
+ran at further ones have a panel of curves beside it. Mechanisms of equal epsilon stand beside each other in the order
+of the legend, so that no point hides another. Bars are one standard deviation over seeds. The public model, and
+training without privacy with its own deviation, are lines; a public model that is so much worse that all points would
+lie on one another is named at the upper edge. In lines of their own, mechanisms without a guarantee stand below the
+others.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from tasks.charts.looks import GREY, INK, Look
 from tasks.charts.seed_groups import (
     CERTIFIED,
     EPSILONS,
+    SAME_EPSILON,
     Result,
     SeedGroup,
     budget_of,
@@ -37,6 +39,8 @@ _EDGE, _WORDS = 0.05, 0.35  # shares of the axis left free beside its marks, and
 _COLUMN = 0.6  # share of the room between two epsilons that a column of points takes
 _MOST_LABELS = 7
 _SAME = 0.001  # of logarithms of epsilon, to know a label's column again
+_AGAINST = "against epsilon"
+_ONE_SEED = "One seed has no bars: training's noise alone moves each point."
 _FAR = 2.0  # times the room that everything else takes
 
 
@@ -48,32 +52,57 @@ def utility(
     groups = [group for group in over_seeds(results, metric) if math.isfinite(group.mean)]
     private = [group for group in groups if not group.nonprivate]
     places = list(dict.fromkeys((str(one.first["model"]), str(one.first["unit"])) for one in private))
-    alone = list(keys) == [CERTIFIED] and len(distinct_epsilons([one.certified for one in private])) < 2
-    panels = []
+    ranks = list(keys) == [CERTIFIED]
+    panels, said = [], set[str]()
     for model, unit in places:
         mine = [group for group in private if (group.first["model"], group.first["unit"]) == (model, unit)]
         reference = [group for group in groups if group.nonprivate and group.first["model"] == model][:1]
-        titles = (model if len({one for one, _ in places}) > 1 else "", f"one {unit}" if len(set(places)) > 1 else "")
-        before, title = untuned(results, model, metric), ", ".join(filter(None, titles))
-        if alone:
-            rows = [_figures(group, CERTIFIED) for group in mine]
-            panels.append(dots(rows, reference, before, metric, looks, _tooltip(metric), title))
-        else:
-            panels += [Panel(_panel(mine, reference, before, key, metric, looks), title, 320) for key in keys]
-    against = "by mechanism" if alone else "against epsilon"
-    title = f"{title_of(metric).capitalize()} {against} (lower is better)"
+        titles = [model] * (len({one for one, _ in places}) > 1) + [f"one {unit}"] * (len(set(places)) > 1)
+        before = untuned(results, model, metric)
+        ranked, curves = _ranked_and_curves(mine) if ranks else ([], mine)
+        if ranked:
+            said.add("by mechanism")
+            rows = [_figures(group, CERTIFIED) for group in ranked]
+            at = distinct_epsilons([group.certified for group in ranked]) if curves else []
+            own = ", ".join([*titles, *(f"ε = {at_most(epsilon)}" for epsilon in at)])
+            panels.append(dots(rows, reference, before, metric, looks, _tooltip(metric), own))
+        if curves:
+            said.add(_AGAINST)
+            own = ", ".join([*titles, *(dict.fromkeys(group.mechanism for group in curves) if ranked else ())])
+            panels += [Panel(_panel(curves, reference, before, key, metric, looks), own, 320) for key in keys]
+    title = f"{title_of(metric).capitalize()} {' and '.join(sorted(said, reverse=True))} (lower is better)"
     synthetic = any(result["synthetic"] for result in results)
     return (
-        Figure(name, titled(title, synthetic=synthetic), tuple(panels), note=_note(groups, looks)) if panels else None
+        Figure(name, titled(title, synthetic=synthetic), tuple(panels), note=_note(groups, looks, said))
+        if panels
+        else None
     )
 
 
-def _note(groups: Sequence[SeedGroup], looks: dict[str, Look]) -> str:
+def _ranked_and_curves(groups: Sequence[SeedGroup]) -> tuple[list[SeedGroup], list[SeedGroup]]:
+    """The groups to rank at the one epsilon where all mechanisms meet, and those to draw against epsilon.
+
+    All are ranked where there is one epsilon, and none where mechanisms meet at several, or some never meet.
+    """
+    private = [one for one in groups if math.isfinite(one.certified)]
+    epsilons = distinct_epsilons([one.certified for one in private])
+    if len(epsilons) < 2:
+        return list(groups), []
+    each = [[one for one in private if own <= one.certified <= own * (1 + SAME_EPSILON)] for own in epsilons]
+    met = [ones for ones in each if len({one.mechanism for one in ones}) > 1]
+    if len(met) != 1 or {one.mechanism for one in met[0]} != {one.mechanism for one in private}:
+        return [], list(groups)
+    ranked = [one for one in groups if one in met[0] or one not in private]
+    elsewhere = {one.mechanism for one in private if one not in met[0]}
+    return ranked, [one for one in private if one.mechanism in elsewhere]
+
+
+def _note(groups: Sequence[SeedGroup], looks: dict[str, Look], drawn: set[str]) -> str:
     """An explanation of those marks that are there."""
     several = any(len(group.results) > 1 for group in groups)
     hollow = any(looks[group.mechanism].hollow for group in groups)
     bars, leaks = "Bars: one standard deviation over seeds.", "Hollow: no guarantee, for it leaks raw statistics."
-    said = (several, bars), (hollow, leaks)
+    said = (several, bars), (not several and _AGAINST in drawn, _ONE_SEED), (hollow, leaks)
     return " ".join(text for there, text in said if there)
 
 

@@ -55,7 +55,8 @@ class Experiment(StrictModel):
     Attributes:
         name: name of the experiment in MLflow and on its page.
         models: base models by a name of yours.
-        mechanisms: labels of the entries of ``mechanisms`` that are run.
+        mechanisms: labels of the entries of ``mechanisms`` that are run. In the file, a table such as {static: [1, 8]}
+            runs static at these epsilons too.
         epsilons: budgets; each makes one cell for every model, mechanism and seed. A mechanism's own epsilons take
             precedence.
         seeds: seeds of the adapters' initialisation; public. Noise and coins have none.

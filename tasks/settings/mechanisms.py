@@ -167,19 +167,21 @@ def with_more_epsilons(content: dict[str, Any]) -> dict[str, Any]:
     mechanisms, experiment = content.get("mechanisms"), content.get("experiment")
     if not (isinstance(mechanisms, dict) and isinstance(experiment, dict)):
         return content
-    chosen, entries = experiment.get("mechanisms"), dict(mechanisms)
-    tables = [one for one in chosen if isinstance(one, dict)] if isinstance(chosen, list | tuple) else []
-    for table in tables:
-        if len(table) != 1 or not all(isinstance(more, list | tuple) for more in table.values()):
-            raise ValueError(f"experiment.mechanisms: {table} is no label with more epsilons; write {{static: [1, 8]}}")
-        for name, more in table.items():
-            own = entries.get(name)
-            if isinstance(own, dict):  # else the label, or the entry, is refused later
-                usual = own.get("epsilons", experiment.get("epsilons"))
-                entries[name] = own | {"epsilons": list(dict.fromkeys([*(usual or ()), *more]))}
-    if not tables:
+    chosen = experiment.get("mechanisms")
+    if not isinstance(chosen, list | tuple):
         return content
-    labels = [next(iter(one)) if isinstance(one, dict) else one for one in chosen]
+    labels, entries = [], dict(mechanisms)
+    for one in chosen:
+        if isinstance(one, dict):
+            (name, more), *others = one.items() or [("", None)]
+            if others or not isinstance(more, list | tuple):
+                problem = f"{one} is neither a label nor a label with a list of more epsilons"
+                raise ValueError(f"experiment.mechanisms: {problem}; write static, or {{static: [1, 8]}}")
+            if isinstance(entry := entries.get(name), dict):  # otherwise it is refused later, by its name
+                usual = entry.get("epsilons", experiment.get("epsilons")) or ()
+                entries[name] = entry | {"epsilons": list(dict.fromkeys([*usual, *more]))}
+            one = name
+        labels.append(one)
     return content | {"mechanisms": entries, "experiment": experiment | {"mechanisms": labels}}
 
 

@@ -26,16 +26,12 @@ def shipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_the_shipped_study_has_a_measured_time_and_another_has_none(shipped: Path) -> None:
     text = "\n".join(opening(Path("none.log")))
     assert "rldp_published" in text
-    assert "at certified epsilon 2, 1 seed, on small" in text
+    assert "at certified epsilon 2 (static: 1, 2, 4, 8), 1 seed, on small" in text
     assert "data/report/report.html" in text
     assert "10 to 12 minutes on two idle cores" in text
-    assert "profiles/price-of-privacy.yaml draws what epsilon 1, 2, 4 and 8 cost" in text
-    assert load_settings(overrides=read_profile(ROOT / "profiles/price-of-privacy.yaml")).experiment.epsilons == (
-        1,
-        2,
-        4,
-        8,
-    )
+    assert "profiles/price-of-privacy.yaml draws what privacy costs with three seeds" in text
+    profile = load_settings(overrides=read_profile(ROOT / "profiles/price-of-privacy.yaml")).experiment
+    assert (profile.epsilons, profile.seeds) == ((1, 2, 4, 8), (0, 1, 2))
     changed = yaml.safe_load(shipped.read_text())
     changed["experiment"]["seeds"] = [0, 1]
     shipped.write_text(yaml.safe_dump(changed))

@@ -142,7 +142,7 @@ def test_what_a_form_says_is_merged_over_the_file(pipeline: Path) -> None:
 
 
 def test_the_files_own_values_change_nothing(pipeline: Path) -> None:
-    write_params()
+    write_params({"experiment": {"mechanisms": ["nonprivate", {"static": [1, 8]}]}})
     settings = load_settings()
     for name in _FLOWS:
         assert load_settings(overrides=changes(name, file_values(name, fields_of(name), settings))) == settings

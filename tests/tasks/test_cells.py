@@ -15,9 +15,10 @@ from dptune.core.files import sha256
 from dptune.core.settings import UpdateRule
 from tasks.corpus.canaries import plant
 from tasks.experiment.cells import Cell, of_a_pass
+from tasks.experiment.cells import grid as grid_of
 from tasks.paths import EVAL, PUBLIC_MODEL, PUBLIC_VALIDATION, RUNS, TRAIN
 from tasks.settings.mechanisms import own_epsilons
-from tasks.settings.params import load_settings
+from tasks.settings.params import load_settings, merge
 
 
 def names(*changes: dict[str, Any]) -> set[str]:
@@ -70,6 +71,45 @@ def test_a_mechanism_with_epsilons_of_its_own_has_cells_at_those(pipeline: Path)
     assert own_epsilons(settings.mechanisms, settings.experiment) == {"static": (7.0,)}
     write_params()
     assert own_epsilons(load_settings().mechanisms, load_settings().experiment) == {}
+
+
+def test_a_mechanism_may_run_at_more_epsilons_than_the_experiments(pipeline: Path) -> None:
+    """As in the shipped file, where a profile's own list of mechanisms must mean these at its epsilons, and no more."""
+
+    def budgets(given: dict[str, Any]) -> list[float | None]:
+        return [cell.epsilon for cell in cells(given) if cell.mechanism == "static"]
+
+    more = {"experiment": {"mechanisms": ["nonprivate", {"static": [0.5, BUDGET, 3]}]}}
+    assert names() < names(more)
+    assert budgets(more) == [BUDGET, 0.5, 3]
+    assert budgets(merge(more, {"experiment": {"epsilons": [7]}})) == [7, 0.5, BUDGET, 3]
+    assert budgets(merge(more, {"mechanisms": {"static": {"epsilons": [7]}}})) == [7, 0.5, BUDGET, 3]
+    write_params(more)
+    assert load_settings().experiment.mechanisms == ("nonprivate", "static")
+    replaced = load_settings(overrides={"experiment": {"mechanisms": ["static"]}})
+    assert [cell.epsilon for cell in grid_of(replaced)] == [BUDGET]
+
+
+@pytest.mark.parametrize(
+    "table", [{"static": 3}, {}, {"static": [1], "nonprivate": [2]}, {"static": {"epsilons": [1]}}]
+)
+def test_a_table_among_mechanisms_that_says_something_else_is_refused(pipeline: Path, table: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=r"experiment\.mechanisms: .* write static, or \{static: \[1, 8\]\}"):
+        cells({"experiment": {"mechanisms": [table]}})
+
+
+@pytest.mark.parametrize(
+    ("table", "problem"),
+    [
+        ({"lost": [1]}, "'lost' has no entry"),
+        ({"static": ["a"]}, "mechanisms.static: epsilons"),
+        ({"static": [-1]}, "mechanisms.static: epsilons"),
+        ({"nonprivate": [3]}, "mechanisms.nonprivate: epsilons: no noise"),
+    ],
+)
+def test_more_epsilons_are_checked_as_an_entrys_own(pipeline: Path, table: dict[str, Any], problem: str) -> None:
+    with pytest.raises(ConfigError, match=problem):
+        cells({"experiment": {"mechanisms": [table]}})
 
 
 @pytest.mark.parametrize(

@@ -100,6 +100,25 @@ def test_one_epsilon_is_a_line_for_each_mechanism_the_best_first_and_those_witho
     assert figure.panels[0].height < two.panels[0].height
 
 
+def test_where_all_meet_at_one_epsilon_they_are_ranked_there_beside_a_curve_of_those_with_more(tmp_path: Path) -> None:
+    """The default study: plain DP-SGD at several budgets, beside every mechanism at one of them."""
+    one_seed = [result("static", 1.99984), *RESULTS[2:]]
+    more = [result("static", epsilon, label=f"static{epsilon}") for epsilon in (1.0, 4.0, 8.0)]
+    figure = drawn([*one_seed, *more])
+    assert figure.title.startswith("Held-out perplexity by mechanism and against epsilon")
+    ranked, curve = figure.panels
+    assert (ranked.title, curve.title) == ("ε = 2", "static")
+    assert [row["mechanism"] for row in rows(figure)].count("static") == 1
+    assert {row["mechanism"] for row in rows(figure)} == {"static", "quantile", "rldp_published"}
+    assert [row["mechanism"] for row in rows(figure, 1)] == ["static"] * 4
+    assert "One seed has no bars" in figure.note
+    assert "One seed has no bars" not in drawn([*RESULTS, *more]).note
+    # Two budgets where mechanisms meet, or one mechanism that never meets the others: columns show them all.
+    for other in (result("quantile", 4.0, label="q4"), result("auto_s", 8.5)):
+        (panel,) = drawn([*one_seed, *more, other]).panels
+        assert panel.title == ""
+
+
 def test_bars_are_one_deviation_over_seeds() -> None:
     spread = [result(seed=0), result(seed=1, after={"public_perplexity": 7.0, "eval_perplexity": 8.0})]
     (row,) = rows(drawn(spread))
