@@ -14,6 +14,17 @@ def at_most(value: float | str, digits: int = 3) -> str:
     return _text(float(value), Context(prec=digits, rounding=ROUND_CEILING))
 
 
+def percent_at_most(share: float) -> str:
+    """A share in percent, an upper bound, rounded up; with so many digits that less than all never reads 100.
+
+    Example:
+        >>> percent_at_most(0.8807), percent_at_most(0.99966), percent_at_most(1.0)
+        ('88.1', '99.97', '100')
+    """
+    texts = (at_most(100 * share, digits) for digits in range(3, _MOST_DIGITS))
+    return next((text for text in texts if float(text) < 100), "100")
+
+
 def at_least(value: float | str, digits: int = 3) -> str:
     """What an attack showed, a lower bound, with some significant digits: rounded down."""
     return _text(float(value), Context(prec=digits, rounding=ROUND_FLOOR))

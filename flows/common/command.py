@@ -31,6 +31,8 @@ _LOOK_SECONDS = 0.1
 _WATCH_SECONDS = 3.0
 #: Variable that holds the process id of what serves the deployments, and starts a process for each run.
 SERVING = "DPTUNE_SERVING"
+#: Prefect's variable with the id of the run that it started this process for.
+_STARTED_FOR = "PREFECT__FLOW_RUN_ID"
 _STOPS = (signal.SIGINT, signal.SIGTERM)
 _Handler = Callable[[int, FrameType | None], None]
 _on_sigterm: _Handler | None = None  # this process' own handler, if it has one
@@ -69,9 +71,12 @@ def begin_flow() -> None:
     """Let SIGTERM end this process, and Prefect's temporary server end with it: the first line of every flow.
 
     Whenever a flow begins, within another one too, Prefect's own handler takes the place of this process'. It would
-    wait for the cells under way, try them again, and leave runs as running.
+    wait for the cells under way, try them again, and leave runs as running. A run that a work pool started is ended by
+    its page as a form's is.
     """
     end_server_with_me()
+    if _on_sigterm is None and runtime.flow_run.id == os.environ.get(_STARTED_FOR, ""):
+        end_when_cancelled()
     if _on_sigterm is not None and threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, _on_sigterm)
 

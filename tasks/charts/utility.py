@@ -68,7 +68,8 @@ def utility(
             panels.append(dots(rows, reference, before, metric, looks, _tooltip(metric), own))
         if curves:
             said.add(_AGAINST)
-            own = ", ".join([*titles, *(dict.fromkeys(group.mechanism for group in curves) if ranked else ())])
+            names = ", ".join(dict.fromkeys(group.mechanism for group in curves))
+            own = ", ".join([*titles, *([f"{names} against ε"] if ranked else [])])
             panels += [Panel(_panel(curves, reference, before, key, metric, looks), own, 320) for key in keys]
     title = f"{title_of(metric).capitalize()} {' and '.join(sorted(said, reverse=True))} (lower is better)"
     synthetic = any(result["synthetic"] for result in results)

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from dptune.core.digits import at_least, at_most
+from dptune.core.digits import at_least, at_most, percent_at_most
 from dptune.job.delivery.card import covered, has_guarantee, why_not
 from dptune.privacy.accountants import Epsilons, rdp_epsilon
 from dptune.privacy.accounting.mixture_figures import has_limit, limit_epsilon
@@ -188,12 +188,21 @@ def meaning(results: Sequence[Result]) -> str:
     shares = []
     for budget in _budgets(finite):
         odds = [(math.exp(-float(one[CERTIFIED])), float(one["delta"])) for one in budget]
-        shares.append(at_most(100 * max((1 + delta * small) / (1 + small) for small, delta in odds)))
+        shares.append(percent_at_most(max((1 + delta * small) / (1 + small) for small, delta in odds)))
     units = " or ".join(dict.fromkeys(f"one {one['unit']}" for one in finite))
     return (
         f"Whoever sees such a run's adapter and starts from even odds guesses whether {units} took part, and is right "
         f"at most {_either(shares)} % of the time."
     )
+
+
+def by_clt(results: Sequence[Result]) -> dict[str, str]:
+    """What the central limit would claim at each budget, by mechanism, where it is not what is claimed."""
+    found: dict[str, list[float]] = {}
+    for result in results:
+        if "epsilon_clt" in result:
+            found.setdefault(f"`{result['mechanism']}`", []).append(float(result["epsilon_clt"]))
+    return {name: _either(map(at_most, distinct_epsilons(own)), "and") for name, own in found.items()}
 
 
 def _budgets(certified: Sequence[Result]) -> list[list[Result]]:
@@ -203,7 +212,7 @@ def _budgets(certified: Sequence[Result]) -> list[list[Result]]:
     return [[one for one in certified if low <= float(one[CERTIFIED]) < end] for low, end in ends]
 
 
-def _either(values: Iterable[str]) -> str:
+def _either(values: Iterable[str], word: str = "or") -> str:
     """Values in a sentence: one, two or three.
 
     Example:
@@ -211,7 +220,7 @@ def _either(values: Iterable[str]) -> str:
         '1, 2 or 8'
     """
     *first, last = values
-    return f"{', '.join(first)} or {last}" if first else last
+    return f"{', '.join(first)} {word} {last}" if first else last
 
 
 def attacked(audits: Sequence[Audit]) -> str:

@@ -107,7 +107,7 @@ def test_where_all_meet_at_one_epsilon_they_are_ranked_there_beside_a_curve_of_t
     figure = drawn([*one_seed, *more])
     assert figure.title.startswith("Held-out perplexity by mechanism and against epsilon")
     ranked, curve = figure.panels
-    assert (ranked.title, curve.title) == ("ε = 2", "static")
+    assert (ranked.title, curve.title) == ("ε = 2", "static against ε")
     assert [row["mechanism"] for row in rows(figure)].count("static") == 1
     assert {row["mechanism"] for row in rows(figure)} == {"static", "quantile", "rldp_published"}
     assert [row["mechanism"] for row in rows(figure, 1)] == ["static"] * 4

@@ -283,7 +283,7 @@ def test_the_verdict_says_what_to_use_what_is_proved_and_what_attacks_saw(tmp_pa
     assert "3 runs, each ε ≤ 2 or 7.99 at δ = 1e-05 about one record. No guarantee: rldp_published." in strip
     assert f"dptune verify {RUNS}/small.static.seed0-0a1b copy" in strip
     assert f"To hand on: {RUNS}/small.static.seed0-0a1b/adapter copy" in strip
-    assert "and is right at most 88.1 or 100 % of the time." in strip, "for each budget; 99.97 is rounded up"
+    assert "and is right at most 88.1 or 99.97 % of the time." in strip, "for each budget, and never all of it"
     assert "is right at most 88.1 % of the time." in meaning([results[0] | {"epsilon_certified": 2.0}])
     assert meaning(results[3:]) == ""
     assert "4 audits, and no proof is refuted. Attacks on the runs themselves could have refuted 2 of 3" in strip
