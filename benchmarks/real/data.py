@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from dptune.records.benchmarks import e2e, glue
-from dptune.records.diabetes.narratives import verbalise
+from dptune.records.diabetes.narratives import LABEL, verbalise
 from dptune.records.diabetes.sources import copy_pair
 from dptune.records.diabetes.table import read_table
 
@@ -67,7 +67,7 @@ class Narratives:
     """Encounters of the diabetes table as texts; a patient is a unit. ``size`` None takes all who are not held out.
 
     Attributes:
-        labelled: whether readmission is a label, and its sentence, which ends every text, is left out.
+        labelled: whether readmission is a label, and its sentence is left out.
     """
 
     size: int | None = None
@@ -80,11 +80,10 @@ class Narratives:
             copy_pair(place, table_csv, ids)
             table = read_table(table_csv, ids)
         patients, labels = table.frame["patient_nbr"].tolist(), table.frame["readmitted"].tolist()
+        texts = verbalise(table, without=LABEL if self.labelled else None)
         rows = [
-            {"patient": patient, "text": text.rpartition(" The patient is ")[0], "label": label}
-            if self.labelled
-            else {"patient": patient, "text": text}
-            for patient, text, label in zip(patients, verbalise(table), labels, strict=True)
+            {"patient": patient, "text": text} | ({"label": label} if self.labelled else {})
+            for patient, text, label in zip(patients, texts, labels, strict=True)
         ]
         order = some(sorted(set(patients)), None)
         test, dev = set(order[:_TEST_PATIENTS]), set(order[_TEST_PATIENTS:][:_DEV_PATIENTS])

@@ -135,6 +135,10 @@ def _look_of_text(_given: SourceSettings) -> str:
     return "text"
 
 
+def _look_of_narratives(given: SourceSettings) -> str:
+    return "text" if given.label is None else "label"
+
+
 # --- the diabetes table ----------------------------------------------------------------------------------------
 
 
@@ -286,8 +290,8 @@ def _defaults(name: str) -> dict[str, Any]:
 
 
 SOURCES: dict[str, Source] = {
-    "synthetic": Source(_synthetic, partial(_refuse_options, "synthetic"), _look_of_text, (RECORD, "patient")),
-    "uci": Source(_uci, partial(_refuse_options, "uci"), _look_of_text, (RECORD, "patient")),
+    "synthetic": Source(_synthetic, partial(_refuse_options, "synthetic"), _look_of_narratives, (RECORD, "patient")),
+    "uci": Source(_uci, partial(_refuse_options, "uci"), _look_of_narratives, (RECORD, "patient")),
     "text": Source(_copy_text, _check_text, _look_at_text),
     **{name: _file_source(name) for name in WITH_COLUMNS},
     **{name: _of_function(name, read, rows=True) for name, read in BENCHMARKS.items()},

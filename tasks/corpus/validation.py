@@ -28,15 +28,18 @@ def write_validation() -> None:
     elif settings.data.public_source is not None:
         write_public(PUBLIC_VALIDATION, settings.data.public_source)
     else:
-        own = settings.pretrain
-        write_public_narratives(PUBLIC_VALIDATION, own.validation_encounters, own.data_seed + 1, settings.data.template)
+        own, data = settings.pretrain, settings.data
+        seed = own.data_seed + 1
+        write_public_narratives(PUBLIC_VALIDATION, own.validation_encounters, seed, data.template, data.label)
 
 
-def write_public_narratives(out: Path, encounters: int, seed: int, template: str = PLAIN) -> None:
+def write_public_narratives(
+    out: Path, encounters: int, seed: int, template: str = PLAIN, label: str | None = None
+) -> None:
     """Write narratives of a generated public cohort, which depends on nobody; equal for equal arguments."""
     with TemporaryDirectory(prefix="dptune-") as work:
         acquired = acquire_synthetic(Path(work), encounters, seed, kind="public")
-        write_narratives(acquired.table, acquired.ids_mapping, acquired.manifest, out, template)
+        write_narratives(acquired.table, acquired.ids_mapping, acquired.manifest, out, template, label)
 
 
 if __name__ == "__main__":

@@ -20,7 +20,8 @@ def verbalize() -> None:
         write_paragraphs(RAW, NARRATIVES)
     else:
         files = (RAW / "diabetic_data.csv", RAW / "IDs_mapping.csv", RAW / "source.json")
-        write_narratives(*files, NARRATIVES, load_settings().data.template)
+        data = load_settings().data
+        write_narratives(*files, NARRATIVES, data.template, data.label)
 
 
 if __name__ == "__main__":

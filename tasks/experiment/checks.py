@@ -17,7 +17,7 @@ from dptune.mechanisms.registry import build, lacks_noise
 from dptune.records.canaries import POOL
 from dptune.records.catalogue import find_source
 from tasks.paths import CHECKED, EVAL, NEEDED, PUBLIC_MODEL, PUBLIC_VALIDATION, TRAIN
-from tasks.settings.data import Data
+from tasks.settings.data import NARRATED, Data
 from tasks.settings.experiment import Model, Task
 from tasks.settings.mechanisms import epsilons_of, learning_rate_of, options_on, rule_of, trained_of
 from tasks.settings.params import Settings, load_settings
@@ -167,7 +167,7 @@ def _check_canaries(settings: Settings, tokenizer: Any) -> None:
     if not count or form is None:
         return
     source, secret = settings.data.source, ALPHABET[:SECRET_LENGTH]
-    own = source not in ("synthetic", "uci")
+    own = source not in NARRATED
     texts = public_texts(count, canaries.carrier_seed, "canaries", "text" if own else source, settings.data.template)
     lengths = list(map(len, passage_ids(tokenizer, [canary_passage(text, secret, form, tokenizer) for text in texts])))
     if min(lengths) >= longest:

@@ -27,6 +27,7 @@ from dptune.records.reading.source import RecordSource
 from dptune.records.splits import keys_of
 from dptune.training.models.model_names import path_of
 from tasks.paths import EVAL, PUBLIC_MODEL, PUBLIC_VALIDATION, SEARCH, SPENT
+from tasks.settings.data import NARRATED
 from tasks.settings.experiment import Model
 from tasks.settings.params import Settings
 from tasks.split_records import ATTACK_SIDE, TRAIN_SIDE, split_digest
@@ -131,8 +132,6 @@ def _fix(error: ConfigError) -> str:
     return error.fix.replace("another folder", "another search.name") if error.field == "out" else error.fix
 
 
-#: Sources whose records are verbalised from the columns that the generator has.
-SOURCES = ("synthetic", "uci")
 #: The column of a twin's rows that names their units.
 UNIT = "unit"
 
@@ -140,7 +139,7 @@ UNIT = "unit"
 def check_twin(settings: Settings) -> None:
     """Raise ConfigError where no generator fits the records, or where it would make the private ones again."""
     data = settings.data
-    if data.source not in SOURCES:
+    if data.source not in NARRATED:
         problem = f"is twin, and no generator makes records like the records of source {data.source}"
         fix = "use public, with public records in data.public"
         raise ConfigError("search.rehearse_on", problem, fix=fix)

@@ -17,11 +17,15 @@ from dptune.core.settings import RECORD
 from dptune.records.benchmarks import BENCHMARKS
 from dptune.records.canaries import WRITTEN
 from dptune.records.catalogue import SourceSettings, find_source
+from dptune.records.diabetes.narratives import LABEL
 from dptune.records.own_files import form_at, source_of
 from dptune.records.reading.formats import FORMATS
 from dptune.records.reading.source import RecordSource, refuse_same
 from tasks.paths import RAW_MANIFEST
 from tasks.settings.strict import FilePath, StrictModel, Unit, as_value_error
+
+#: Sources that are the diabetes table, generated or real, verbalised.
+NARRATED = ("synthetic", "uci")
 
 
 class Synthetic(StrictModel):
@@ -98,11 +102,13 @@ class Data(StrictModel):
     @model_validator(mode="after")
     def _suits_its_source(self) -> Data:
         own = SourceSettings(self.path, self.unit, self.options, label=self.label)
-        if self.label is not None and self.source in ("synthetic", "uci", "text"):
-            raise ValueError(f"label: source {self.source} has no column of labels: leave it out")
+        if self.label is not None and self.source == "text":
+            raise ValueError("label: source text has no column of labels: leave it out")
+        if self.label not in (None, LABEL) and self.source in NARRATED:
+            raise ValueError(f"label: narratives may leave out {LABEL} alone, to be learned: use {LABEL}")
         if self.parts is not None and self.source not in BENCHMARKS:
             raise ValueError(f"parts: source {self.source} has none: use {', '.join(BENCHMARKS)}, or leave it out")
-        if self.template != "plain" and self.source not in ("synthetic", "uci"):
+        if self.template != "plain" and self.source not in NARRATED:
             raise ValueError(
                 f"template: source {self.source} makes no narratives: leave it out, or use synthetic or uci"
             )

@@ -18,7 +18,7 @@ from dptune.core.plugins import load
 from dptune.core.settings import Lora
 from dptune.core.streams import read_input
 from dptune.records.canaries import SECRETS_IN_RECORDS
-from tasks.settings.data import Canaries, Data
+from tasks.settings.data import NARRATED, Canaries, Data
 from tasks.settings.experiment import REQUIRED, Audit, Experiment, Pretrain, Task, TrainingSettings
 from tasks.settings.learned_reward import check_reward
 from tasks.settings.mechanisms import check_entry, with_more_epsilons, with_sweeps
@@ -92,7 +92,7 @@ class Settings(StrictModel):
             raise ValueError("canaries: a classifier's loss sees no secret in a text: set extraction and audit to 0")
         if self.audit.shadows:
             raise ValueError("audit.shadows: are for canaries, which a classifier has none of: use 0")
-        if self.data.parts is None and self.data.public is None:
+        if self.data.parts is None and self.data.public is None and self.data.source not in NARRATED:
             raise ValueError("data.public: is empty, and narratives have no labels: give records, or data.parts")
         return self
 

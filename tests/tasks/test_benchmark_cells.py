@@ -17,7 +17,7 @@ from dptune.core.errors import ConfigError, DataError
 from dptune.core.files import write_text
 from dptune.privacy.ledger_file import read_ledger
 from dptune.records import published_files
-from dptune.records.parquet_file import read_records
+from dptune.records.parquet_file import decode_content, form_at, read_records
 from dptune.training.tokens.token_file import open_corpus
 from flows.prediction import reason_to_skip, skip
 from tasks.audit.attacks import audit_cell
@@ -112,6 +112,29 @@ def test_labels_are_learned_end_to_end(files: Path, way: str, quick_pictures: No
     page = Path("report/report.html").read_text(encoding="utf-8")
     assert "calibration error" in page
     assert "A constant answer has an accuracy of 0.5000" in page
+
+
+def test_readmission_is_learned_from_narratives_that_do_not_say_it(empty: Path, quick_pictures: None) -> None:
+    own = {"source": "synthetic", "unit": "patient", "label": "readmitted"}
+    task = {"kind": "classify", "labels": ["NO", ">30", "<30"]}
+    _, result = run_one(merge(NO_CANARIES, {"data": own, "task": task}))
+    for file in (TRAIN, EVAL, PUBLIC_VALIDATION):
+        found = read_records(file)
+        contents = [decode_content(text, form_at(found.about)) for text in found.text.to_pylist()]
+        assert {one.label for one in contents} == set(task["labels"]), file
+        assert not any("readmitted" in one.text for one in contents)
+        assert all(one.text.endswith("prescribed.") for one in contents), "the clause before it"
+    assert result["unit"] == "patient"
+    assert result["data"].startswith("SYNTHETIC private cohort")
+    assert 0 < result["after"]["eval_accuracy"] < 1
+
+
+@pytest.mark.parametrize(("source", "label"), [("synthetic", "age"), ("uci", "patient")])
+def test_narratives_have_one_label(empty: Path, source: str, label: str) -> None:
+    task = {"kind": "classify", "labels": ["a", "b"]}
+    write_params(NO_CANARIES, {"data": {"source": source, "label": label}, "task": task})
+    with pytest.raises(ConfigError, match="narratives may leave out readmitted alone, to be learned: use readmitted"):
+        load_settings()
 
 
 def test_texts_are_written_and_scored_end_to_end(files: Path, quick_pictures: None) -> None:

@@ -22,10 +22,13 @@ from dptune.core.errors import DataError
 from dptune.core.files import read_json, sha256
 from dptune.records.diabetes.sources import IDS_NAME, TABLE_NAME, acquire_synthetic
 from dptune.records.diabetes.table import COLUMNS, DIAGNOSES, DRUGS, ID_COLUMNS, MISSING, UNKNOWN, Table, read_table
-from dptune.records.parquet_file import Records, write_records
+from dptune.records.parquet_file import Records, encode_content, write_records
 from dptune.records.reading.formats import FORMATS
+from dptune.records.reading.record import Labelled
 
 NEVER_VERBALISED = ("encounter_id", "patient_nbr")
+#: The column that may be a label in place of a clause: NO, >30 or <30 (days until the patient comes back).
+LABEL = "readmitted"
 _ACQUIRE = "acquire it again (`dvc repro -f acquire`), or restore the file"
 _UNKNOWN_VALUES = (MISSING, "Unknown/Invalid")
 _ORDER = ("primary", "secondary", "additional secondary")
@@ -104,7 +107,7 @@ PLAIN = TEMPLATES[0]
 Clause = Callable[[str], str]
 
 
-def verbalise(table: Table, template: str = PLAIN) -> list[str]:
+def verbalise(table: Table, template: str = PLAIN, without: str | None = None) -> list[str]:
     """Write a paragraph for each row of ``table``, in its order.
 
     Clauses follow the column order. encounter_id and patient_nbr are left out, a missing value is "unknown", ids become
@@ -112,9 +115,10 @@ def verbalise(table: Table, template: str = PLAIN) -> list[str]:
 
     Args:
         template: one of ``TEMPLATES``.
+        without: a column that gets no clause.
     """
     clauses = clause_makers(table.ids, template)
-    columns = [_clauses_of(table.frame[name], clauses[name]) for name in clauses]
+    columns = [_clauses_of(table.frame[name], clauses[name]) for name in clauses if name != without]
     return [" ".join((WORDINGS[template].opening, *row)) for row in zip(*columns, strict=True)]
 
 
@@ -134,8 +138,12 @@ def clause_makers(ids: Mapping[str, Mapping[str, str]], template: str = PLAIN) -
     return {name: maker for name, maker in makers.items() if name not in NEVER_VERBALISED}
 
 
-def write_narratives(table_csv: Path, ids_mapping: Path, source_json: Path, out: Path, template: str = PLAIN) -> None:
+def write_narratives(
+    table_csv: Path, ids_mapping: Path, source_json: Path, out: Path, template: str = PLAIN, label: str | None = None
+) -> None:
     """Verbalise ``table_csv`` into the Parquet file ``out`` with columns record, unit, text.
+
+    With a ``label`` (``LABEL``) its value is each text's label, and no text says it.
 
     ``record`` is encounter_id and ``unit`` is patient_nbr. Nobody else's presence changes these numbers, nor the sides,
     clients and shards that are computed from them. Source, synthetic and label go from ``source_json`` into the
@@ -149,7 +157,12 @@ def write_narratives(table_csv: Path, ids_mapping: Path, source_json: Path, out:
     check_rows(source_json, table_csv, len(table.frame))
     record, patient = (table.frame[name].to_numpy().astype(np.int64) for name in NEVER_VERBALISED)
     about |= {"template": template} if template != PLAIN else {}
-    write_records(out, Records(record, patient, pa.array(verbalise(table, template), pa.string()), about))
+    texts = verbalise(table, template, without=label)
+    if label is not None:
+        about |= {"form": "label"}
+        labels = table.frame[label]
+        texts = [encode_content(Labelled(*pair)) for pair in zip(texts, labels, strict=True)]
+    write_records(out, Records(record, patient, pa.array(texts, pa.string()), about))
 
 
 def read_source(path: Path) -> dict[str, Any]:
