@@ -121,7 +121,7 @@ def test_readmission_is_learned_from_narratives_that_do_not_say_it(empty: Path, 
     for file in (TRAIN, EVAL, PUBLIC_VALIDATION):
         found = read_records(file)
         contents = [decode_content(text, form_at(found.about)) for text in found.text.to_pylist()]
-        assert {one.label for one in contents} == set(task["labels"]), file
+        assert {one.label for one in contents} <= set(task["labels"]), file
         assert not any("readmitted" in one.text for one in contents)
         assert all(one.text.endswith("prescribed.") for one in contents), "the clause before it"
     assert result["unit"] == "patient"
