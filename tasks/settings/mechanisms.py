@@ -178,8 +178,9 @@ def with_more_epsilons(content: dict[str, Any]) -> dict[str, Any]:
                 problem = f"{one} is neither a label nor a label with a list of more epsilons"
                 raise ValueError(f"experiment.mechanisms: {problem}; write static, or {{static: [1, 8]}}")
             if isinstance(entry := entries.get(name), dict):  # otherwise it is refused later, by its name
-                usual = entry.get("epsilons", experiment.get("epsilons")) or ()
-                entries[name] = entry | {"epsilons": list(dict.fromkeys([*usual, *more]))}
+                usual = entry.get("epsilons", experiment.get("epsilons"))
+                known = usual if isinstance(usual, list | tuple) else ()  # otherwise it is refused later
+                entries[name] = entry | {"epsilons": [*known, *(one for one in more if one not in known)]}
             one = name
         labels.append(one)
     return content | {"mechanisms": entries, "experiment": experiment | {"mechanisms": labels}}

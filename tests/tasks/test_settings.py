@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -381,6 +382,14 @@ def test_values_of_a_profile_reach_the_file_as_they_are(here: Path) -> None:
 
 def test_a_number_as_dvc_writes_it_is_a_number() -> None:
     assert load_yaml("[1e-05, 1E5, -2e+3, 1.0e-5, 1e, e5]") == [1e-05, 1e5, -2e3, 1e-05, "1e", "e5"]
+
+
+def test_what_yaml_1_2_takes_for_a_text_is_one() -> None:
+    """DVC writes a profile's label "NO" without quotes, and PyYAML alone reads false."""
+    texts = ["NO", "yes", "on", "010", "1:30", "2026-11-29"]
+    assert load_yaml(f"[{', '.join(texts)}]") == texts
+    values = [True, False, 0, -12, 3, 1000, 31, None, math.inf]
+    assert load_yaml("[true, False, 0, -12, +3, 1_000, 0x1f, ~, .inf]") == values
 
 
 def test_a_number_with_a_point_and_an_exponent_needs_no_sign() -> None:
