@@ -32,7 +32,7 @@ from tasks.charts.seed_groups import (
 )
 from tasks.experiment.cell_list import is_plain
 from tasks.metrics import HELD_OUT, shown_in, title_of
-from tasks.report.numbers import digits2, digits4, gap, whole_percent
+from tasks.report.numbers import digits2, digits4, gap, listing, whole_percent
 
 _MOST_NAMES = 4
 
@@ -182,8 +182,11 @@ def _kept(ranking: Ranking) -> str:
         return f"; {'they are' if tied else 'it is'} worse than the untuned model"
     if not shares:
         return ""
-    low, high = (whole_percent(max(0.0, share)) for share in (min(shares), max(shares)))
-    return f"; {'they keep' if tied else 'it keeps'} {low if low == high else f'{low} to {high}'} % of the gain"
+    keep = "they keep" if tied else "it keeps"
+    if min(shares) >= 1:
+        return f"; {keep} all of the gain: training without privacy is no better here"
+    low, high = (whole_percent(min(max(0.0, share), 1.0)) for share in (min(shares), max(shares)))
+    return f"; {keep} {low if low == high else f'{low} to {high}'} % of the gain"
 
 
 def records_of(results: Sequence[Result]) -> str:
@@ -206,10 +209,26 @@ def answer_lines(results: Sequence[Result]) -> list[str]:
 
 
 def further_lines(results: Sequence[Result]) -> list[str]:
-    """The sentences of all other epsilons."""
+    """The sentences of all other epsilons: those with several candidates, and one for what each other one costs."""
     found = rankings(results)
     several, opened = len({result["model"] for result in results}) > 1, headlines(found)
-    return [sentence(one, several_models=several) for one in found if one not in opened]
+    others = [one for one in found if one not in opened]
+    lone = [one for one in others if len(one.candidates) == 1 and one.share(one.best) is not None]
+    compared = [sentence(one, several_models=several) for one in others if one not in lone]
+    of_each: dict[tuple[str, str, str], list[Ranking]] = {}
+    for one in lone:
+        of_each.setdefault((one.model, one.unit, _named(one.best)), []).append(one)
+    return [*compared, *(_price(costs, several_models=several) for costs in of_each.values())]
+
+
+def _price(costs: Sequence[Ranking], *, several_models: bool) -> str:
+    """What each epsilon costs a mechanism that is alone there."""
+    place = f" with model `{costs[0].model}`" if several_models else ""
+    epsilons = listing([at_most(one.epsilon) for one in costs])
+    reached = listing([digits4(one.best.mean) for one in costs])
+    kept = listing([str(whole_percent(min(one.share(one.best) or 0.0, 1.0))) for one in costs])
+    what = f"{title_of(costs[0].metric)} of {reached}, and keeps {kept} % of the gain"
+    return f"At certified ε = {epsilons}{place}, {_named(costs[0].best)} reaches {what}."
 
 
 def caveats(results: Sequence[Result]) -> list[str]:

@@ -13,12 +13,13 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from dptune.core.digits import at_least, at_most, percent_at_most
+from dptune.core.digits import at_least, at_most, percent_at_most, shown_above
+from dptune.core.settings import RECORD
 from dptune.job.delivery.card import covered, has_guarantee, why_not
 from dptune.privacy.accountants import Epsilons, rdp_epsilon
 from dptune.privacy.accounting.mixture_figures import has_limit, limit_epsilon
@@ -26,9 +27,10 @@ from dptune.privacy.ledger_file import read_ledger
 from tasks.audit.registry import bounds
 from tasks.charts.seed_groups import CERTIFIED, PUBLISHED, Result, SeedGroup, distinct_epsilons
 from tasks.experiment.cell_list import is_plain
+from tasks.report.numbers import listing
 
 #: Deltas of the certified curve: from the least that a chart shows to one at which most runs have epsilon 0.
-_DELTAS = (1e-10, 1e-8, 1e-6, 1e-4, 1e-2, 0.1, 0.4, 0.9)
+_DELTAS = (1e-10, 1e-8, 1e-6, 1e-4, 1e-2, 0.02, 0.03, 0.05, 0.07, 0.1, 0.15, 0.2, 0.3, 0.4, 0.9)
 #: Marks of a claim's accountant: the central limit, which is no bound, and Renyi DP.
 BY_CLT, BY_RDP = "CLT", "RDP"
 #: What a cell's certified epsilon covers, by its telemetry: of an adapter, and of a model's own weights.
@@ -168,32 +170,47 @@ def proved(results: Sequence[Result]) -> str:
     without = f" No guarantee: {', '.join(none)}." if none else ""
     if not certified:
         return f"Nothing is proved.{without}"
-    epsilons = _either(at_most(max(float(one[CERTIFIED]) for one in budget)) for budget in _budgets(certified))
+    epsilons = listing([at_most(max(float(one[CERTIFIED]) for one in budget)) for budget in _budgets(certified)], "or")
     deltas = ", ".join(sorted({at_most(one["delta"]) for one in certified}))
     units = " or ".join(dict.fromkeys(f"one {one['unit']}" for one in certified))
     runs = f"{len(certified)} runs, each" if len(certified) > 1 else "One run:"
     return f"{runs} ε ≤ {epsilons} at δ = {deltas} about {units}.{without}"
 
 
-def meaning(results: Sequence[Result]) -> str:
-    """What the certified epsilons bound: each budget's largest share of right guesses; empty if none is finite.
+def meaning(results: Sequence[Result], curves: Mapping[str, Sequence[tuple[float, float]]]) -> str:
+    """What the proofs bound: each budget's largest share of right guesses; empty if no epsilon is finite.
 
     From (epsilon, delta), the two errors of a test add up to at least ``2 (1 - delta) / (1 + e**epsilon)``: add the two
     lines of theorem 2.1 of Kairouz, Oh and Viswanath (2015). So from even odds a share of at most
-    ``(e**epsilon + delta) / (1 + e**epsilon)`` of guesses is right.
+    ``(e**epsilon + delta) / (1 + e**epsilon)`` of guesses is right, by every point of a certified curve.
+
+    Args:
+        curves: certified curves by label, as ``privacy_curve``; a run without one has its own epsilon and delta.
     """
     finite = [one for one in results if math.isfinite(float(one[CERTIFIED]))]
     if not finite:
         return ""
-    shares = []
-    for budget in _budgets(finite):
-        odds = [(math.exp(-float(one[CERTIFIED])), float(one["delta"])) for one in budget]
-        shares.append(percent_at_most(max((1 + delta * small) / (1 + small) for small, delta in odds)))
+    shares = [percent_at_most(max(_right(one, curves) for one in budget)) for budget in _budgets(finite)]
     units = " or ".join(dict.fromkeys(f"one {one['unit']}" for one in finite))
     return (
-        f"Whoever sees such a run's adapter and starts from even odds guesses whether {units} took part, and is right "
-        f"at most {_either(shares)} % of the time."
+        f"Whoever sees such a run's adapter and starts from even odds guesses whether {units} took part, and can be "
+        f"right at most {listing(shares, 'or')} % of the time."
     )
+
+
+def _right(result: Result, curves: Mapping[str, Sequence[tuple[float, float]]]) -> float:
+    """The largest share of right guesses that a run's certified curve allows."""
+    own = (float(result[CERTIFIED]), float(result["delta"]))
+    odds = [(math.exp(-epsilon), delta) for epsilon, delta in [own, *curves.get(str(result["label"]), ())]]
+    return min((1 + delta * small) / (1 + small) for small, delta in odds)
+
+
+def of_one_person(results: Sequence[Result]) -> str:
+    """What a proof about one record says of a person with several; empty where another unit is protected."""
+    if not any(math.isfinite(float(one[CERTIFIED])) and one["unit"] == RECORD for one in results):
+        return ""
+    more = "A person with k records may lose k times that epsilon, at a larger delta"
+    return f"{more}: `data.unit` names a column of persons to protect."
 
 
 def by_clt(results: Sequence[Result]) -> dict[str, str]:
@@ -202,7 +219,7 @@ def by_clt(results: Sequence[Result]) -> dict[str, str]:
     for result in results:
         if "epsilon_clt" in result:
             found.setdefault(f"`{result['mechanism']}`", []).append(float(result["epsilon_clt"]))
-    return {name: _either(map(at_most, distinct_epsilons(own)), "and") for name, own in found.items()}
+    return {name: listing(list(map(at_most, distinct_epsilons(own)))) for name, own in found.items()}
 
 
 def _budgets(certified: Sequence[Result]) -> list[list[Result]]:
@@ -210,17 +227,6 @@ def _budgets(certified: Sequence[Result]) -> list[list[Result]]:
     least = distinct_epsilons([float(one[CERTIFIED]) for one in certified])
     ends = zip(least, [*least[1:], math.inf], strict=True)
     return [[one for one in certified if low <= float(one[CERTIFIED]) < end] for low, end in ends]
-
-
-def _either(values: Iterable[str], word: str = "or") -> str:
-    """Values in a sentence: one, two or three.
-
-    Example:
-        >>> _either(["1", "2", "8"])
-        '1, 2 or 8'
-    """
-    *first, last = values
-    return f"{', '.join(first)} {word} {last}" if first else last
 
 
 def attacked(audits: Sequence[Audit]) -> str:
@@ -239,29 +245,43 @@ def attacked(audits: Sequence[Audit]) -> str:
         able = [refutable for audit in proofs if (refutable := refutable_epsilon(audit)) is not None]
         if len(able) == len(proofs) > 0:  # audits of earlier versions do not say it
             refuted = sum(refutable > 0 for refutable in able)
-            said.append(f"Attacks on the runs themselves could have refuted {refuted} of {len(proofs)} proofs.")
+            said.append(f"Planted secrets that are all found would have refuted {refuted} of {len(proofs)} proofs.")
         held = [value for audit, value in shown if audit in proofs]
         others = [value for audit, value in shown if audit not in proofs]
         places = (held, "where a proof holds"), (others, "where nothing is proved")
         parts = [
             f"ε ≥ {at_least(max(values))} {where}{_best_of(values, 'largest')}" for values, where in places if values
         ]
-        above = any(value > 0 for _, value in shown)
-        said.append(f"They show {' and '.join(parts)}." if above else "They show nothing: ε ≥ 0 on every run.")
+        if any(value > 0 for _, value in shown):
+            said.append(f"They show {' and '.join(parts)}.")
+        else:
+            weak = ", even where nothing is proved: their silence is no evidence" if others else ""
+            said.append(f"They show nothing, ε ≥ 0 on every run{weak}.")
     steps = [step for audit in proofs if (step := audit.get("step")) and math.isfinite(float(step["mu_certified"]))]
     if steps:
-        best = max(steps, key=lambda step: float(step["mu_audited"]) / float(step["mu_certified"]))
-        found = f"μ ≥ {at_least(best['mu_audited'])} of {at_most(best['mu_certified'])} proved"
-        said.append(f"On one step they show {found}{_best_of(steps, 'closest')}.")
+        said.append(f"On one step attacks show {_closest(steps)}.")
     games = [audit["whole_run"] for audit in audits if "whole_run" in audit]
-    whole = [one for one in games if math.isfinite(float(one.get(CERTIFIED, math.inf)))]  # not in earlier versions
+    whole = [one for one in games if math.isfinite(float(one.get("mu_certified", math.inf)))]  # not in earlier versions
     if whole:
-        best = max(whole, key=lambda one: float(one["epsilon_audited"]) / float(one[CERTIFIED]))
-        found = f"ε ≥ {at_least(best['epsilon_audited'])} of {at_most(best[CERTIFIED])} proved"
-        said.append(f"On whole runs of twins they show {found}{_best_of(whole, 'closest')}.")
+        said.append(f"On twins, which are whole runs of made-up records, they show {_closest(whole)}.")
     if claims := dict.fromkeys(f"`{one['mechanism']}`" for one in games if one["claim_refuted"]):
-        said.append(f"There they refute what the papers claim of {', '.join(claims)}.")
+        said.append(f"On twins they refute the claimed epsilon of {', '.join(claims)}.")
     return " ".join(said)
+
+
+def _closest(several: Sequence[Mapping[str, Any]]) -> str:
+    """How near attacks come to what is proved of the run where they come nearest, and what chance has to do with it."""
+    best = max(several, key=lambda one: float(one["mu_audited"]) / float(one["mu_certified"]))
+    shown, stated = float(best["mu_audited"]), float(best["mu_certified"])
+    picked = _best_of(several, "closest")
+    if shown <= stated:
+        return f"a distance μ of {at_least(shown)} of the {at_most(stated)} that is proved{picked}"
+    texts = shown_above(shown, stated)
+    some = f"one such bound in {round(1 / (1 - float(best['confidence'])))}" if "confidence" in best else "such a bound"
+    return (
+        f"a distance μ of {texts[0]}, above the {texts[1]} that is proved{picked}: {some} may be, by chance, and the "
+        "test that would accuse the proof does not"
+    )
 
 
 def _best_of(several: Sequence[Any], what: str) -> str:

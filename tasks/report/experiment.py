@@ -46,6 +46,7 @@ from tasks.report.claims import (
     claims,
     limit_of,
     meaning,
+    of_one_person,
     privacy_curve,
     proved,
     shared_guarantees,
@@ -85,8 +86,7 @@ def report(name: str | None = None, folder: Path = DATA) -> None:
     ledgers = [RunFolder(RUNS / cell).ledger for cell in cells]
     limits = {result["label"]: limit_of(ledger) for result, ledger in zip(results, ledgers, strict=True)}
     others, name = unlisted_spendings(RUNS, cells), name or load_settings().experiment.name
-    audited = {audit["label"] for audit in audits}
-    curves = {label: privacy_curve(ledger) for label, ledger in zip(limits, ledgers, strict=True) if label in audited}
+    curves = {label: privacy_curve(ledger) for label, ledger in zip(limits, ledgers, strict=True)}
     named = dict(zip(limits, cells, strict=True))
     about = about_runs(name, RUNS, cells, results)
     write_report(results, directory, name, audits, limits, others, curves, named, about)
@@ -128,7 +128,7 @@ def write_report(
 
     Args:
         others: spendings of runs that are not in ``results``; those on the same records are added to the totals.
-        curves: certified curves of audited cells, as ``run_profiles`` takes them.
+        curves: certified curves of cells by label, as ``run_profiles`` takes them.
         cells: names of the run folders by label, for the line that verifies one.
         about: what the page's end says of the runs; None leaves that out.
     """
@@ -153,7 +153,9 @@ def write_report(
     _write_csv(directory / "plots" / "curves.csv", _curve_rows(results))
     lines = [*answer_lines(results), *further_lines(results), *(f"- {line}" for line in caveats(results))]
     write_text(directory / ANSWER, "\n\n".join(lines) + "\n")
-    _write_page(results, directory, name, audits, limits or {}, others, figures, moved, shown, cells or {}, about)
+    _write_page(
+        results, directory, name, audits, limits or {}, others, figures, moved, shown, curves or {}, cells or {}, about
+    )
 
 
 def _figures(
@@ -185,6 +187,7 @@ def _write_page(
     figures: Sequence[Figure],
     moved: Sequence[Figure],
     shown: dict[str, Look],
+    curves: Mapping[str, Curve],
     cells: Mapping[str, str],
     about: About | None,
 ) -> None:
@@ -202,7 +205,8 @@ def _write_page(
         about=about,
         opening=answer_lines(results),
         proved=proved(results),
-        meaning=meaning(results),
+        meaning=meaning(results, curves),
+        of_one_person=of_one_person(results),
         attacked=attacked(audits),
         check=f"dptune verify {RUNS}/{cell}" if cell else "",
         adapter=f"{RUNS}/{cell}/adapter" if cell else "",

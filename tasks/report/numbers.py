@@ -29,6 +29,17 @@ def digits2(value: float) -> str:
     return f"{value:.2g}" if math.isfinite(value) else DIVERGED
 
 
+def listing(values: Sequence[str], word: str = "and") -> str:
+    """Values as a sentence lists them.
+
+    Example:
+        >>> listing(["1", "2", "8"], "or")
+        '1, 2 or 8'
+    """
+    *first, last = values
+    return f"{', '.join(first)} {word} {last}" if first else last
+
+
 def gap(high: str, low: str) -> str:
     """What lies between two numbers as they are shown, with the decimals of the finer one: a reader can check it.
 

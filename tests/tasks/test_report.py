@@ -22,7 +22,7 @@ from tasks.charts.seed_groups import over_seeds
 from tasks.experiment.cell_list import read_results
 from tasks.paths import RUNS
 from tasks.report import experiment as module
-from tasks.report.claims import GUARANTEE, attacked, meaning, proved
+from tasks.report.claims import GUARANTEE, attacked, meaning, of_one_person, proved
 from tasks.report.experiment import write_report
 
 PICTURES = ("utility.png", "perplexity.png", "epsilon.png", "curves.png")
@@ -273,8 +273,8 @@ def test_the_verdict_says_what_to_use_what_is_proved_and_what_attacks_saw(tmp_pa
     refuted = "75 pairs of games on its twin refute the curve"
     games = {"power": "some", "mu_audited": 0.5}
     audits[3]["whole_run"] = games | {"mechanism": "rldp_published", "claim_refuted": refuted}
-    for audit_of, shown in ((audits[0], 0.446), (audits[1], 0.51), (audits[2], 0.0)):
-        bound = {"epsilon_audited": shown, "epsilon_certified": 1.9998}
+    for audit_of, shown in ((audits[0], 0.1995), (audits[1], 0.2233), (audits[2], 0.0)):
+        bound = {"mu_audited": shown, "mu_certified": 0.2209, "confidence": 0.95}
         audit_of["whole_run"] = games | bound | {"mechanism": "static", "claim_refuted": None}
     write_report(results, tmp_path, "tiny", audits, cells={"small.static.seed0": "small.static.seed0-0a1b"})
     words = " ".join(page(tmp_path).words.replace("\u00a0", " ").split())
@@ -283,14 +283,25 @@ def test_the_verdict_says_what_to_use_what_is_proved_and_what_attacks_saw(tmp_pa
     assert "3 runs, each ε ≤ 2 or 7.99 at δ = 1e-05 about one record. No guarantee: rldp_published." in strip
     assert f"dptune verify {RUNS}/small.static.seed0-0a1b copy" in strip
     assert f"To hand on: {RUNS}/small.static.seed0-0a1b/adapter copy" in strip
-    assert "and is right at most 88.1 or 99.97 % of the time." in strip, "for each budget, and never all of it"
-    assert "is right at most 88.1 % of the time." in meaning([results[0] | {"epsilon_certified": 2.0}])
-    assert meaning(results[3:]) == ""
-    assert "4 audits, and no proof is refuted. Attacks on the runs themselves could have refuted 2 of 3" in strip
+    assert "and can be right at most 88.1 or 99.97 % of the time." in strip, "for each budget, and never all of it"
+    assert "A person with k records may lose k times that epsilon" in strip
+    one = results[0] | {"epsilon_certified": 2.0}
+    assert "right at most 88.1 % of the time." in meaning([one], {})
+    assert "right at most 55 % of the time." in meaning([one], {one["label"]: [(2.0, 1e-5), (0.0, 0.1)]}), "the least"
+    assert meaning(results[3:], {}) == ""
+    assert of_one_person([one | {"unit": "patient"}]) == of_one_person(results[3:]) == ""
+    assert "4 audits, and no proof is refuted. Planted secrets that are all found would have refuted 2 of 3" in strip
     assert "They show ε ≥ 0.12 where a proof holds (the largest of 3) and ε ≥ 3.25 where nothing is proved." in strip
-    assert "On one step they show μ ≥ 1.2 of 1.29 proved (the closest of 3)." in strip
-    assert "On whole runs of twins they show ε ≥ 0.51 of 2 proved (the closest of 3)." in strip
-    assert "There they refute what the papers claim of rldp_published." in strip
+    assert "On one step attacks show a distance μ of 1.2 of the 1.29 that is proved (the closest of 3)." in strip
+    assert (
+        "made-up records, they show a distance μ of 0.223, above the 0.221 that is proved (the closest of 3)" in strip
+    )
+    assert "one such bound in 20 may be, by chance, and the test that would accuse the proof does not." in strip
+    assert "On twins they refute the claimed epsilon of rldp_published." in strip
+    assert "their silence is no evidence" not in attacked(audits)
+    for audit_of in audits:
+        audit_of["one_run"] = audit_of["one_run"] | {"epsilon_audited": 0.0}
+    assert "They show nothing, ε ≥ 0 on every run, even where nothing is proved: their silence" in attacked(audits)
     audits[0]["violations"] = ["small.static.seed0: something is wrong"]
     assert attacked(audits) == "1 violation: an attack shows more than is proved."
     assert attacked([]) == "Nothing was attacked."
@@ -384,7 +395,7 @@ def test_what_an_attack_could_have_refuted_stands_beside_what_it_shows(
     made["one_run"] = attack | ({} if refutable is None else {"epsilon_refutable": refutable})
     write_report([one], tmp_path, "tiny", [made])
     verdict, _, shown = page(tmp_path).words.partition("See each attack.")
-    assert ("could have refuted" in verdict) is (refutable is not None)
+    assert ("would have refuted" in verdict) is (refutable is not None)
     shown = shown.replace("shown: ε ≥ 0.12", "")  # under the pointer on a ruler
     assert len(re.findall(re.escape(said) + r"(?! \()", shown)) == 3
     assert "4.05" not in shown, "the most that could be shown has another confidence"
