@@ -204,6 +204,7 @@ def _write_page(
         name=name,
         about=about,
         opening=answer_lines(results),
+        compared=opened[0].epsilon if opened else math.inf,
         proved=proved(results),
         meaning=meaning(results, curves),
         of_one_person=of_one_person(results),

@@ -61,11 +61,6 @@ class ResultSection:
     title: str
     rows: tuple[ResultRow, ...]
 
-    @property
-    def end(self) -> float:
-        """Epsilon at the end of the rulers of these rows, which share a scale."""
-        return ruler_end([row.epsilons for row in self.rows])
-
 
 @dataclass(frozen=True)
 class ResultTable:
@@ -73,6 +68,11 @@ class ResultTable:
 
     sections: tuple[ResultSection, ...]
     notes: tuple[str, ...]
+
+    @property
+    def end(self) -> float:
+        """Epsilon at the end of all rulers: on scales of their own, an epsilon of 1 would stand beyond one of 2."""
+        return ruler_end([row.epsilons for section in self.sections for row in section.rows])
 
 
 def result_table(groups: Sequence[SeedGroup], audits: Sequence[Audit], rankings: Sequence[Ranking]) -> ResultTable:
