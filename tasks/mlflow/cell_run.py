@@ -115,4 +115,5 @@ def audit_metrics(audit: dict[str, Any]) -> dict[str, float]:
 
 def _refutable(audit: dict[str, Any]) -> str:
     found = [audit[part]["epsilon_refutable"] for part in bounds() if "epsilon_refutable" in audit.get(part, {})]
-    return f" (could refute: {could_refute(max(found))})" if found else ""
+    said = could_refute(max(found, default=0.0))
+    return f" ({said if max(found) <= 0 else f'could refute: {said}'})" if found else ""

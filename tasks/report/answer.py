@@ -228,7 +228,9 @@ def _price(costs: Sequence[Ranking], *, several_models: bool) -> str:
     reached = listing([digits4(one.best.mean) for one in costs])
     kept = listing([str(whole_percent(min(one.share(one.best) or 0.0, 1.0))) for one in costs])
     what = f"{title_of(costs[0].metric)} of {reached}, and keeps {kept} % of the gain"
-    return f"At certified ε = {epsilons}{place}, {_named(costs[0].best)} reaches {what}."
+    all_of_it = any((one.share(one.best) or 0.0) >= 1 for one in costs)
+    no_better = " (100 %: training without privacy is no better)" if all_of_it else ""
+    return f"At certified ε = {epsilons}{place}, {_named(costs[0].best)} reaches {what}{no_better}."
 
 
 def caveats(results: Sequence[Result]) -> list[str]:

@@ -190,11 +190,15 @@ def meaning(results: Sequence[Result], curves: Mapping[str, Sequence[tuple[float
     finite = [one for one in results if math.isfinite(float(one[CERTIFIED]))]
     if not finite:
         return ""
-    shares = [percent_at_most(max(_right(one, curves) for one in budget)) for budget in _budgets(finite)]
+    shares = [
+        f"{percent_at_most(max(_right(one, curves) for one in budget))} % "
+        f"(ε = {at_most(max(float(one[CERTIFIED]) for one in budget))})"
+        for budget in _budgets(finite)
+    ]
     units = " or ".join(dict.fromkeys(f"one {one['unit']}" for one in finite))
     return (
         f"Whoever sees such a run's adapter and starts from even odds guesses whether {units} took part, and can be "
-        f"right at most {listing(shares, 'or')} % of the time."
+        f"right in at most {listing(shares, 'or')} of cases."
     )
 
 
@@ -229,64 +233,71 @@ def _budgets(certified: Sequence[Result]) -> list[list[Result]]:
     return [[one for one in certified if low <= float(one[CERTIFIED]) < end] for low, end in ends]
 
 
-def attacked(audits: Sequence[Audit]) -> str:
-    """Violations; else what attacks on whole runs show, and how many proofs they could have refuted."""
+def attacked(audits: Sequence[Audit]) -> list[str]:
+    """Violations; else what each kind of attack shows beside what is proved, in a sentence each."""
     wrong = sum(len(audit["violations"]) for audit in audits)
     if wrong:
-        return f"{wrong} violation{'s' if wrong > 1 else ''}: an attack shows more than is proved."
+        return [f"{wrong} violation{'s' if wrong > 1 else ''}: an attack shows more than is proved."]
     if not audits:
-        return "Nothing was attacked."
-    said = [f"{len(audits)} audit{'s' if len(audits) > 1 else ''}, and no proof is refuted."]
+        return ["Nothing was attacked."]
     proofs = [audit for audit in audits if math.isfinite(float(audit[CERTIFIED]))]
-    shown = [(audit, value) for audit in audits if (value := shown_epsilon(audit)) is not None]
-    if not shown:
-        said.append("None attacks a whole run.")
-    else:
-        able = [refutable for audit in proofs if (refutable := refutable_epsilon(audit)) is not None]
-        if len(able) == len(proofs) > 0:  # audits of earlier versions do not say it
-            refuted = sum(refutable > 0 for refutable in able)
-            said.append(f"Planted secrets that are all found would have refuted {refuted} of {len(proofs)} proofs.")
-        held = [value for audit, value in shown if audit in proofs]
-        others = [value for audit, value in shown if audit not in proofs]
-        places = (held, "where a proof holds"), (others, "where nothing is proved")
-        parts = [
-            f"ε ≥ {at_least(max(values))} {where}{_best_of(values, 'largest')}" for values, where in places if values
-        ]
-        if any(value > 0 for _, value in shown):
-            said.append(f"They show {' and '.join(parts)}.")
-        else:
-            weak = ", even where nothing is proved: their silence is no evidence" if others else ""
-            said.append(f"They show nothing, ε ≥ 0 on every run{weak}.")
     steps = [step for audit in proofs if (step := audit.get("step")) and math.isfinite(float(step["mu_certified"]))]
-    if steps:
-        said.append(f"On one step attacks show {_closest(steps)}.")
     games = [audit["whole_run"] for audit in audits if "whole_run" in audit]
     whole = [one for one in games if math.isfinite(float(one.get("mu_certified", math.inf)))]  # not in earlier versions
-    if whole:
-        said.append(f"On twins, which are whole runs of made-up records, they show {_closest(whole)}.")
-    if claims := dict.fromkeys(f"`{one['mechanism']}`" for one in games if one["claim_refuted"]):
-        said.append(f"On twins they refute the claimed epsilon of {', '.join(claims)}.")
-    return " ".join(said)
+    refuted = dict.fromkeys(f"`{one['mechanism']}`" for one in games if one["claim_refuted"])
+    return [
+        f"{len(audits)} audit{'s' if len(audits) > 1 else ''}, and no proof is refuted.",
+        *([f"One step: attacks show {_closest(steps)}."] if steps else []),
+        *([f"Whole runs, on twins with made-up records: {_closest(whole)}."] if whole else []),
+        *([f"The claimed epsilon of {', '.join(refuted)} is refuted there."] if refuted else []),
+        _by_secrets(audits, proofs),
+    ]
+
+
+def _by_secrets(audits: Sequence[Audit], proofs: Sequence[Audit]) -> str:
+    """What secrets that were planted in the runs themselves show, and whether that is evidence."""
+    shown = [(audit, value) for audit in audits if (value := shown_epsilon(audit)) is not None]
+    if not shown:
+        return "No secret was planted in the runs themselves."
+    able = [refutable for audit in proofs if (refutable := refutable_epsilon(audit)) is not None]
+    most = ""
+    if len(able) == len(proofs) > 0:  # audits of earlier versions do not say it
+        most = (
+            f" If all were found, {sum(refutable > 0 for refutable in able)} of {len(proofs)} proofs would be refuted."
+        )
+    held = [value for audit, value in shown if audit in proofs]
+    others = [value for audit, value in shown if audit not in proofs]
+    if not any(value > 0 for _, value in shown):
+        weak = ", even where nothing is proved: too weak an attack to be evidence" if others else ""
+        return f"Planted secrets show nothing, ε ≥ 0 on every run{weak}.{most}"
+    places = (held, "where a proof holds"), (others, "where nothing is proved")
+    parts = [
+        f"ε ≥ {at_least(max(values))} {where}" + (f" ({best})" if (best := _best_of(values, "largest")) else "")
+        for values, where in places
+        if values
+    ]
+    return f"Planted secrets show {' and '.join(parts)}.{most}"
 
 
 def _closest(several: Sequence[Mapping[str, Any]]) -> str:
     """How near attacks come to what is proved of the run where they come nearest, and what chance has to do with it."""
     best = max(several, key=lambda one: float(one["mu_audited"]) / float(one["mu_certified"]))
     shown, stated = float(best["mu_audited"]), float(best["mu_certified"])
-    picked = _best_of(several, "closest")
+    picked = f", {of_several}" if (of_several := _best_of(several, "closest")) else ""
     if shown <= stated:
-        return f"a distance μ of {at_least(shown)} of the {at_most(stated)} that is proved{picked}"
+        part = math.floor(100 * shown / stated)
+        return f"{part} % of the distance that is proved (μ {at_least(shown)} of {at_most(stated)}{picked})"
     texts = shown_above(shown, stated)
     some = f"one such bound in {round(1 / (1 - float(best['confidence'])))}" if "confidence" in best else "such a bound"
     return (
-        f"a distance μ of {texts[0]}, above the {texts[1]} that is proved{picked}: {some} may be, by chance, and the "
+        f"more than the distance that is proved (μ {texts[0]} of {texts[1]}{picked}), as {some} may be, by chance; the "
         "test that would accuse the proof does not"
     )
 
 
 def _best_of(several: Sequence[Any], what: str) -> str:
     """Words that say from how many bounds this one was picked: the largest of several is above the truth oftener."""
-    return f" (the {what} of {len(several)})" if len(several) > 1 else ""
+    return f"the {what} of {len(several)}" if len(several) > 1 else ""
 
 
 def shared_guarantees(results: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -283,28 +283,31 @@ def test_the_verdict_says_what_to_use_what_is_proved_and_what_attacks_saw(tmp_pa
     assert "3 runs, each ε ≤ 2 or 7.99 at δ = 1e-05 about one record. No guarantee: rldp_published." in strip
     assert f"dptune verify {RUNS}/small.static.seed0-0a1b copy" in strip
     assert f"To hand on: {RUNS}/small.static.seed0-0a1b/adapter copy" in strip
-    assert "and can be right at most 88.1 or 99.97 % of the time." in strip, "for each budget, and never all of it"
+    assert "and can be right in at most 88.1 % (ε = 2) or 99.97 % (ε = 7.99) of cases." in strip, "never in all of them"
     assert "A person with k records may lose k times that epsilon" in strip
     one = results[0] | {"epsilon_certified": 2.0}
-    assert "right at most 88.1 % of the time." in meaning([one], {})
-    assert "right at most 55 % of the time." in meaning([one], {one["label"]: [(2.0, 1e-5), (0.0, 0.1)]}), "the least"
+    assert "right in at most 88.1 % (ε = 2) of cases." in meaning([one], {})
+    curve = {one["label"]: [(2.0, 1e-5), (0.0, 0.1)]}
+    assert "right in at most 55 % (ε = 2) of cases." in meaning([one], curve), "by the point that says most"
     assert meaning(results[3:], {}) == ""
     assert of_one_person([one | {"unit": "patient"}]) == of_one_person(results[3:]) == ""
-    assert "4 audits, and no proof is refuted. Planted secrets that are all found would have refuted 2 of 3" in strip
-    assert "They show ε ≥ 0.12 where a proof holds (the largest of 3) and ε ≥ 3.25 where nothing is proved." in strip
-    assert "On one step attacks show a distance μ of 1.2 of the 1.29 that is proved (the closest of 3)." in strip
+    assert "4 audits, and no proof is refuted. One step: attacks show 93 % of the distance" in strip
+    assert "that is proved (μ 1.2 of 1.29, the closest of 3)." in strip
     assert (
-        "made-up records, they show a distance μ of 0.223, above the 0.221 that is proved (the closest of 3)" in strip
+        "made-up records: more than the distance that is proved (μ 0.223 of 0.221, the closest of 3), as one" in strip
     )
-    assert "one such bound in 20 may be, by chance, and the test that would accuse the proof does not." in strip
-    assert "On twins they refute the claimed epsilon of rldp_published." in strip
-    assert "their silence is no evidence" not in attacked(audits)
+    assert "as one such bound in 20 may be, by chance; the test that would accuse the proof does not." in strip
+    assert "The claimed epsilon of rldp_published is refuted there." in strip
+    assert "show ε ≥ 0.12 where a proof holds (the largest of 3) and ε ≥ 3.25 where nothing is proved. If all" in strip
+    assert "If all were found, 2 of 3 proofs would be refuted." in strip
     for audit_of in audits:
         audit_of["one_run"] = audit_of["one_run"] | {"epsilon_audited": 0.0}
-    assert "They show nothing, ε ≥ 0 on every run, even where nothing is proved: their silence" in attacked(audits)
+    assert "ε ≥ 0 on every run, even where nothing is proved: too weak an attack to be evid" in " ".join(
+        attacked(audits)
+    )
     audits[0]["violations"] = ["small.static.seed0: something is wrong"]
-    assert attacked(audits) == "1 violation: an attack shows more than is proved."
-    assert attacked([]) == "Nothing was attacked."
+    assert attacked(audits) == ["1 violation: an attack shows more than is proved."]
+    assert attacked([]) == ["Nothing was attacked."]
     assert proved(results[3:]) == "Nothing is proved. No guarantee: `rldp_published`."
 
 
@@ -395,7 +398,7 @@ def test_what_an_attack_could_have_refuted_stands_beside_what_it_shows(
     made["one_run"] = attack | ({} if refutable is None else {"epsilon_refutable": refutable})
     write_report([one], tmp_path, "tiny", [made])
     verdict, _, shown = page(tmp_path).words.partition("See each attack.")
-    assert ("would have refuted" in verdict) is (refutable is not None)
+    assert ("would be refuted" in verdict) is (refutable is not None)
     shown = shown.replace("shown: ε ≥ 0.12", "")  # under the pointer on a ruler
     assert len(re.findall(re.escape(said) + r"(?! \()", shown)) == 3
     assert "4.05" not in shown, "the most that could be shown has another confidence"
