@@ -148,14 +148,15 @@ def check_weights(run: Path, contents: LedgerContents) -> bool:
     result, header = RunResult.read(folder.result), contents.header
     if result.adapter_sha256 is None:
         return False
-    same = all(getattr(result, name) == getattr(header, own) for name, own in _OF_THE_LEDGER.items())
+    same = all(getattr(result, name) == getattr(header, name) for name in _OF_THE_LEDGER)
     # The price tells apart runs of other noise. A later accountant may price a little lower, and certifies no longer
     # what earlier versions dealt by rank.
     prices, pairs = contents.epsilons, [(contents.epsilons.noise_only, result.epsilon_noise_only)]
     if set(prices.leaks) != {DEALT_BY_RANK}:
         pairs.append((prices.certified, result.epsilon_certified))
     priced = all(math.isclose(own, stated, rel_tol=_SAME_PRICE) for own, stated in pairs)
-    if not same or not priced or result.releases != contents.releases:
+    counted = (result.budget_epsilon, result.releases) == (header.epsilon, contents.releases)
+    if not same or not priced or not counted:
         problem = f"is of another run than {folder.result.name} beside it"
         raise DataError(problem, fix="restore the two files of this run; do not trust them", file=folder.ledger)
     weights = weights_file(folder.adapter)
@@ -167,9 +168,8 @@ def check_weights(run: Path, contents: LedgerContents) -> bool:
     return True
 
 
-#: Fields of a result that repeat the header of the ledger, and their names there.
-_OF_THE_LEDGER = {name: name for name in ("mechanism", "accounting", "unit", "delta", "telemetry", "data")}
-_OF_THE_LEDGER["budget_epsilon"] = "epsilon"
+#: Fields of a result that repeat the header of the ledger.
+_OF_THE_LEDGER = ("mechanism", "accounting", "unit", "delta", "telemetry", "data")
 _SAME_PRICE = 0.05
 
 
