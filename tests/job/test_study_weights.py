@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import Result
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
 from dptune.cli import app
 from dptune.core.files import sha256
@@ -45,6 +44,7 @@ def study_run(path: Path, noise: float = 1.0, budget: float | None = 8.0, *, fin
     for _ in range(3):
         ledger.charge(release)
     said: dict[str, Any] = {name: getattr(header, name) for name in ("mechanism", "unit", "units", "delta", "data")}
+    said |= ledger.contents.epsilons.to_dict()
     RunResult(
         before={},
         after={},
@@ -54,7 +54,6 @@ def study_run(path: Path, noise: float = 1.0, budget: float | None = 8.0, *, fin
         releases=3,
         adapter_sha256=sha256(weights),
         **said,
-        **ledger.contents.epsilons.to_dict(),
     ).write(folder.result)
     if finished:
         ledger.finish()
