@@ -58,6 +58,8 @@ TOKENS = DATA / "tokens"
 POLICY = DATA / "policy"
 #: Not DVC's: texts that finished cells wrote when they were asked to, with cards and pages.
 SYNTHETIC = DATA / "synthetic"
+#: Not DVC's: adapters of finished cells with card and ledger, a folder each, that the report says how to write.
+DELIVERED = DATA / "delivered"
 #: Not DVC's: its lock would tell how many candidates a search had. Working folders lie here too, mode 0700.
 SEARCH = DATA / "search"
 #: The register of what searches, and cells of studies, of these records have cost, the owner's.

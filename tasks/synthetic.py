@@ -21,21 +21,20 @@ import typer
 
 from dptune.cli.console import show_progress
 from dptune.core.digits import at_most
-from dptune.core.errors import ConfigError, DataError
-from dptune.core.files import locked, naming, private_directory, read_json, write_text
+from dptune.core.errors import ConfigError
+from dptune.core.files import locked, private_directory, read_json, write_text
 from dptune.job.delivery.card import NO_GUARANTEE, has_guarantee, why_not
 from dptune.job.delivery.finished_adapter import FinishedAdapter, open_adapter
-from dptune.job.delivery.weights import adapter_digest
 from dptune.job.path_checks import card_beside
 from dptune.job.result import RunResult
 from dptune.privacy.ledger_file import read_ledger
 from dptune.privacy.run_folder import RunFolder
-from dptune.records.parquet_file import form_at, read_about
 from dptune.training.models.model_names import name_of
 from tasks.charts.canvas import Figure, Panel, save, values
 from tasks.charts.looks import BLUE, looks
-from tasks.experiment.cells import Cell, is_finished, model_digest
-from tasks.paths import AUDITS, SYNTHETIC, TRAIN
+from tasks.experiment.adapter_model import finished_cell, form_of_records, write_usable
+from tasks.experiment.cells import Cell
+from tasks.paths import AUDITS, SYNTHETIC
 from tasks.report.claims import shown_epsilon
 from tasks.report.numbers import digits4
 from tasks.report.page import write, write_index
@@ -48,7 +47,6 @@ if TYPE_CHECKING:
 _WHOLE = "whole"
 #: How many texts are drawn where nobody says.
 _RECORDS = 1000
-_SAME_PRICE = 0.05
 _MOST_BARS = 24
 #: How many texts the page shows.
 SHOWN = 10
@@ -134,50 +132,21 @@ def open_cell(run: Path, *, no_guarantee: bool = False) -> OpenedCell:
 
     Raises: ConfigError, DataError or LedgerError, which say what to do.
     """
-    path, folder = run.resolve(), RunFolder(run)
-    if not run.is_dir():
-        raise ConfigError(
-            "run", f"{run} is not a folder", fix="give the folder of a finished cell: `ls data/runs` lists them"
-        )
-    try:
-        cell = Cell.model_validate_json(folder.cell.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        fix = "give the folder of a finished cell in data/runs; `dptune sample` takes any other adapter"
-        raise ConfigError("run", f"{run} is not a cell's folder: it has no cell.json", fix=fix) from None
+    cell, folder = finished_cell(run), RunFolder(run)
     if cell.task.classifies:
         raise ConfigError(
             "run", f"{run} is a classifier, which writes no texts", fix="give a cell that trained on texts"
         )
-    if not is_finished(run):
-        raise ConfigError("run", f"{run} has not ended", fix="run its study again, which goes on with it; then sample")
     contents, result = read_ledger(folder.ledger), RunResult.read(folder.result)
-    # The price tells apart cells that differ in epsilon alone. A later accountant may price a little lower.
-    priced = math.isclose(contents.epsilons.certified, result.epsilon_certified, rel_tol=_SAME_PRICE)
-    if (contents.header.mechanism, contents.header.delta) != (cell.mechanism, cell.delta) or not priced:
-        raise DataError("is the ledger of another cell", fix="restore the cell's own", file=folder.ledger)
-    if adapter_digest(run) != result.adapter_sha256:
-        raise DataError("is not what the run of this ledger wrote", fix="restore it", file=folder.adapter)
     if not has_guarantee(contents.epsilons.certified) and not no_guarantee:
         problem = f"{run} has no certified epsilon ({why_not(contents.epsilons.leaks)})"
         fix = "give another cell, or allow texts without any guarantee: make sample RUN=... NO_GUARANTEE=1"
         raise ConfigError("run", problem, fix=fix)
-    if model_digest(cell.model) != cell.inputs["model"]:
-        problem = f"{cell.model.source} is another model than {run} was trained on, or is gone"
-        raise ConfigError("model.source", problem, fix="restore that model: for the pipeline's own, by its `pretrain`")
-    form = _form(result.data)
+    form = form_of_records(result.data)
     if form == "messages":
         fix = "render public messages by its chat template for transformers' generate, which costs nothing either"
         raise ConfigError("run", f"{run} was trained on chats, which are not sampled yet", fix=fix)
-    return OpenedCell(path, cell, result, form)
-
-
-def _form(data: str) -> str | None:
-    """The form of the records called ``data``, if those lie here now. Their description is read, and no record."""
-    try:
-        about = read_about(TRAIN)
-    except DataError:
-        return None
-    return form_at(about) if about["label"] == data else None
+    return OpenedCell(run.resolve(), cell, result, form)
 
 
 def _write(
@@ -204,13 +173,8 @@ def _write(
 
 def _deliver(opened: OpenedCell, folder: Path, *, no_guarantee: bool) -> FinishedAdapter:
     """Write what ``dptune tune`` would deliver of the cell, with tokenizer and card, and check it in the same way."""
-    from dptune.training.models.model import load_tokenizer
-    from tasks.experiment.adapter_model import write_deliverable
-
     cell = opened.cell
-    with naming(folder):
-        load_tokenizer(cell.model.weights).save_pretrained(str(folder))
-    write_deliverable(cell, opened.path, folder)
+    write_usable(cell, opened.path, folder)
     found = open_adapter(folder, no_guarantee=no_guarantee)
     base, revision, tokens = name_of(cell.model.source), cell.model.revision, cell.training.max_length
     return replace(found, base=base, revision=revision, form=opened.form, tokens=tokens)

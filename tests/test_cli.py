@@ -49,6 +49,8 @@ FIELDS = [
     "steps",
     "delta",
     "epsilon_published",
+    "epsilon_published_by",
+    "epsilon_published_by_renyi_dp",
     "epsilon_noise_only",
     "epsilon_certified",
     "leaks",

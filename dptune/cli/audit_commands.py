@@ -119,13 +119,13 @@ def audit(
     step = {"steps": steps, "own": own} | common
     found = audit_rows(built, visits=steps, **common) if built.bands > 1 else audit_step(built, **step)
     with naming_plugins(about, modules):
+        releases = planned(built, schedule)
         result = {
             "mechanism": mechanism,
             **figures.of_schedule(built, schedule),
             **found.to_dict(),
-            **figures.of_prices(price(built, schedule)),
+            **figures.of_prices(price(built, schedule), built.published_accountant, releases, delta),
         }
-        releases = planned(built, schedule)
     once = _ONE_STEP if steps == 1 and sample_rate == 1 else ""
     _show_audit(result, found, releases, false_alarms, as_json, once)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
@@ -11,8 +12,8 @@ from dptune.mechanisms.controllers.control import Constant
 from dptune.mechanisms.controllers.rldp_published import RldpPublished
 from dptune.mechanisms.planning import check_candidate, planned
 from dptune.policy import method
-from dptune.prediction.protocols import priced_answers
-from dptune.privacy.accountants import leaks_of, repriced_epsilon, smallest_epsilon
+from dptune.prediction.protocols import PUBLISHED_ACCOUNTANT, priced_answers
+from dptune.privacy.accountants import leaks_of, rdp_epsilon, repriced_epsilon, smallest_epsilon
 from dptune.privacy.accounting.mixture_figures import mixture_figures
 from dptune.privacy.accounting.strategy import column_norm, relative_error
 from dptune.privacy.samplers.sampler import POISSON, SAMPLERS
@@ -26,14 +27,49 @@ if TYPE_CHECKING:
     from dptune.privacy.accountants import Epsilons
     from dptune.privacy.certificate import SearchCertificate
     from dptune.privacy.ledger_file import LedgerContents
-    from dptune.privacy.release import Release
+    from dptune.privacy.release import Composition, Release
     from dptune.privacy.selection import Bound
     from dptune.privacy.selection_law import SelectionLaw
 
 
-def of_prices(prices: Epsilons) -> dict[str, Any]:
-    """The three epsilons, and why the certified one is infinite where it is."""
-    return {**prices.to_dict(), "leaks": list(prices.leaks)}
+#: Who counts ``epsilon_published``, by accountant: a key of ``PUBLISHED_ACCOUNTANTS``.
+CLAIMED_BY = {
+    "gdp_clt": "central limit (no bound)",
+    "pure": "pure DP",
+    "plrvo": "PLRV-O's theorem 4.9 (no bound)",
+    "plrvo_one_coordinate": "PLRV-O's theorem 4.9 for one coordinate (no bound)",
+    "lmo_dp": "LMO-DP's total (no bound)",
+    "pmixed": "PMixED's theorem 5.1 (no bound)",
+    "dppg": "DP policy gradient's appendix B.1",
+    "bandmf": "loss distribution, as epsilon_certified",
+}
+
+
+def of_prices(prices: Epsilons, accountant: str, releases: Composition, delta: float) -> dict[str, Any]:
+    """The three epsilons, whose claim the first one is, and why the certified one is infinite where it is.
+
+    Of plain DP-SGD it also gives what Renyi DP proves (Mironov 2017): its users publish that, and reports show it.
+
+    Args:
+        accountant: the key of ``CLAIMED_BY`` that counted ``epsilon_published``.
+        releases: those that were priced.
+        delta: of all these epsilons.
+    """
+    claim: dict[str, Any] = {"epsilon_published": prices.published}
+    if math.isfinite(prices.published):
+        claim["epsilon_published_by"] = CLAIMED_BY[accountant]
+        if accountant == "gdp_clt" and _is_plain(releases):
+            claim["epsilon_published_by_renyi_dp"] = rdp_epsilon(releases, delta)
+    return {**claim, **prices.to_dict(), "leaks": list(prices.leaks)}
+
+
+def _is_plain(releases: Composition) -> bool:
+    """Whether all have one Gaussian noise, drawn at one rate, and move by at most 1, as those of plain DP-SGD."""
+    if len(releases) != 1:
+        return False
+    (one,) = releases
+    gaussian = one.noise == "gaussian" and one.gaussian_multiplier == one.noise_multiplier
+    return gaussian and not one.adaptive and not one.coefficients and one.sampler.like_poisson
 
 
 def of_schedule(mechanism: Mechanism, schedule: Schedule) -> dict[str, Any]:
@@ -89,8 +125,13 @@ def _left_in_sums(strategy: tuple[float, ...], steps: int) -> dict[str, float]:
 
 def of_run(mechanism: Mechanism, schedule: Schedule, prices: Epsilons) -> dict[str, Any]:
     """A planned run, its epsilons, and diagnostics of its family of mechanisms, which are no guarantees."""
-    mixture = mixture_figures(planned(mechanism, schedule), schedule.delta)
-    return of_schedule(mechanism, schedule) | of_prices(prices) | _repriced_diagnostic(mechanism, schedule) | mixture
+    releases = planned(mechanism, schedule)
+    return {
+        **of_schedule(mechanism, schedule),
+        **of_prices(prices, mechanism.published_accountant, releases, schedule.delta),
+        **_repriced_diagnostic(mechanism, schedule),
+        **mixture_figures(releases, schedule.delta),
+    }
 
 
 def of_sampler(mechanism: Mechanism, schedule: Schedule, name: str | None) -> dict[str, Any]:
@@ -190,6 +231,7 @@ def of_winner(contents: LedgerContents, certificate: SearchCertificate) -> dict[
     """Figures of a search's winner: its own run's facts, and the whole search's epsilons."""
     own = of_ledger(contents)
     alone = {"epsilon_published_of_one_candidate_no_guarantee": own["epsilon_published"]}
+    own = {name: value for name, value in own.items() if not name.startswith("epsilon_published_by")}
     return own | of_certificate(certificate) | alone
 
 
@@ -201,7 +243,7 @@ def of_answers(protocol: Protocol) -> dict[str, Any]:
         "rdp_budget": protocol.rdp_budget,
         "rdp_per_token": protocol.rdp_per_token,
         **protocol.figures,
-        **of_prices(priced_answers(protocol)),
+        **of_prices(priced_answers(protocol), PUBLISHED_ACCOUNTANT, Counter(), protocol.delta),
     }
 
 
@@ -211,7 +253,7 @@ def of_policy_gradient(dppg: method.Dppg, delta: float) -> dict[str, Any]:
         "mechanism": method.NAME,
         **asdict(dppg),
         "delta": delta,
-        **of_prices(dppg.price(delta)),
+        **of_prices(dppg.price(delta), method.PUBLISHED_ACCOUNTANT, Counter(), delta),
     }
 
 
@@ -231,7 +273,7 @@ def of_ledger(contents: LedgerContents) -> dict[str, Any]:
         "steps": contents.releases,
         "delta": header.delta,
         **_of_bands(strategy, rates[0] if rates else 0.0, contents.releases),
-        **of_prices(contents.epsilons),
+        **of_prices(contents.epsilons, header.published_accountant, contents.composition, header.delta),
         **_repriced_ledger(contents),
         **mixture_figures(contents.composition, header.delta),
         **_sampler_of_ledger(releases),

@@ -42,6 +42,7 @@ def verify(
     from dptune.cli.figures import of_certificate, of_ledger, of_winner
     from dptune.job.delivery.deliverable import audits
     from dptune.job.delivery.verification import CARD, check_deliverable, consistent_certificate, deliverable_within
+    from dptune.job.delivery.weights import check_weights
     from dptune.privacy.certificate import FILE, read_certificate
     from dptune.privacy.ledger_file import read_ledger
     from dptune.privacy.run_folder import RunFolder
@@ -65,6 +66,8 @@ def verify(
         _end(found.certified, found.all_leaks, no_guarantee=no_guarantee)
         return
     contents = read_ledger(file) if folder is None else check_deliverable(folder)
+    own = folder is None and file == RunFolder(file.parent).ledger and check_weights(file.parent, contents)
+    compared |= {"weights_compared": True} if as_json and own else {}
     certified, leaks, searched = contents.epsilons.certified, contents.epsilons.leaks, False
     if folder is not None and (folder / FILE).is_file():  # checked against ledger and weights with the card
         certificate = read_certificate(folder / FILE)
@@ -74,9 +77,24 @@ def verify(
         show(of_ledger(contents) | compared, as_json)
     if not as_json:
         _say(contents, None if folder is None else folder / CARD, searched=searched)
-        if folder is None:
+        if own:
+            _say_own(file.parent)
+        elif folder is None:
             _say_alone(file)
     _end(certified, leaks, no_guarantee=no_guarantee)
+
+
+def _say_own(run: Path) -> None:
+    """Say what of a study's run was compared, and what that proves."""
+    from dptune.job.delivery.weights import weights_file
+    from dptune.privacy.run_folder import RunFolder
+
+    weights, result = weights_file(RunFolder(run).adapter), RunFolder(run).result
+    typer.echo(
+        f"Compared: {weights} with the SHA-256 in {result}, and the mechanism, budget, unit, number of releases and "
+        f"epsilon in {result.name} with the ledger. All agree: none of the three was replaced alone. {result.name} is "
+        "not signed: a change of two of them, or the ledger of another run with the same settings, may go unnoticed."
+    )
 
 
 def _say_alone(file: Path) -> None:

@@ -3,30 +3,40 @@
 The model is "from code": MLflow keeps ``adapter_code.py`` and runs it on load, so nothing is pickled. The base model is
 named and not copied: a hub model by its revision, a folder by its path and the digest of its files. MLflow's flavour
 for transformers keeps no digest, writes an absolute path of this machine, and must load the base to save an adapter.
+
+``python -m tasks.experiment.adapter_model data/runs/RUN TARGET`` writes the same folder without MLflow, to hand on.
 """
 
 from __future__ import annotations
 
 import json
+import shlex
 import shutil
 import warnings
+from contextlib import suppress
 from dataclasses import asdict, replace
 from importlib.metadata import version
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Annotated, Any
 
+import typer
 import yaml
 
-from dptune.core.files import read_json, write_json, write_text
-from dptune.job.delivery.deliverable import write_card
-from dptune.job.delivery.weights import BASE, NamedBase
+from dptune.core.errors import ConfigError, DataError
+from dptune.core.files import forget_times, read_json, replacing_folder, write_json, write_text
+from dptune.job.delivery.deliverable import write_card, write_tokenizer
+from dptune.job.delivery.verification import RECORDS
+from dptune.job.delivery.weights import BASE, NamedBase, check_weights
 from dptune.job.result import RunResult
 from dptune.job.settings import rows_of
+from dptune.privacy.ledger_file import read_ledger
 from dptune.privacy.run_folder import RunFolder
+from dptune.records.parquet_file import form_at, read_about
 from dptune.training.models.model_names import name_of, path_of
-from dptune.training.models.weight_files import digest_of_weights
 from tasks.experiment.cells import Cell, model_digest
+from tasks.paths import TRAIN
+from tasks.stage import run_command
 
 _CODE = Path(__file__).with_name("adapter_code.py")
 _PACKAGES = ("mlflow", "pandas", "peft", "safetensors", "torch", "transformers")
@@ -47,9 +57,76 @@ def write_model(directory: Path, target: Path) -> str:
     return card
 
 
+def hand_on(run: Path, target: Path) -> None:
+    """Write adapter, tokenizer, ledger and card of a finished cell to the folder ``target``, whole or not at all.
+
+    Raises: ConfigError for a target that exists; as ``finished_cell``.
+    """
+    if target.exists() or target.is_symlink():
+        raise ConfigError("target", f"{target} exists", fix="give another name, or move it away")
+    cell = finished_cell(run)
+    with replacing_folder(target) as made:
+        write_usable(cell, run, made)
+        forget_times(made)  # those of training are covered by no epsilon
+
+
+def write_usable(cell: Cell, directory: Path, target: Path) -> None:
+    """``write_deliverable`` with the tokenizer, and the form of the records if it is known: what sampling needs."""
+    from dptune.training.models.model import load_tokenizer
+
+    write_tokenizer(load_tokenizer(cell.model.weights), target, name_of(cell.model.source))
+    if form := form_of_records(RunResult.read(RunFolder(directory).result).data):
+        write_json(target / RECORDS, {"form": form, "tokens": cell.training.max_length})
+    write_deliverable(cell, directory, target)
+
+
+def form_of_records(data: str) -> str | None:
+    """The form of the records called ``data``, if those lie here now. Their description is read, and no record."""
+    try:
+        about = read_about(TRAIN)
+    except DataError:
+        return None
+    return form_at(about) if about["label"] == data else None
+
+
+def finished_cell(run: Path) -> Cell:
+    """The cell in a run's folder, which has ended, and whose ledger, weights and base model are its own.
+
+    Raises: ConfigError, DataError or LedgerError, which say what to do.
+    """
+    folder = RunFolder(run)
+    if not run.is_dir():
+        raise ConfigError(
+            "run", f"{run} is not a folder", fix="give the folder of a finished cell: `ls data/runs` lists them"
+        )
+    try:
+        cell = Cell.model_validate_json(folder.cell.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        fix = "give the folder of a finished cell in data/runs; an adapter that `dptune tune` made has its card already"
+        problem = f"{run} is not a cell's folder: it has no cell.json"
+        raise ConfigError("run", problem, fix=f"{fix}, and `dptune sample` takes any other adapter") from None
+    if not folder.is_finished:
+        raise ConfigError("run", f"{run} has not ended", fix="run its study again, which goes on with it")
+    contents = read_ledger(folder.ledger)
+    if (contents.header.mechanism, contents.header.delta) != (cell.mechanism, cell.delta):
+        raise DataError("is the ledger of another cell", fix="restore the cell's own", file=folder.ledger)
+    if not check_weights(run, contents):
+        problem = f"is missing, or {folder.result.name} beside it names no digest of its weights"
+        raise DataError(problem, fix="restore both as the run wrote them", file=folder.adapter)
+    with suppress(ConfigError):  # of a folder that is gone
+        if model_digest(cell.model) == cell.inputs["model"]:
+            return cell
+    problem = f"{cell.model.source} is another model than {run} was trained on, or is gone"
+    raise ConfigError("model.source", problem, fix="restore that model: for the pipeline's own, by its `pretrain`")
+
+
 def write_deliverable(cell: Cell, directory: Path, target: Path) -> str:
     """Write adapter, ledger and card of the finished cell in ``directory`` to the folder ``target``. Returns the card,
     which also names what lies there already, such as a tokenizer."""
+    from dptune.training.models.weight_files import (
+        digest_of_weights,  # torch takes seconds: a wrong folder is told first
+    )
+
     folder = RunFolder(directory)
     result = RunResult.read(folder.result)
     shutil.copytree(folder.adapter, target, dirs_exist_ok=True)
@@ -138,3 +215,17 @@ def _forget_this_machine(file: Path) -> None:
         artifact["uri"] = artifact["path"]
     about["utc_time_created"] = _NO_TIME
     write_text(file, yaml.safe_dump(about))
+
+
+def main(
+    run: Annotated[Path, typer.Argument(help="folder of a finished cell: data/runs/NAME")],
+    target: Annotated[Path, typer.Argument(help="folder to write, which does not exist yet")],
+) -> None:
+    """Write a finished cell's adapter with its ledger and a card, to hand on."""
+    hand_on(run, target)
+    print(f"{target} holds weights, tokenizer, ledger and card.")
+    print(f"Check it: dptune verify {shlex.quote(str(target))}")
+
+
+if __name__ == "__main__":
+    run_command(main)

@@ -26,7 +26,7 @@ from tasks.mlflow import tracking
 from tasks.mlflow.cell_run import audit_metrics
 from tasks.mlflow.page import run_ids, show
 from tasks.mlflow.registry import register
-from tasks.paths import AUDITS, DATA, EXPERIMENT, REPORT, RUNS
+from tasks.paths import AUDITS, DATA, DELIVERED, EXPERIMENT, REPORT, RUNS
 from tasks.report.about import About, about_runs
 from tasks.report.answer import (
     answer_lines,
@@ -210,7 +210,7 @@ def _write_page(
         of_one_person=of_one_person(results),
         attacked=attacked(audits),
         check=f"dptune verify {RUNS}/{cell}" if cell else "",
-        adapter=f"{RUNS}/{cell}/adapter" if cell else "",
+        hand_on=f"python -m tasks.experiment.adapter_model {RUNS}/{cell} {DELIVERED}/{cell}" if cell else "",
         further=further_lines(results),
         caveats=caveats(results),
         results=sorted(results, key=lambda result: float(result["after"][metric])),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import math
+import shlex
 import shutil
 from pathlib import Path
 from typing import Any
@@ -25,9 +26,12 @@ from tiny_pipeline import (
 from typer.testing import CliRunner
 
 from dptune.cli import app
+from dptune.core.errors import DptuneError
 from dptune.core.files import write_text
+from dptune.job.delivery.finished_adapter import open_adapter
 from dptune.privacy.entropy import FixedSeed
 from dptune.privacy.run_folder import RunFolder
+from tasks.experiment import adapter_model
 from tasks.experiment.adapter_model import write_model
 from tasks.experiment.cells import Cell
 from tasks.experiment.finetune import run_cell
@@ -149,3 +153,63 @@ def test_no_path_of_this_machine_and_no_time_is_in_a_model(pipeline: Path) -> No
     card = (pipeline / "model" / "artifacts" / "adapter" / "README.md").read_text()
     assert "# LoRA adapter for base\n" in card
     assert "audit.json" in card
+
+
+def finished(cell: Cell) -> Path:
+    """The folder of the cell, which ran."""
+    write_text(RunFolder(cell.directory).cell, cell.model_dump_json(indent=2))
+    run_cell(cell, "cpu")
+    return cell.directory
+
+
+def test_one_command_writes_a_cells_folder_to_hand_on(pipeline: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run, target = finished(static()), pipeline / "to hand on" / "a cell"
+    adapter_model.main(run, target)
+    *_, last = capsys.readouterr().out.splitlines()
+    assert last == f"Check it: dptune verify {shlex.quote(str(target))}"
+    done = CliRunner().invoke(app, shlex.split(last.partition("dptune ")[2]))
+    assert done.exit_code == 0, done.output
+    files = {path.name: path for path in target.iterdir()}
+    tuned = {"adapter_config.json", "adapter_model.safetensors", "README.md", "base.json", "ledger.jsonl"}
+    assert tuned | {"records.json", "tokenizer.json"} <= set(files)
+    assert (files["ledger.jsonl"]).read_bytes() == RunFolder(run).ledger.read_bytes()
+    assert len({path.stat().st_mtime for path in files.values()}) == 1, "times of training"
+    assert not any(str(pipeline).encode() in path.read_bytes() for path in files.values())
+    found = open_adapter(target)
+    assert (found.form, found.tokens, found.base) == ("text", 64, "public")
+
+
+def _has_not_ended(run: Path) -> None:
+    lines = (run / "ledger.jsonl").read_text().splitlines(keepends=True)
+    (run / "ledger.jsonl").write_text("".join(lines[:-1]))
+
+
+def _of_another_run(run: Path) -> None:
+    weights = run / "adapter/adapter_model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1] + b"x")
+
+
+def _without_base(run: Path) -> None:
+    shutil.rmtree("data/models/public")
+
+
+def test_what_cannot_be_handed_on_is_refused_and_nothing_is_written(pipeline: Path, tmp_path: Path) -> None:
+    run, target = finished(static()), pipeline / "target"
+    for change, said in (
+        (_has_not_ended, r"has not ended\. Fix: run its study again"),
+        (_of_another_run, r"adapter_model\.safetensors: is not what the run of this ledger wrote"),
+        (lambda run: (run / "cell.json").unlink(), r"it has no cell\.json\. Fix: give the folder of a finished cell"),
+        (lambda run: shutil.rmtree(run / "adapter"), r"adapter: is missing, or result\.json beside it"),
+        (shutil.rmtree, r"is not a folder\. Fix: give the folder of a finished cell"),
+        (_without_base, r"data/models/public is another model than .*, or is gone\. Fix: restore that model"),
+    ):
+        changed = Path(shutil.copytree(run, tmp_path / "changed"))
+        change(changed)
+        with pytest.raises(DptuneError, match=said):
+            adapter_model.main(changed, target)
+        assert not target.exists()
+        shutil.rmtree(changed, ignore_errors=True)
+    target.mkdir()
+    with pytest.raises(DptuneError, match=r"target exists\. Fix: give another name"):
+        adapter_model.main(run, target)
+    assert not list(target.iterdir())

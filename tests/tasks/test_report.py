@@ -282,7 +282,8 @@ def test_the_verdict_says_what_to_use_what_is_proved_and_what_attacks_saw(tmp_pa
     assert "cannot be told apart with one seed" in strip
     assert "3 runs, each ε ≤ 2 or 7.99 at δ = 1e-05 about one record. No guarantee: rldp_published." in strip
     assert f"dptune verify {RUNS}/small.static.seed0-0a1b copy" in strip
-    assert f"To hand on: {RUNS}/small.static.seed0-0a1b/adapter copy" in strip
+    written = f"{RUNS}/small.static.seed0-0a1b data/delivered/small.static.seed0-0a1b"
+    assert f"with card and ledger: python -m tasks.experiment.adapter_model {written} copy" in strip
     assert "and can be right in at most 88.1 % (ε = 2) or 99.97 % (ε = 7.99) of cases." in strip, "never in all of them"
     assert "A person with k records may lose k times that epsilon" in strip
     one = results[0] | {"epsilon_certified": 2.0}

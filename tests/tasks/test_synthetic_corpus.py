@@ -21,6 +21,7 @@ from dptune.job.sampling import Sampled
 from dptune.privacy.ledger_file import read_ledger
 from tasks import synthetic
 from tasks.charts.canvas import for_page
+from tasks.experiment import adapter_model
 from tasks.experiment.finetune import run_cell
 from tasks.paths import AUDITS, PUBLIC_MODEL, RUNS, SYNTHETIC
 from tasks.report.page import INDEX
@@ -175,9 +176,9 @@ def _no_cell(run: Path) -> None:
         (_no_cell, r"it has no cell\.json\. Fix: .*`dptune sample` takes any other adapter"),
         (_unfinished, r"has not ended\. Fix: run its study again"),
         (_classifier, r"is a classifier, which writes no texts\. Fix: give a cell that "),
-        (_other_weights, r"adapter: is not what the run of this ledger wrote\. Fix: restore it"),
+        (_other_weights, r"\.safetensors: is not what the run of this ledger wrote, .* Fix: restore the weights"),
         (_other_ledger, r"ledger\.jsonl: is the ledger of another cell\. Fix: restore the cell's own"),
-        (_other_price, r"ledger\.jsonl: is the ledger of another cell\. Fix: restore the cell's own"),
+        (_other_price, r"ledger\.jsonl: is of another run than result\.json beside it\. Fix: restore the two"),
         (_other_base, r"model\.source: data/models/public is another model than .* Fix: restore that model"),
     ],
 )
@@ -207,14 +208,14 @@ def test_prompts_are_asked_for_and_chats_refused(
     study: Path, monkeypatch: pytest.MonkeyPatch, form: str, said: str
 ) -> None:
     label = read_json(run_of("static") / "result.json")["data"]
-    monkeypatch.setattr(synthetic, "read_about", lambda path: {"label": label, "form": form})
+    monkeypatch.setattr(adapter_model, "read_about", lambda path: {"label": label, "form": form})
     with pytest.raises(DptuneError, match=said):
         sample_cell(run_of("static"), 3)
     assert not SYNTHETIC.exists()
 
 
 def test_prompts_go_with_their_completions(study: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(synthetic, "read_about", lambda path: {"label": "other records"})
+    monkeypatch.setattr(adapter_model, "read_about", lambda path: {"label": "other records"})
     Path("prompts.txt").write_text("The patient\nA patient\n")
     page, _ = sample_cell(run_of("static"), prompts=Path("prompts.txt"))
     rows = [json.loads(line) for line in page.with_suffix(".jsonl").read_text("utf-8").splitlines()]

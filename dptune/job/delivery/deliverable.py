@@ -58,14 +58,19 @@ def write_weights(
         kept: what else is needed to use them, by name of file, as JSON; see ``PreparedRun.kept``. Public.
     """
     with written_adapter(model, folder) as partial:
-        with naming(partial):
-            tokenizer.save_pretrained(str(partial))
+        write_tokenizer(tokenizer, partial, base.name)
         for name, content in {**kept, BASE: base.to_dict()}.items():
             write_json(partial / name, content)
         if weights_file(partial).name == LORA.weights:
             _change(partial / CONFIG, base_model_name_or_path=base.name, revision=base.revision)
-        if (named := partial / "tokenizer_config.json").exists() and "name_or_path" in named.read_text("utf-8"):
-            _change(named, name_or_path=base.name)
+
+
+def write_tokenizer(tokenizer: Any, folder: Path, base: str) -> None:
+    """Write a tokenizer's files, in which ``base`` stands for a path of this machine."""
+    with naming(folder):
+        tokenizer.save_pretrained(str(folder))
+    if (named := folder / "tokenizer_config.json").exists() and "name_or_path" in named.read_text("utf-8"):
+        _change(named, name_or_path=base)
 
 
 def deliver(folder: RunFolder, result: RunResult) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import re
+import shlex
 import unicodedata
 from collections import Counter
 from collections.abc import Iterator
@@ -73,16 +74,8 @@ _ORDER = (RunFolder(Path()).ledger.name, FILE, SCORE_LEDGER, *_TRAINED, LABELS, 
 _OF_WEIGHTS = {".bin", ".ckpt", ".gguf", ".h5", ".joblib", ".msgpack", ".npy", ".npz", ".onnx", ".ot", ".pickle"}
 _OF_WEIGHTS |= {".pkl", ".pt", ".pth", ".safetensors"}
 #: What the hub, Git and file managers put beside a delivered folder's files; no library reads it as part of a model.
-_BESIDE = {
-    ".DS_Store",
-    ".gitattributes",
-    ".gitignore",
-    "LICENSE",
-    "LICENSE.md",
-    "LICENSE.txt",
-    "Thumbs.db",
-    "desktop.ini",
-}
+_BESIDE = {".DS_Store", ".gitattributes", ".gitignore", "LICENSE", "LICENSE.md", "LICENSE.txt"}
+_BESIDE |= {"Thumbs.db", "desktop.ini"}
 _BESIDE_IN = (".git/", ".cache/huggingface/")
 _DIGEST = re.compile(r"^\| (\S+) \| SHA-256 (\S+) \|$", re.MULTILINE)
 #: Headings of Markdown, in its two ways and as HTML, also within a quotation or a list.
@@ -114,6 +107,7 @@ def check_deliverable(path: Path) -> LedgerContents:
         weights, configuration or card.
     """
     card = path / CARD
+    _check_no_cell(path)
     contents = read_ledger(RunFolder(path).ledger)
     form = form_of(contents.header.train)
     for needed in (card, path / form.weights, path / form.config):
@@ -143,6 +137,14 @@ def check_deliverable(path: Path) -> LedgerContents:
     if said.count("\n") != right.count("\n"):
         raise CardError(f"{card}: lacks lines of its guarantee. Fix: take the card that the run delivered.")
     return contents
+
+
+def _check_no_cell(path: Path) -> None:
+    """Raise DptuneError for the folder of weights in the folder of a study's run, which holds their ledger."""
+    run = RunFolder(path.parent if path.name == RunFolder(path).adapter.name else path.resolve().parent)
+    if run.adapter.resolve() == path.resolve() and run.has_begun and deliverable_within(run.path) is None:
+        problem = f"{path}: holds the weights of a study's run alone, whose ledger lies one folder up"
+        raise DptuneError(f"{problem}. Fix: run `dptune verify {shlex.quote(str(run.path))}`.")
 
 
 def adapter_within(path: Path) -> Path:

@@ -6,6 +6,7 @@ torch.
 
 from __future__ import annotations
 
+import math
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,8 +16,11 @@ from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
-from dptune.core.errors import DptuneError, first_line
-from dptune.core.files import read_json, sha256
+from dptune.core.errors import DataError, DptuneError, first_line
+from dptune.core.files import read_json, sha256, why_unreadable
+from dptune.job.result import RunResult
+from dptune.privacy.ledger_file import LedgerContents
+from dptune.privacy.release import DEALT_BY_RANK
 from dptune.privacy.run_folder import RunFolder
 from dptune.training.models.model_names import ADAPTER, CHANGED, CHANGED_WEIGHTS, rounding
 
@@ -121,6 +125,52 @@ def written_adapter(model: Any, folder: RunFolder) -> Iterator[Path]:
 def adapter_digest(run: Path) -> str:
     """Digest of the trained weights, which ties the result and the ledger to them."""
     return sha256(weights_file(RunFolder(run).adapter))
+
+
+def check_weights(run: Path, contents: LedgerContents) -> bool:
+    """Check that ledger, result and weights of a study's finished run belong together.
+
+    ``result.json`` is not signed: what somebody changed together with it agrees. Nor does it tell apart the ledgers of
+    two runs of the same settings.
+
+    Args:
+        run: its folder.
+        contents: content of its ledger.
+
+    Returns: False where nothing was compared: of a run that has not ended, and where the result, as that of ``tune``,
+        names no digest, or no folder of weights lies beside it.
+
+    Raises: DataError naming the file that is another run's; DamagedFileError for a result that cannot be read.
+    """
+    folder = RunFolder(run)
+    if not folder.is_finished or not folder.adapter.is_dir():
+        return False
+    result, header = RunResult.read(folder.result), contents.header
+    if result.adapter_sha256 is None:
+        return False
+    same = all(getattr(result, name) == getattr(header, name) for name in _OF_THE_LEDGER)
+    # The price tells apart runs of other noise. A later accountant may price a little lower, and certifies no longer
+    # what earlier versions dealt by rank.
+    prices, pairs = contents.epsilons, [(contents.epsilons.noise_only, result.epsilon_noise_only)]
+    if set(prices.leaks) != {DEALT_BY_RANK}:
+        pairs.append((prices.certified, result.epsilon_certified))
+    priced = all(math.isclose(own, stated, rel_tol=_SAME_PRICE) for own, stated in pairs)
+    counted = (result.budget_epsilon, result.releases) == (header.epsilon, contents.releases)
+    if not same or not priced or not counted:
+        problem = f"is of another run than {folder.result.name} beside it"
+        raise DataError(problem, fix="restore the two files of this run; do not trust them", file=folder.ledger)
+    weights = weights_file(folder.adapter)
+    if why := why_unreadable(weights):
+        raise DataError(why, fix="restore the weights of this run", file=weights)
+    if sha256(weights) != result.adapter_sha256:
+        problem = f"is not what the run of this ledger wrote, by the SHA-256 in {folder.result.name}"
+        raise DataError(problem, fix="restore the weights of this run; do not trust these", file=weights)
+    return True
+
+
+#: Fields of a result that repeat the header of the ledger.
+_OF_THE_LEDGER = ("mechanism", "accounting", "unit", "delta", "telemetry", "data")
+_SAME_PRICE = 0.05
 
 
 def weights_in(run: Path) -> list[Path]:
