@@ -23,12 +23,15 @@
     const cut = mu / 2 + Math.log((1 - prior) / prior) / mu;
     return prior * normal(mu - cut) + (1 - prior) * normal(cut);
   }
-  const percent = (share) => (100 * share).toFixed(share > 0.9995 ? 3 : 1) + " %";
+  const digits = (share) => share > 0.9995 ? 3 : 1;
+  const percent = (share) => (100 * share).toFixed(digits(share)) + " %";
+  // A bound is rounded up: below it, the number would be no bound.
+  const atMost = (share) => { const unit = 10 ** digits(share); return (Math.ceil(100 * share * unit) / unit).toFixed(digits(share)) + " %"; };
   function show() {
     const e = Math.pow(2, Number(epsilonAt.value)), delta = Number(deltaAt.value), prior = Number(priorAt.value) / 100;
     const odds = prior / (1 - prior) * Math.exp(e), mu = muOf(e, delta);
     says.textContent = `Epsilon ${e.toPrecision(3)}, delta ${deltaAt.value}: an attacker who believes with ${percent(prior)} that a ` +
-      `person is in the data can be at most ${percent(odds / (1 + odds))} sure afterwards (delta ignored). ` +
+      `person is in the data can be at most ${atMost(odds / (1 + odds))} sure afterwards (delta ignored). ` +
       `Against a Gaussian mechanism the best attack guesses ${percent(guesses(mu, prior))} right; without any release, ` +
       `${percent(Math.max(prior, 1 - prior))}.`;
   }

@@ -175,8 +175,7 @@ def _audit_policy_gradient(
 def _refuse_runs(steps: int, sample_rate: float, whole_run: bool, train: str) -> None:
     """Raise ConfigError if a step of the user's own is to be audited as a run."""
     runs = (("--steps", steps, 1), ("--sample-rate", sample_rate, 1.0), ("--whole-run", whole_run, False))
-    given = (*runs, ("--train", train, "lora"))
-    for option, value, right in given:
+    for option, value, right in (*runs, ("--train", train, "lora")):
         if value != right:
             problem = f"{value}: MODULE:FUNCTION is audited on one batch that surely holds the unit"
             raise ConfigError(option, problem, fix="leave it out; `dptune audit-draw` tests how batches are drawn")
@@ -278,6 +277,8 @@ def audit_whole_run(
                 for world in ("in", "out")
             ]
             typer.echo(f"delta shown of certified at epsilon {row['epsilon']:g}: {', '.join(parts)}")
+    if found.fewer:
+        typer.echo(found.fewer, err=as_json)
     if found.claim_refuted:
         notice("warning", f"{found.claim_refuted}.")
     if found.accusation:

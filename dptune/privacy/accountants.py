@@ -129,12 +129,6 @@ def epsilons(
         (1.618, 1.829)
     """
     check_delta(delta, pure=delta == 0 and _is_pure(composition))
-    if published_accountant not in PUBLISHED_ACCOUNTANTS:
-        raise ConfigError(
-            "published_accountant",
-            f"unknown accountant {published_accountant!r}",
-            fix=f"use one of {', '.join(PUBLISHED_ACCOUNTANTS)}",
-        )
     published = published_epsilon(published_accountant, composition, delta)
     leaks = leaks_of(composition + (inherited or Counter()), renyi_filter, run_leaks)
     # A unit in some part of an inherited run may be in any part of this run: every pair of parts is priced.
@@ -165,7 +159,12 @@ def published_epsilon(accountant: str, composition: Composition, delta: float) -
     """The epsilon of the paper's accountant; infinite where it has none.
 
     It has none at delta 0, without a claim that it needs, and for a sampler that its formula is not for.
+
+    Raises: ConfigError for an unknown accountant, which a plug-in's noise may name.
     """
+    if accountant not in PUBLISHED_ACCOUNTANTS:
+        known = ", ".join(PUBLISHED_ACCOUNTANTS)
+        raise ConfigError("published_accountant", f"unknown accountant {accountant!r}", fix=f"use one of {known}")
     if delta == 0 and accountant != "pure":
         return math.inf
     if not all(release.sampler.claimed for release in composition):

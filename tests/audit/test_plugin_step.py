@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import warnings
 from collections.abc import Iterator
@@ -106,7 +107,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     plugins._IMPORTED.pop(MODULE, None)
 
 
-def audited(folder: Path, kind: str, method: str) -> Result:
+def audited(folder: Path, kind: str, method: str, *more: str) -> Result:
     (folder / f"{MODULE}.py").write_text(f"KIND, METHOD = {kind!r}, {method!r}\n{CODE}", encoding="utf-8")
     given = [
         "--plugin",
@@ -119,6 +120,7 @@ def audited(folder: Path, kind: str, method: str) -> Result:
         "noise_multiplier=1",
         "--set",
         "pairs=2",
+        *more,
     ]
     with warnings.catch_warnings():
         warnings.simplefilter("error", RuntimeWarning)
@@ -172,3 +174,13 @@ def test_the_same_parts_without_a_fault_are_audited(method: str, folder: Path) -
     done = audited(folder, "nothing", method)
     assert done.exit_code == 0, done.output
     assert "epsilon_audited" in done.stdout
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_whole_runs_of_a_plug_in_say_why_fewer_games_are_played(as_json: bool, folder: Path) -> None:
+    done = audited(folder, "nothing", "add", "--whole-run", "--trials", "1100", *(["--json"] if as_json else []))
+    assert done.exit_code == 0, done.output
+    said = done.stderr if as_json else done.stdout
+    assert "because faulty has code of a plug-in, which may mix coordinates. That is slow, so a tenth of" in said
+    assert "--trials 11000 plays 1100 pairs." in said
+    assert re.search(r"\bgames\W+110\b", done.stdout), done.stdout

@@ -8,6 +8,7 @@ import math
 import re
 from collections import Counter
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,19 +17,26 @@ from scipy.special import expit
 from scipy.stats import binom
 
 from dptune.audit import refutation as module
-from dptune.audit.epsilon_bounds import coins_refute, gaussian_epsilon, one_run_epsilon
+from dptune.audit.draws.draw_test import _draws_for
+from dptune.audit.epsilon_bounds import coins_refute, epsilon_from_errors, gaussian_epsilon, one_run_epsilon
 from dptune.audit.one_run import right_guesses
 from dptune.audit.refutation import Refutation, refutation, run_certificate
 from dptune.audit.verdict import DELTAS, Certificate
+from dptune.core.digits import at_least
 from dptune.core.errors import DataError
+from dptune.mechanisms.registry import takes_noise
 from dptune.privacy.release import Release
 from dptune.privacy.run_header import RunHeader
+from tasks.audit.registry import comparisons
+from tasks.settings.mechanisms import epsilons_of, options_on
+from tasks.settings.params import load_settings
 
 DELTA = 1e-5
-#: Confidence of each check of the default study: 0.001 for five cells of six checks.
-ALARM = 1 - 0.001 / 30
-#: The default study: 72 steps at this rate, with the noise that certifies epsilon 2.
-DEFAULT = Counter({Release(64 / 4559, 0.77749): 72})
+#: Confidence of each check of the default study: 0.001 for eight cells of seven checks.
+ALARM = 1 - 0.001 / 56
+#: The default study: 72 steps at this rate, with the noise that certifies epsilon 1, and that of 2.
+RATE, STEPS, OF_ONE, OF_TWO = 64 / 4559, 72, 0.96879, 0.77749
+ROOT = Path(__file__).parents[2]
 
 
 def header(delta: float = DELTA, **changes: object) -> RunHeader:
@@ -38,8 +46,8 @@ def header(delta: float = DELTA, **changes: object) -> RunHeader:
 
 
 @functools.cache
-def default() -> Certificate:
-    return run_certificate(header(), DEFAULT)
+def default(noise: float = OF_TWO) -> Certificate:
+    return run_certificate(header(), Counter({Release(RATE, noise): STEPS}))
 
 
 def coins(right: int, canaries: int = 256) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
@@ -51,19 +59,37 @@ def coins(right: int, canaries: int = 256) -> tuple[NDArray[np.float64], NDArray
     return scores, included
 
 
-def test_the_default_studys_coins_can_refute_and_need_244_of_256() -> None:
+def test_the_default_studys_coins_can_refute_and_need_245_of_256() -> None:
     """A bound on epsilon at its delta cannot where half of delta is allowed, however many canaries there are."""
     for canaries in (256, 512, 4096, 100_000):
         assert one_run_epsilon(canaries, canaries, canaries, DELTA, 1 - DELTA / 2) == 0.0
-    found = {right: refutation(*coins(right), default(), DELTA, ALARM) for right in (243, 244, 256)}
+    found = {right: refutation(*coins(right), default(), DELTA, ALARM) for right in (244, 246, 256)}
     assert [one.refuted for one in found.values()] == [False, True, True]
-    assert [one.needed for one in found.values()] == [244] * 3
-    assert all(one.epsilon_refutable == pytest.approx(3.88, abs=0.01) for one in found.values())
-    assert "could have refuted the certified epsilon 2, and any up to 3.88: by 244 of 256" in found[243].power
-    assert found[243].accusation is None
-    said = str(found[244].accusation)
-    assert said.startswith("guesses 244 of 256 coins right, where the certified epsilon 2 allows 244 or more with a")
-    assert said.endswith("chance below 3.4e-05")
+    assert [one.needed for one in found.values()] == [245] * 3
+    assert all(one.epsilon_refutable == pytest.approx(3.72, abs=0.01) for one in found.values())
+    assert "could have refuted the certified epsilon 2, and any up to 3.72: by 245 of 256" in found[244].power
+    assert found[244].accusation is None
+    said = str(found[246].accusation)
+    assert said.startswith("guesses 246 of 256 coins right, where the certified epsilon 2 allows 245 or more with a")
+    assert said.endswith("chance below 1.8e-05")
+
+
+def test_the_page_has_the_default_studys_figures() -> None:
+    """They hang on the number of audited cells, so a study with more of them needs the page and params.yaml anew."""
+    settings = load_settings(ROOT / "params.yaml")
+    cells = 0
+    for name in settings.experiment.mechanisms:
+        options = options_on(settings.mechanisms[name], "small")
+        own = epsilons_of(options)
+        cells += len(settings.experiment.epsilons if own is None else own) if takes_noise(name, options) else 1
+    assert pytest.approx(settings.audit.false_alarms / cells / comparisons()) == 1 - ALARM
+    needed = [refutation(*coins(256), default(noise), DELTA, ALARM).needed for noise in (OF_ONE, OF_TWO)]
+    trials = settings.audit.step_trials * 4 // 5
+    step = at_least(epsilon_from_errors(0, trials, 0, trials, DELTA, ALARM))
+    page = (ROOT / "docs" / "concepts" / "audits.md").read_text(encoding="utf-8")
+    assert "{} right guesses refute a certified epsilon of 1, {} refute 2,".format(*needed) in page
+    assert f"none wrong refutes an epsilon of {step}, where" in page
+    assert f"counted: {_draws_for(4559, RATE, 1 - ALARM):,} draws in the default" in page
 
 
 def test_too_few_coins_cannot_refute_and_say_so() -> None:
@@ -89,7 +115,7 @@ def test_nothing_finite_is_nothing_to_refute() -> None:
     found = refutation(*coins(256), run_certificate(header(), leaks), DELTA, ALARM)
     assert not found.refuted
     assert "nothing to refute" in found.power
-    assert found.epsilon_refutable == pytest.approx(3.88, abs=0.01), "of a finite one, had there been any"
+    assert found.epsilon_refutable == pytest.approx(3.72, abs=0.01), "of a finite one, had there been any"
 
 
 @pytest.fixture
@@ -153,17 +179,18 @@ def test_the_least_number_is_the_least_and_more_guesses_accuse_more() -> None:
 
     verdicts = [refutes(correct) for correct in range(128, 257)]
     assert all(before <= after for before, after in pairwise(verdicts)), "no more right guesses accuse less"
-    assert verdicts.index(True) + 128 == 244
+    assert verdicts.index(True) + 128 == 245
 
 
 def test_a_header_prices_the_whole_curve() -> None:
     """What is certified at any one delta holds, with a hyper-policy as without."""
+    releases = Counter({Release(RATE, OF_TWO): STEPS})
     for inherited in ((), ((Release(0.1, 1.0), 20),)):
-        known = run_certificate(header(inherited=inherited), DEFAULT)
+        known = run_certificate(header(inherited=inherited), releases)
         assert known.pairs[0] == (known.epsilon, DELTA)
         assert {delta for _, delta in known.pairs} == {*DELTAS, DELTA}
         for epsilon, delta in known.pairs:
-            assert epsilon == header(delta, inherited=inherited).price(DEFAULT).certified
+            assert epsilon == header(delta, inherited=inherited).price(releases).certified
     assert known.epsilon > default().epsilon
 
 

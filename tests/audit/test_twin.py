@@ -266,3 +266,23 @@ def test_the_command_prints_figures_and_curve_and_accuses_by_its_status(monkeypa
     assert "pairs of games on its twin refute the curve" in done.stderr
     refused = CliRunner().invoke(app, ["audit", "dppg", *PLAYED])
     assert "--whole-run: dppg has no batches to draw" in refused.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "games", "played", "why"),
+    [
+        ("static", 1200, 1200, ""),
+        ("quantile", 1200, 1200, ""),
+        ("adaclip", 1200, 120, "adaclip clips in coordinates of its own"),
+        ("rldp_published", 1200, 120, "rldp_published reads statistics without noise"),
+        ("adaclip", 100, 100, ""),
+    ],
+)
+def test_games_that_are_played_alone_are_a_tenth_and_say_so(name: str, games: int, played: int, why: str) -> None:
+    short = Schedule(sample_rate=0.3, steps=2, delta=1e-5)
+    found = audited(name, short, games=games, noise_multiplier=4.0)
+    assert found.games == played
+    assert bool(found.fewer) == bool(why)
+    if why:
+        assert f"because {why}" in found.fewer
+        assert found.fewer.endswith("--trials 12000 plays 1200 pairs.")

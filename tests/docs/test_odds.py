@@ -36,6 +36,21 @@ def _mu(epsilon: float, delta: float) -> float:
     return float(brentq(lambda mu: gdp_delta(mu, epsilon) - delta, 1e-3, 20))
 
 
+def rounded_up(bound: float, shown: str) -> float:
+    """The bound with as many decimals as ``shown`` has; no bound if it were rounded down."""
+    unit = 10.0 ** len(shown.partition(".")[2])
+    return math.ceil(bound * unit) / unit
+
+
+def test_the_bounds_of_the_guarantee_are_rounded_up() -> None:
+    page = (_DOCS / "concepts" / "guarantee.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| ([\d.]+) \| ([\d.,]+) \| ([\d.]+) % right \|$", page, re.MULTILINE)
+    assert len(rows) == 5
+    for epsilon, ratio, right in ((float(row[0]), row[1].replace(",", ""), row[2]) for row in rows):
+        assert float(ratio) == rounded_up(math.exp(epsilon), ratio)
+        assert float(right) == rounded_up(100 / (1 + math.exp(-epsilon)), right)
+
+
 def test_the_table_of_odds_is_right() -> None:
     rows = re.findall(
         r"^\| ([\d.]+) \| ([\d.]+) % \| ([\d.]+) % \| ([\d.]+) \|$",
@@ -43,9 +58,9 @@ def test_the_table_of_odds_is_right() -> None:
         re.MULTILINE,
     )
     assert len(rows) == 7
-    for epsilon, most, guessed, accused in ((float(one) for one in row) for row in rows):
+    for most, (epsilon, _, guessed, accused) in ((row[1], map(float, row)) for row in rows):
         mu = _mu(epsilon, 1e-5)
-        assert most == pytest.approx(100 / (1 + math.exp(-epsilon)), abs=0.06)
+        assert float(most) == rounded_up(100 / (1 + math.exp(-epsilon)), most), "a bound"
         assert guessed == pytest.approx(100 * norm.cdf(mu / 2), abs=0.051)
         assert accused == pytest.approx(100 * norm.cdf(mu - norm.isf(0.01)), abs=0.051)
 
@@ -62,6 +77,6 @@ def test_the_slider_says_the_same_as_the_library() -> None:
         cut = mu / 2 + math.log((1 - prior) / prior) / mu
         sure, right = re.findall(r"([\d.]+) % (?:sure|right)", line)
         odds = prior / (1 - prior) * math.exp(epsilon)
-        assert float(sure) == pytest.approx(100 * odds / (1 + odds), abs=0.051)
+        assert float(sure) == rounded_up(100 * odds / (1 + odds), sure)
         best = prior * norm.cdf(mu - cut) + (1 - prior) * norm.cdf(cut)
         assert float(right) == pytest.approx(100 * best, abs=0.051)

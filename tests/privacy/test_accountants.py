@@ -17,6 +17,7 @@ from dptune.privacy.accountants import (
     gdp_delta,
     gdp_epsilon,
     pld_epsilon,
+    published_epsilon,
     quick_epsilon,
     rdp_epsilon,
     repriced_epsilon,
@@ -235,6 +236,8 @@ def test_bad_delta_is_refused(accountant: object, delta: float) -> None:
 def test_unknown_accountant_is_refused() -> None:
     with pytest.raises(ConfigError, match="published_accountant"):
         epsilons(steps(0.01, 1.0, 1), DELTA, published_accountant="moments")
+    with pytest.raises(ConfigError, match="published_accountant"):
+        published_epsilon("moments", steps(0.01, 1.0, 1), DELTA)
 
 
 @given(low=st.floats(0.3, 20.0), spread=st.floats(0.01, 3.0), count=st.integers(1025, 3000))

@@ -33,9 +33,10 @@ from dptune.core.files import sha256
 from dptune.mechanisms import registry
 from dptune.mechanisms.descriptions import describe_options, describe_parts
 from dptune.mechanisms.registry import CLIPPERS, MECHANISMS, build, takes_noise
-from dptune.privacy.accountants import PUBLISHED_ACCOUNTANTS, epsilons
+from dptune.privacy.accountants import PUBLISHED_ACCOUNTANTS, epsilons, gdp_clt_epsilon, published_epsilon
 from dptune.privacy.entropy import OsEntropy
 from dptune.privacy.ledger_file import read_ledger
+from dptune.privacy.release import Release
 from dptune.privacy.run_header import RunHeader
 from dptune.records import catalogue
 from dptune.records.parquet_file import read_records
@@ -691,12 +692,20 @@ def test_the_command_line_says_what_is_wrong(arguments: list[str]) -> None:
 
 def test_the_examples_of_the_documentation_run(write: Write, tmp_path: Path) -> None:
     page = (ROOT / "docs" / "howto" / "plugins.md").read_text(encoding="utf-8")
-    example, falling, letters, visits, relative = re.findall(r"```python\n(.*?)```", page, flags=re.S)
+    example, falling, exact, letters, visits, relative = re.findall(r"```python\n(.*?)```", page, flags=re.S)
     assert len([line for line in example.splitlines() if line]) <= 20
     plugins.load(
         [write("my_parts", example), write("my_source", letters), write("my_rows", visits), write("my_score", relative)]
     )
-    plugins.load([write("my_schedule", falling)])
+    plugins.load([write("my_schedule", falling), write("my_claim", exact)])
+    releases = Counter({Release(0.01, 1.0): 1000})
+    claimed, usual = (
+        published_epsilon(started(name).published_accountant, releases, 1e-5) for name in ("exact", "smooth")
+    )
+    assert claimed == epsilons(releases, 1e-5).certified
+    assert usual == gdp_clt_epsilon(releases, 1e-5) < claimed, "a plug-in that claims nothing has the central limit's"
+    named = re.findall(r"`(\w+)`", "".join(re.findall(r"^\| (`.*?) \|", page.partition("paper claims")[2], re.M)))
+    assert set(PUBLISHED_ACCOUNTANTS) <= set(named)
     assert MECHANISMS["falling"].verdict == "Sound if my_schedule, a plug-in, keeps its word"
     moved = started("falling", max_grad_norm=0.5)
     assert moved.knobs().radii == (0.5,)

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dptune.audit.games.bets import CUTS, Bets, Curve, mu_of
-from dptune.audit.games.twin_games import ALONE, rounds_of
+from dptune.audit.games.twin_games import ALONE, Notes, rounds_of
 from dptune.core.digits import at_least, at_most
 from dptune.core.errors import ConfigError
 from dptune.core.plugins import naming_plugins
@@ -56,6 +56,7 @@ class TwinAudit:
         accused_after: pairs of games after which the certificate was refuted; None if it was not.
         claim_refuted_after: the same for the published claim.
         fault: what breaks a precondition of every price, in words; None if nothing was seen.
+        fewer: a sentence if a tenth of the games was played, each alone: why, and how to have more; else empty.
 
     Example:
         >>> from dptune.audit.games.run_twin import audit_twin
@@ -83,6 +84,7 @@ class TwinAudit:
     accused_after: int | None
     claim_refuted_after: int | None
     fault: str | None = None
+    fewer: str = ""
 
     @property
     def accusation(self) -> str | None:
@@ -118,7 +120,8 @@ class TwinAudit:
     def to_dict(self) -> dict[str, Any]:
         """The figures in plain JSON types, and power, accusation and claim in words."""
         words = {"power": self.power, "accusation": self.accusation, "claim_refuted": self.claim_refuted}
-        return {**{name: value for name, value in vars(self).items() if name not in ("curve", "fault")}, **words}
+        left_out = ("curve", "fault", "fewer")
+        return {**{name: value for name, value in vars(self).items() if name not in left_out}, **words}
 
 
 def audit_twin(
@@ -175,8 +178,8 @@ def audit_twin(
     """
     _check(mechanism, games, confidence, false_alarms)
     entropy = entropy or OsEntropy()
-    faults: list[str] = []
-    rounds = rounds_of(mechanism, schedule, games, entropy, expected_batch_size, faults)
+    notes = Notes()
+    rounds = rounds_of(mechanism, schedule, games, entropy, expected_batch_size, notes)
     releases = planned(mechanism, schedule)
     certified = None if leaks_of(releases) else _certified_curve(releases)
     claimed = _claimed_curve(mechanism, claimed_of or releases)
@@ -192,7 +195,7 @@ def audit_twin(
             for name, curve in curves.items():
                 if name not in refuted and bets.accuses(curve, false_alarms):
                     refuted[name] = bets.pairs
-            if faults or "certified" in refuted or (certified is None and "claimed" in refuted):
+            if notes.fault or "certified" in refuted or (certified is None and "claimed" in refuted):
                 break
     chance, sure = 1 - confidence, Bets()
     sure.add(np.full(bets.pairs, np.inf), np.full(bets.pairs, -np.inf))
@@ -213,7 +216,15 @@ def audit_twin(
         curve=_rows(bets, certified, chance),
         accused_after=refuted.get("certified"),
         claim_refuted_after=refuted.get("claimed"),
-        fault=faults[0] if faults else None,
+        fault=notes.fault or None,
+        fewer=_fewer(mechanism.name, notes.alone, games) if notes.alone and games > ALONE else "",
+    )
+
+
+def _fewer(mechanism: str, why: str, games: int) -> str:
+    return (
+        f"Each game is a run of its own, because {mechanism} {why}. That is slow, so a tenth of --trials is played "
+        f"({ALONE} pairs at least): --trials {10 * games} plays {games} pairs."
     )
 
 

@@ -37,29 +37,50 @@ _CERTAIN = 6.0  # standard deviations from which on noise is quieter than charge
 _QUIETEST = 1e-6
 
 
+@dataclass
+class Notes:
+    """What rounds of games tell beside their scores.
+
+    Attributes:
+        fault: the first thing that breaks a precondition of every price, in words; empty if nothing was seen.
+        alone: why no games lie side by side, so that a tenth of them is played; empty if they do.
+    """
+
+    fault: str = ""
+    alone: str = ""
+
+
 def rounds_of(
     mechanism: Mechanism,
     schedule: Schedule,
     games: int,
     entropy: Entropy,
     expected: float,
-    faults: list[str] | None = None,
+    notes: Notes | None = None,
 ) -> Iterator[tuple[Array, Array]]:
-    """Rounds of pairs of games: those played alone, then those side by side; what is a fault by itself is appended."""
+    """Rounds of pairs of games: those played alone, then those side by side; ``notes`` are filled in on the way."""
+    notes = notes or Notes()
     plain = type(mechanism.controller) is Constant and not mechanism.plugins
     probe = _Twin(mechanism, schedule, entropy, expected, 1)
-    together = not (mechanism.plugins or mechanism.controller.raw_inputs or probe.started().knobs().geometry)
-    alone = 0 if plain else max(ALONE, math.ceil(games / (100 if together else 10)))
-    for count, size, each in ((alone, 1, _ROUND), (games - alone if together else 0, 2 * _TOGETHER, _TOGETHER)):
+    notes.alone = _why_alone(mechanism, probe.started().knobs())
+    alone = 0 if plain else max(ALONE, math.ceil(games / (10 if notes.alone else 100)))
+    for count, size, each in ((alone, 1, _ROUND), (0 if notes.alone else games - alone, 2 * _TOGETHER, _TOGETHER)):
         if count:
             twin = probe if size == 1 else _Twin(mechanism, schedule, entropy, expected, size)
             for done in range(0, count, each):
                 scores = twin.play(min(each, count - done))
-                if twin.fault and faults is not None:
-                    faults.append(twin.fault)
+                notes.fault = notes.fault or twin.fault
                 yield scores
-    if probe.noise_fault and faults is not None:  # games that refute the certificate themselves say more
-        faults.append(probe.noise_fault)
+    notes.fault = notes.fault or probe.noise_fault or ""  # games that refute the certificate themselves say more
+
+
+def _why_alone(mechanism: Mechanism, knobs: Knobs) -> str:
+    """Why games of a mechanism cannot share a run, each in a coordinate of its own; empty if they can."""
+    if mechanism.plugins:
+        return "has code of a plug-in, which may mix coordinates"
+    if mechanism.controller.raw_inputs:
+        return "reads statistics without noise, which all games of a run would share"
+    return "clips in coordinates of its own" if knobs.geometry else ""
 
 
 @dataclass(frozen=True)
