@@ -109,7 +109,8 @@ class TwinAudit:
     def power(self) -> str:
         """What the games could have refuted, in words."""
         if math.isinf(self.epsilon_certified):
-            nothing = "nothing finite is certified, so there is nothing to refute"
+            shown = f"these show an epsilon of {at_least(self.epsilon_audited)}"
+            nothing = f"nothing finite is certified, so there is nothing to refute; {shown}"
             return f"{nothing}; {said}" if (said := self.claim_refuted) else nothing
         could = f"games that are never guessed wrong show an epsilon of {at_least(self.epsilon_refutable)}"
         shown = f"these show a mu of {at_least(self.mu_audited)} of {at_most(self.mu_certified)}"
