@@ -276,7 +276,7 @@ class ChildRun:
             if "metrics" in entry:
                 at = (entry["time"] if self._timed else NO_TIME, entry["step"])
                 # MLflow keeps an infinite figure as 1.8e308, which looks like a number; its tag says ∞.
-                metrics += [_metric(*one, *at) for one in entry["metrics"].items() if not math.isinf(one[1])]
+                metrics += [_metric(key, one, *at) for key, one in entry["metrics"].items() if not math.isinf(one)]
             elif "artifact" in entry:
                 path = Path(entry["artifact"])
                 _send(mlflow, self.run_id, path, path.name if path.is_dir() else None, self._timed)
