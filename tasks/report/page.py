@@ -36,7 +36,7 @@ INDEX = "index.html"
 #: The program of the charts, which DVC's page of plots loads (.dvc/page.html).
 CHARTS = "charts.js"
 _TEMPLATES = Path(__file__).with_name("templates")
-_THUMBNAIL = (360, 150)  # pixels, at most; a higher picture is cut to its upper part
+_THUMBNAIL = (360, 220)  # pixels, at most; a higher picture is cut to its upper part
 _DASH = "\u2013"  # in a cell without a figure
 _CELLS = re.compile(r"<t[hd][ >].*?</t[hd]>", re.DOTALL)
 _MARKERS = {

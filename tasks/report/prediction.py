@@ -74,15 +74,19 @@ def write_page(result: dict[str, Any], directory: Path) -> None:
         protocol_looks(rows),
         result=result,
         scores_allowed=scores_allowed,
-        opening=[answer(found, scores_allowed=scores_allowed)],
+        opening=[answer(found, result["records"], scores_allowed=scores_allowed)],
         rows=sorted(rows, key=_perplexity),
         comparisons=found,
         name_of=lambda row: protocol_name(row) if row["kind"] in ("answers", "published") else "",
     )
 
 
-def answer(found: list[Comparison], *, scores_allowed: bool) -> str:
-    """The sentence that opens the page: how often answers are better than a trained model, and by how much."""
+def answer(found: list[Comparison], records: int, *, scores_allowed: bool) -> str:
+    """The sentence that opens the page: how often answers are better than a trained model, and by how much.
+
+    Args:
+        records: number of held-out records that all figures are of.
+    """
     if not scores_allowed:
         return "Telemetry is private, so no figure compares private answers with private training."
     if not found:
@@ -92,7 +96,7 @@ def answer(found: list[Comparison], *, scores_allowed: bool) -> str:
     best = (
         f"the best answers have perplexity {digits4(one.answers[METRIC])} (certified ε = "
         f"{at_most(one.answers['epsilon_certified'])}, {one.answers['tokens']} tokens, one {one.answers['unit']}), "
-        f"and training at the same ε, δ and unit has {digits4(one.training[METRIC])}"
+        f"and training at the same ε, δ and unit has {digits4(one.training[METRIC])}, all on {records} held-out records"
     )
     every = "the only comparison" if len(found) == 1 else f"all {len(found)} comparisons"
     if not won:

@@ -54,7 +54,7 @@ def test_the_index_names_every_page_with_its_answer_the_newest_first(tmp_path: P
         "../a/synthetic.html",
         "../report/report.html",
     ]
-    assert pictures_of(tmp_path) == [None, None, (360, 150)], "the upper part of a picture that is one"
+    assert pictures_of(tmp_path) == [None, None, (360, 220)], "the upper part of a picture that is one"
     assert "dptune report: yours" in made.words
     assert "other 50 %" in made.words, "which study it is of"
     assert "dptune report: mine" in made.words
