@@ -60,11 +60,15 @@ def write_model(directory: Path, target: Path) -> str:
 def hand_on(run: Path, target: Path) -> None:
     """Write adapter, tokenizer, ledger and card of a finished cell to the folder ``target``, whole or not at all.
 
-    Raises: ConfigError for a target that exists; as ``finished_cell``.
+    Raises: ConfigError for a target that exists, and for a classifier; as ``finished_cell``.
     """
     if target.exists() or target.is_symlink():
         raise ConfigError("target", f"{target} exists", fix="give another name, or move it away")
     cell = finished_cell(run)
+    if cell.task.classifies:
+        problem = f"{run} learned labels, and a card of a study says how to write texts alone"
+        fix = "tune a classifier to hand on by `dptune tune --task classify`, or give its adapter, ledger and labels"
+        raise ConfigError("run", problem, fix=fix)
     with replacing_folder(target) as made:
         write_usable(cell, run, made)
         forget_times(made)  # those of training are covered by no epsilon

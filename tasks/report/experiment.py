@@ -158,6 +158,11 @@ def write_report(
     )
 
 
+def _hand_on(cell: str) -> str:
+    """The command that writes a cell's adapter with card and ledger; it writes no classifier."""
+    return f"python -m tasks.experiment.adapter_model {RUNS}/{cell} {DELIVERED}/{cell}"
+
+
 def _figures(
     results: list[Result], audits: Sequence[Audit], shown: dict[str, Look], proved: Mapping[str, Curve]
 ) -> list[Figure]:
@@ -210,7 +215,7 @@ def _write_page(
         of_one_person=of_one_person(results),
         attacked=attacked(audits),
         check=f"dptune verify {RUNS}/{cell}" if cell else "",
-        hand_on=f"python -m tasks.experiment.adapter_model {RUNS}/{cell} {DELIVERED}/{cell}" if cell else "",
+        hand_on=_hand_on(cell) if cell and opened[0].choice.first.get("task") != "classify" else "",
         further=further_lines(results),
         caveats=caveats(results),
         results=sorted(results, key=lambda result: float(result["after"][metric])),

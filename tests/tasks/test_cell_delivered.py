@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 import math
 import shlex
 import shutil
@@ -189,6 +190,12 @@ def _of_another_run(run: Path) -> None:
     weights.write_bytes(weights.read_bytes()[:-1] + b"x")
 
 
+def _of_labels(run: Path) -> None:
+    cell = json.loads((run / "cell.json").read_text())
+    cell["task"] |= {"kind": "classify", "labels": ["a", "b"]}
+    (run / "cell.json").write_text(json.dumps(cell))
+
+
 def _without_base(run: Path) -> None:
     shutil.rmtree("data/models/public")
 
@@ -201,6 +208,7 @@ def test_what_cannot_be_handed_on_is_refused_and_nothing_is_written(pipeline: Pa
         (lambda run: (run / "cell.json").unlink(), r"it has no cell\.json\. Fix: give the folder of a finished cell"),
         (lambda run: shutil.rmtree(run / "adapter"), r"adapter: is missing, or result\.json beside it"),
         (shutil.rmtree, r"is not a folder\. Fix: give the folder of a finished cell"),
+        (_of_labels, r"learned labels, and a card of a study says .* by `dptune tune --task classify`"),
         (_without_base, r"data/models/public is another model than .*, or is gone\. Fix: restore that model"),
     ):
         changed = Path(shutil.copytree(run, tmp_path / "changed"))
