@@ -180,7 +180,8 @@ def with_more_epsilons(content: dict[str, Any]) -> dict[str, Any]:
             if isinstance(entry := entries.get(name), dict):  # otherwise it is refused later, by its name
                 usual = entry.get("epsilons", experiment.get("epsilons"))
                 known = usual if isinstance(usual, list | tuple) else ()  # otherwise it is refused later
-                entries[name] = entry | {"epsilons": [*known, *(one for one in more if one not in known)]}
+                added = [one for one in more if isinstance(one, bool) or one not in known]  # true is no 1, but refused
+                entries[name] = entry | {"epsilons": [*known, *added]}
             one = name
         labels.append(one)
     return content | {"mechanisms": entries, "experiment": experiment | {"mechanisms": labels}}

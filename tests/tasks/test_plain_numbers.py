@@ -24,7 +24,7 @@ from tasks.settings.policy import rlhf_of, tenants_of
 
 #: Options of library parts, which the library checks: it takes texts too, for a command line has nothing else. Those of
 #: mechanisms are refused all the same, but as options of their entry.
-OPTIONS = (("mechanisms",), ("search", "space"), ("policy", "studies"))
+OPTIONS = (("mechanisms",), ("experiment", "mechanisms"), ("search", "space"), ("policy", "studies"))
 
 
 def entries(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], Any]]:
@@ -76,6 +76,14 @@ def test_no_number_of_the_file_takes_a_boolean_or_a_text_and_no_boolean_a_number
         ({"experiment": {"epsilons": [b"8"]}}, r"experiment\.epsilons\.0: b'8' is not a number"),
         ({"lora": {"rank_pattern": {"c_attn": True}}}, r"lora\.rank_pattern\.c_attn: True is not a whole number"),
         ({"prediction": {"epsilons": [True]}}, r"prediction\.epsilons\.0: True is not a number"),
+        (
+            {"experiment": {"mechanisms": [{"static": [True]}], "epsilons": [1]}},
+            r"mechanisms\.static: epsilons: \[1, True\]: True is not a num",
+        ),
+        (
+            {"experiment": {"mechanisms": [{"static": ["1"]}]}},
+            r"mechanisms\.static: epsilons: \[2, '1'\]: '1' is not a",
+        ),
         (
             {"mechanisms": {"static": {"epsilons": [True]}}},
             r"mechanisms\.static: epsilons: \[True\]: True is not a num",
