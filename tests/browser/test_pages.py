@@ -15,7 +15,8 @@ from tests.browser.screenshots import SHOTS, take
 
 pytestmark = [pytest.mark.browser, pytest.mark.system]
 _ATTRIBUTES = "found => found.map((one) => one.getAttribute('{}'))"
-_PAPER = 703  # CSS pixels between the margins of a sheet of A4
+_PAPER = 1046  # pixels: A4 on its side, less margins of 10 mm
+_HAND_ON = "python -m tasks.experiment.adapter_model "
 PAGES = ("report/report.html", "prediction/prediction.html", "policy/policy.html", "report/index.html")
 
 
@@ -91,7 +92,7 @@ def test_the_adapter_and_the_line_that_verifies_a_run_are_copied_or_marked(brows
         buttons = one.page.locator("[data-copy]").all()
         copied = [each.get_attribute("data-copy") for each in buttons]
         assert copied == [each.locator("xpath=preceding-sibling::code").inner_text() for each in buttons]
-        assert [text.split("data/runs/")[0] for text in copied] == ["", "dptune verify "]
+        assert [text.split("data/runs/")[0] for text in copied] == [_HAND_ON, "dptune verify "]
         for number, (button, text) in enumerate(zip(buttons, copied, strict=True)):
             button.click()
             marked = f"getSelection().toString() === '{text}'"

@@ -80,10 +80,7 @@ def test_no_number_of_the_file_takes_a_boolean_or_a_text_and_no_boolean_a_number
             {"experiment": {"mechanisms": [{"static": [True]}], "epsilons": [1]}},
             r"mechanisms\.static: epsilons: \[1, True\]: True is not a num",
         ),
-        (
-            {"experiment": {"mechanisms": [{"static": ["1"]}]}},
-            r"mechanisms\.static: epsilons: \[2, '1'\]: '1' is not a",
-        ),
+        ({"experiment": {"mechanisms": [{"static": ["1"]}]}}, r"mechanisms\.static: epsilons: .*: '1' is not a num"),
         (
             {"mechanisms": {"static": {"epsilons": [True]}}},
             r"mechanisms\.static: epsilons: \[True\]: True is not a num",
