@@ -1,4 +1,4 @@
-"""Whose claim ``epsilon_published`` is: commands name its accountant, and give Renyi DP's figure of plain DP-SGD."""
+"""Commands name the accountant of ``epsilon_published``, and for plain DP-SGD also print what Renyi DP proves."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ def of_prices(prices: Epsilons, accountant: str, releases: Composition, delta: f
 
 
 def _is_plain(releases: Composition) -> bool:
-    """Whether all have one Gaussian noise, drawn at one rate, and move by at most 1, as those of plain DP-SGD."""
+    """Whether plain DP-SGD made the releases: one Gaussian noise, one sample rate, and a sensitivity of 1."""
     if len(releases) != 1:
         return False
     (one,) = releases

@@ -108,7 +108,7 @@ def _digest(path: Path, stat: os.stat_result) -> str:
 
 @functools.lru_cache(maxsize=16)
 def _digest_of(path: Path, *_: int) -> str:
-    """The digest of a file's content, computed once while it stays as it is: all cells share those of the records."""
+    """The SHA-256 of a file, kept while its size and time stay the same: all audits read the same records."""
     return sha256(path)
 
 

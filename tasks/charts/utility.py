@@ -57,7 +57,8 @@ def utility(
     for model, unit in places:
         mine = [group for group in private if (group.first["model"], group.first["unit"]) == (model, unit)]
         reference = [group for group in groups if group.nonprivate and group.first["model"] == model][:1]
-        titles = [model] * (len({one for one, _ in places}) > 1) + [f"one {unit}"] * (len(set(places)) > 1)
+        several = (model if len({one for one, _ in places}) > 1 else "", f"one {unit}" if len(places) > 1 else "")
+        titles = list(filter(None, several))
         before = untuned(results, model, metric)
         ranked, curves = _ranked_and_curves(mine) if ranks else ([], mine)
         if ranked:

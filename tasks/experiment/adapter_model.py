@@ -71,7 +71,7 @@ def hand_on(run: Path, target: Path) -> None:
         raise ConfigError("run", problem, fix=fix)
     with replacing_folder(target) as made:
         write_usable(cell, run, made)
-        forget_times(made)  # those of training are covered by no epsilon
+        forget_times(made)  # no epsilon covers the times of training
 
 
 def write_usable(cell: Cell, directory: Path, target: Path) -> None:
@@ -127,9 +127,8 @@ def finished_cell(run: Path) -> Cell:
 def write_deliverable(cell: Cell, directory: Path, target: Path) -> str:
     """Write adapter, ledger and card of the finished cell in ``directory`` to the folder ``target``. Returns the card,
     which also names what lies there already, such as a tokenizer."""
-    from dptune.training.models.weight_files import (
-        digest_of_weights,  # torch takes seconds: a wrong folder is told first
-    )
+    # Imported here: it loads torch, which takes seconds, and a wrong folder is refused before that.
+    from dptune.training.models.weight_files import digest_of_weights
 
     folder = RunFolder(directory)
     result = RunResult.read(folder.result)

@@ -115,5 +115,7 @@ def audit_metrics(audit: dict[str, Any]) -> dict[str, float]:
 
 def _refutable(audit: dict[str, Any]) -> str:
     found = [audit[part]["epsilon_refutable"] for part in bounds() if "epsilon_refutable" in audit.get(part, {})]
-    said = could_refute(max(found, default=0.0))
-    return f" ({said if max(found) <= 0 else f'could refute: {said}'})" if found else ""
+    if not found:
+        return ""
+    said = could_refute(max(found))
+    return f" (could refute: {said})" if max(found) > 0 else f" ({said})"

@@ -153,7 +153,7 @@ def listed(labels: Sequence[str]) -> str:
     """Names in backticks, as a sentence lists them; of more than four, the first three."""
     names = [f"`{label}`" for label in labels]
     shown = names if len(names) <= _MOST_NAMES else [*names[: _MOST_NAMES - 1], f"{len(names) - _MOST_NAMES + 1} more"]
-    return f"{', '.join(shown[:-1])} and {shown[-1]}"
+    return listing(shown)
 
 
 def _rivals(ranking: Ranking) -> str:
@@ -213,7 +213,9 @@ def further_lines(results: Sequence[Result]) -> list[str]:
     found = rankings(results)
     several, opened = len({result["model"] for result in results}) > 1, headlines(found)
     others = [one for one in found if one not in opened]
-    lone = [one for one in others if len(one.candidates) == 1 and one.share(one.best) is not None]
+    # One that lost against the untuned model keeps a sentence of its own, which says so.
+    alone = [one for one in others if len(one.candidates) == 1]
+    lone = [one for one in alone if (share := one.share(one.best)) is not None and share >= 0]
     compared = [sentence(one, several_models=several) for one in others if one not in lone]
     of_each: dict[tuple[str, str, str], list[Ranking]] = {}
     for one in lone:
@@ -226,10 +228,10 @@ def _price(costs: Sequence[Ranking], *, several_models: bool) -> str:
     place = f" with model `{costs[0].model}`" if several_models else ""
     epsilons = listing([at_most(one.epsilon) for one in costs])
     reached = listing([digits4(one.best.mean) for one in costs])
-    kept = listing([str(whole_percent(min(one.share(one.best) or 0.0, 1.0))) for one in costs])
+    shares = [one.share(one.best) or 0.0 for one in costs]
+    kept = listing([str(whole_percent(min(share, 1.0))) for share in shares])
     what = f"{title_of(costs[0].metric)} of {reached}, and keeps {kept} % of the gain"
-    all_of_it = any((one.share(one.best) or 0.0) >= 1 for one in costs)
-    no_better = " (100 %: training without privacy is no better)" if all_of_it else ""
+    no_better = " (100 %: training without privacy is no better)" if max(shares) >= 1 else ""
     return f"At certified ε = {epsilons}{place}, {_named(costs[0].best)} reaches {what}{no_better}."
 
 

@@ -180,7 +180,8 @@ def with_more_epsilons(content: dict[str, Any]) -> dict[str, Any]:
             if isinstance(entry := entries.get(name), dict):  # otherwise it is refused later, by its name
                 usual = entry.get("epsilons", experiment.get("epsilons"))
                 known = usual if isinstance(usual, list | tuple) else ()  # otherwise it is refused later
-                added = [one for one in more if isinstance(one, bool) or one not in known]  # true is no 1, but refused
+                # True equals 1: left out as known, it would not be refused.
+                added = [one for one in more if isinstance(one, bool) or one not in known]
                 entries[name] = entry | {"epsilons": [*known, *added]}
             one = name
         labels.append(one)

@@ -122,6 +122,15 @@ def test_the_epsilon_of_most_candidates_opens_and_others_follow() -> None:
     assert [line.split(",")[0] for line in further_lines(results)] == ["At certified ε = 8", "At certified ε = 1"]
 
 
+def test_a_budget_at_which_tuning_lost_says_so_and_keeps_no_negative_share() -> None:
+    costs = [*cells("static", [9.0], 1.0), *cells("static", [5.0], 4.0)]
+    lost, kept = further_lines([*RIVALS, *costs])
+    assert lost.startswith("At certified ε = 1, ")
+    assert "it is worse than the untuned model" in lost
+    assert kept.startswith("At certified ε = 4, ")
+    assert "keeps 75 % of the gain" in kept
+
+
 def test_what_each_budget_costs_a_mechanism_that_is_alone_there_is_one_sentence() -> None:
     costs = [*cells("static", [6.5], 1.0), *cells("static", [5.0], 4.0), *cells("static", [3.9], 8.0)]
     assert further_lines([*RIVALS, *costs]) == [

@@ -74,7 +74,7 @@ def test_a_mechanism_with_epsilons_of_its_own_has_cells_at_those(pipeline: Path)
 
 
 def test_a_mechanism_may_run_at_more_epsilons_than_the_experiments(pipeline: Path) -> None:
-    """As in the shipped file, where a profile's own list of mechanisms must mean these at its epsilons, and no more."""
+    """A profile that lists its own mechanisms runs them at its epsilons, and not at those that params.yaml adds."""
 
     def budgets(given: dict[str, Any]) -> list[float | None]:
         return [cell.epsilon for cell in cells(given) if cell.mechanism == "static"]

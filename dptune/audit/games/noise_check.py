@@ -142,7 +142,7 @@ def _missing(noise: Sequence[Array], names: Sequence[str]) -> str | None:
 
 
 def _repeated(noise: Sequence[Array], names: Sequence[str]) -> str | None:
-    """Compare the signs of noise with those of earlier steps. Returns a sentence on a block that repeats, or None."""
+    """Compare each block's noise with its noise at earlier steps. Returns a sentence if one repeats, otherwise None."""
     lags = np.arange(1, _NOISE_STEPS // 2)
     for name, block in zip(names, noise, strict=False):
         waves = np.fft.rfft(np.where(block > 0, 1.0, -1.0), 2 * _NOISE_STEPS, axis=0)
