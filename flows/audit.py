@@ -6,22 +6,17 @@ python -m flows.audit        # what the DVC stage runs
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from prefect import get_run_logger, task
-from prefect.cache_policies import NO_CACHE
-from prefect.futures import wait
+from prefect import get_run_logger
 
 from dptune.core.errors import DptuneError
 from dptune.core.files import private_directory, read_json, sha256, write_json
-from flows.common.child import child
 from flows.common.command import FlowError, begin_flow, flow_error, run_flow
 from flows.common.deployed_run import run_deployed
 from flows.common.pages import progress_page
-from flows.common.runners import available_devices, error_of, free_place, run_process, with_threads
+from flows.common.parts import run_parts
 from flows.server import flow
 from tasks.audit.attacks import audit_file
 from tasks.audit.audit_plan import AUDIT_PLAN, MADE, AuditPlan
@@ -35,14 +30,6 @@ from tasks.stage import run_stage
 
 _FIX = f"trust no epsilon of this run: look at {AUDITS}, report it, and audit again with another audit.seed"
 _WAIT = "wait for its end, and run again"
-
-
-@task(name="audit", task_run_name="process {part} of {parts}", cache_policy=NO_CACHE)
-def attack(plan: Path, part: int, parts: int, devices: list[str], places: int, on_line: Callable[[str], None]) -> None:
-    """Audit cells in a process of its own, until each has its audit or is another process'."""
-    with free_place(devices, places) as device:
-        command = child("tasks.audit.audit_plan", str(plan), str(part), str(parts), "--device", device)
-        run_process("audits", command, environment=with_threads(os.environ, parts), on_line=on_line)
 
 
 @flow(name="audit", log_prints=True)
@@ -68,11 +55,7 @@ def audit(params: str = "params.yaml", overrides: dict[str, Any] | None = None, 
             ended += 1
             show(ended / len(plan.cells), f"{ended} of {len(plan.cells)} audits")
 
-    devices, places = available_devices(settings.experiment), settings.experiment.cells_per_device
-    parts = min(len(devices) * places, len(waiting))
-    futures = [attack.submit(file, part, parts, devices, places, on_line) for part in range(parts)]
-    wait(futures)
-    errors = [error_of(future) for future in futures if not future.state.is_completed()]
+    errors = run_parts("audits", "tasks.audit.audit_plan", file, len(waiting), settings.experiment, on_line)
     made = [cell for cell in plan.cells if plan.is_made(cell)]
     for cell in made:
         publish_audit(RUNS / cell, audit_file(RUNS / cell))  # an earlier audit may not have reached MLflow

@@ -15,7 +15,6 @@ from typing import Annotated, Any
 
 from prefect import get_run_logger, task
 from prefect.cache_policies import NO_CACHE
-from prefect.client.schemas.objects import State, TaskRun
 from prefect.context import TaskRunContext
 from prefect.futures import PrefectFuture
 from prefect.runtime import flow_run
@@ -27,6 +26,7 @@ from flows.common.child import child
 from flows.common.command import CellError, begin_flow, flow_error, run_flow
 from flows.common.deployed_run import run_deployed
 from flows.common.pages import grid_name, progress_page
+from flows.common.parts import worth_retrying
 from flows.common.runners import (
     THREADS,
     SharedFolder,
@@ -91,25 +91,13 @@ def _cache_key(_: TaskRunContext, parameters: dict[str, Any]) -> str:
     return str(parameters["group"].key)
 
 
-async def _worth_retrying(_task: Any, _run: TaskRun, state: State[Any]) -> bool:
-    try:
-        await state.aresult()
-    except CellError as error:
-        return not error.hopeless
-    except DptuneError:
-        return False
-    except Exception:
-        return True
-    return False
-
-
 @task(
     name="fine-tune",
     task_run_name="{group.label}",
     cache_key_fn=_cache_key,
     persist_result=True,
     retry_delay_seconds=2,
-    retry_condition_fn=_worth_retrying,
+    retry_condition_fn=worth_retrying,
 )
 def fine_tune(group: CellGroup, context: DispatchContext) -> list[str]:
     """Run cells to their ends in one process, on the first free device of the machine that this runs on.

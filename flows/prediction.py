@@ -8,20 +8,19 @@ python -m flows.prediction        # what the DVC stage runs
 from __future__ import annotations
 
 import logging
-import os
 from pathlib import Path
 from typing import Any
 
-from prefect import get_run_logger, task, unmapped
+from prefect import get_run_logger, task
 
-from dptune.core.errors import ConfigError
+from dptune.core.errors import ConfigError, DptuneError
 from dptune.core.files import private_directory, write_json
 from dptune.prediction.booking import write_booking
 from dptune.prediction.ensemble import is_tuned
-from flows.common.child import child
 from flows.common.command import begin_flow, flow_error, run_flow
 from flows.common.deployed_run import run_deployed
-from flows.common.runners import available_devices, error_of, free_place, run_process, with_threads
+from flows.common.parts import run_parts
+from flows.common.runners import available_devices
 from flows.experiment import tags_of
 from flows.server import flow
 from tasks.experiment.checks import check_inputs, check_models
@@ -37,35 +36,15 @@ from tasks.prediction.ensembles import (
     scored_protocols,
     served_protocol,
 )
-from tasks.prediction.scores import SCORING, ScoringPlan, open_scoring, scoring_plan
+from tasks.prediction.scores import ScoringPlan, open_scoring, scoring_plan
 from tasks.report.page import write_index
 from tasks.report.prediction import write_page
+from tasks.settings.experiment import Experiment
 from tasks.settings.params import Settings, load_settings
 from tasks.split_records import records_digest
 from tasks.stage import keep_pages, run_stage
 
-
-@task(name="tune", task_run_name="{plan.models} models, shard {shard}", retries=1)
-def tune_one(plan: EnsemblePlan, shard: int, devices: list[str], places: int) -> int:
-    """Tune one shard's adapter in its own process, unless it is finished. Returns: the shard's number."""
-    if not is_tuned(plan.directory, shard):
-        with free_place(devices, places) as device:
-            arguments = [str(plan.directory / PLAN), str(shard), "--device", device]
-            _run(f"shard {shard}", child("tasks.prediction.ensembles", *arguments), len(devices) * places)
-    return shard
-
-
-@task(name="score records", task_run_name="{plan.ensemble.models} models, records {part} of {parts}", retries=1)
-def score_records(plan: ScoringPlan, part: int, parts: int, devices: list[str], places: int) -> None:
-    """Score a part of the held-out records on one ensemble, in a process of its own."""
-    with free_place(devices, places) as device:
-        arguments = [str(plan.directory / SCORING), str(part), str(parts), "--device", device]
-        label = f"scores of {plan.ensemble.models} models"
-        _run(label, child("tasks.prediction.scores", *arguments), len(devices) * places)
-
-
-def _run(label: str, command: list[str], side_by_side: int) -> None:
-    run_process(label, command, environment=with_threads(os.environ, side_by_side))
+_OTHER = "another process tunes there. Fix: wait for its end, and run again."
 
 
 @task(name="score")
@@ -88,20 +67,19 @@ def prediction(params: str = "params.yaml", overrides: dict[str, Any] | None = N
     protocol = served_protocol(settings.prediction.serve, settings.prediction, delta)
     for plan in chosen:
         scored_protocols(settings.prediction, plan.models, delta)  # raises for bad options before anything is tuned
-    devices, records = available_devices(settings.experiment), records_digest()
+    records = records_digest()
     private_directory(ENSEMBLES)
-    places = settings.experiment.cells_per_device
     for plan in chosen:
         open_plan(plan)
         write_booking(plan.directory, records, SPENT)
-        futures = tune_one.map(unmapped(plan), list(range(plan.models)), unmapped(devices), unmapped(places))
-        _wait_for({f"shard {shard} of {plan.directory.name}": future for shard, future in enumerate(futures)})
+        _tune(plan, settings.experiment)
         serves = protocol if plan.models == protocol.models else None
         close_plan(plan, serves, settings.experiment.telemetry)
     if settings.experiment.telemetry == "research":
-        _score_in_processes([scoring_plan(plan, settings) for plan in chosen], devices, places)
+        for plan in chosen:
+            _score_records(scoring_plan(plan, settings), settings.experiment)
     serving = next(plan.directory for plan in chosen if plan.models == protocol.models)
-    result = score_all(settings, chosen, serving, devices[0])
+    result = score_all(settings, chosen, serving, available_devices(settings.experiment)[0])
     timed = tracking.timed(settings.experiment.telemetry)
     parent = tracking.parent_run(settings.experiment.name, {}, timed=timed)
     publish_answers(result, parent, serving, tags_of(settings.experiment))
@@ -113,35 +91,25 @@ def prediction(params: str = "params.yaml", overrides: dict[str, Any] | None = N
     return str(serving)
 
 
-def _score_in_processes(chosen: list[ScoringPlan], devices: list[str], places: int) -> None:
-    """Score the held-out records on every ensemble; each place has a part of them.
+def _tune(plan: EnsemblePlan, settings: Experiment) -> None:
+    """Tune the shards that are not tuned. Raises: FlowError naming those that are not tuned then."""
 
-    Raises: FlowError naming the ensembles of which a part failed, after all others.
-    """
-    for plan in chosen:
-        open_scoring(plan)
-    parts = min(len(devices) * places, chosen[0].prediction.records)
-    _wait_for(
-        {
-            f"scores of {plan.ensemble.models} models, part {part + 1} of {parts}": score_records.submit(
-                plan, part, parts, devices, places
-            )
-            for plan in chosen
-            for part in range(parts)
-        }
-    )
+    def left() -> list[int]:
+        return [shard for shard in range(plan.models) if not is_tuned(plan.directory, shard)]
+
+    file, module = plan.directory / PLAN, "tasks.prediction.ensembles"
+    errors = run_parts(f"{plan.models} models", module, file, len(left()), settings)
+    if failed := left():
+        summary = f"{', '.join(f'shard {shard}' for shard in failed)} of {plan.directory.name}: not tuned"
+        raise flow_error(summary, errors or [DptuneError(f"{plan.directory}: {_OTHER}")])
 
 
-def _wait_for(futures: dict[str, Any]) -> None:
-    """Log the end of each. Raises: FlowError naming those that failed, after all others."""
-    errors: dict[str, BaseException] = {}
-    for number, (name, future) in enumerate(futures.items(), start=1):
-        future.wait()
-        get_run_logger().info("%d of %d, %s: %s", number, len(futures), name, future.state.name)
-        if not future.state.is_completed():
-            errors[name] = error_of(future)
-    if errors:
-        raise flow_error(f"{'; '.join(errors)}: failed", list(errors.values()))
+def _score_records(plan: ScoringPlan, settings: Experiment) -> None:
+    """Score the held-out records that have no score. Raises: FlowError, after all processes have ended."""
+    file, what = open_scoring(plan), f"scores of {plan.ensemble.models} models"
+    left = sum(not plan.file(number).exists() for number in range(plan.prediction.records))
+    if errors := run_parts(what, "tasks.prediction.scores", file, left, settings):
+        raise flow_error(f"{what}: some failed", errors)
 
 
 def reason_to_skip(settings: Settings) -> str | None:

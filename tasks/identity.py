@@ -79,7 +79,7 @@ def file_of(name: str) -> Path:
 def imported(name: str) -> frozenset[str]:
     """The project's modules that a module imports or names, and the packages that they lie in."""
     found: set[str] = set()
-    for text in _names(_source(name)):
+    for text in _read(name)[0]:
         parts = text.split(".")
         if parts[0] in _PACKAGES and all(part.isidentifier() for part in parts):
             found |= {".".join(parts[:count]) for count in range(1, len(parts) + 1)}
@@ -90,8 +90,7 @@ def imported(name: str) -> frozenset[str]:
 
 
 def _does_something(name: str) -> bool:
-    body = _source(name).body
-    return bool(body[1:] if ast.get_docstring(_source(name)) else body)
+    return _read(name)[1]
 
 
 #: Python 3.11 counts the depth of all threads' syntax trees together, and fails where two are built at once.
@@ -99,23 +98,31 @@ _PARSING = Lock()
 
 
 @cache
-def _source(name: str) -> ast.Module:
+def _read(name: str) -> tuple[frozenset[str], bool]:
+    """What a module imports and its strings; and whether it holds more than a docstring.
+
+    No syntax tree is kept: 300 of them slow every later one down, for Python looks through all objects again and again.
+    """
     with _PARSING:
-        return ast.parse(file_of(name).read_text(encoding="utf-8"))
+        tree = ast.parse(file_of(name).read_text(encoding="utf-8"))
+    return frozenset(_names(tree)), bool(tree.body[1:] if ast.get_docstring(tree) else tree.body)
 
 
-def _names(node: ast.AST) -> Iterator[str]:
-    match node:
-        case ast.If(test=ast.Name(id="TYPE_CHECKING"), orelse=others):
-            for other in others:
-                yield from _names(other)
-            return
-        case ast.Import(names=names):
-            yield from (alias.name for alias in names)
-        case ast.ImportFrom(module=str(module), names=names):
-            yield module
-            yield from (f"{module}.{alias.name}" for alias in names)
-        case ast.Constant(value=str(text)):
-            yield text
-    for child in ast.iter_child_nodes(node):
-        yield from _names(child)
+def _names(tree: ast.Module) -> Iterator[str]:
+    """What a source imports, and its strings, which may name modules."""
+    waiting: list[ast.AST] = [tree]
+    while waiting:
+        node = waiting.pop()
+        match node:
+            case ast.If(test=ast.Name(id="TYPE_CHECKING"), orelse=others):
+                waiting += others
+                continue
+            case ast.Import(names=names):
+                yield from (alias.name for alias in names)
+            case ast.ImportFrom(module=str(module), names=names):
+                yield module
+                yield from (f"{module}.{alias.name}" for alias in names)
+            case ast.Constant(value=str(text)):
+                yield text
+        if not isinstance(node, ast.Name):  # every other node is one, and they hold nothing
+            waiting += ast.iter_child_nodes(node)

@@ -6,15 +6,14 @@ python -m tasks.audit.audit_plan data/audit_plan.json PART PARTS [--device cuda:
 from __future__ import annotations
 
 import logging
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from dptune.core.errors import DptuneError
-from dptune.core.files import locked, private_directory, write_text
+from dptune.core.files import private_directory, write_text
 from tasks.audit.attacks import audit_cell, audit_file, audit_key
+from tasks.parts import make_part
 from tasks.paths import RUNS
 from tasks.settings.experiment import Audit
 from tasks.settings.strict import StrictModel, read_plan
@@ -62,31 +61,23 @@ def _made_of(cell: str) -> Path:
 
 
 def audit_part(plan: AuditPlan, part: int, parts: int, device: str) -> None:
-    """Audit the cells that have no audit yet and that no other process audits, from one at the part's share on.
+    """Audit the cells that have no audit yet and that no other process audits. Raises: as ``make_part``."""
 
-    Raises: the first error of a cell, after all others have been audited.
-    """
+    def make(cell: str) -> None:
+        plan.make(cell, device)
+        _log.info("%s %s", MADE, cell)
+
     # The last cell first: studies list learned controllers last, whose twins take minutes, and one that began when all
     # others were done would keep the rest of the machine idle.
-    cells = plan.cells[::-1]
-    begin = part * len(cells) // parts
-    errors = []
-    for cell in [*cells[begin:], *cells[:begin]]:
-        with ExitStack() as stack:
-            try:
-                stack.enter_context(locked(_made_of(cell).with_name("lock")))
-            except DptuneError:  # another part's, and no fault
-                continue
-            if plan.is_made(cell):
-                continue
-            try:
-                plan.make(cell, device)
-                _log.info("%s %s", MADE, cell)
-            except Exception as error:  # the other cells must still be audited
-                _log.error("%s: %s", cell, error, exc_info=not isinstance(error, DptuneError | OSError))
-                errors.append(error)
-    if errors:
-        raise errors[0]
+    make_part(
+        "cell",
+        plan.cells[::-1],
+        part,
+        parts,
+        lock=lambda cell: _made_of(cell).with_name("lock"),
+        is_made=plan.is_made,
+        make=make,
+    )
 
 
 def main(

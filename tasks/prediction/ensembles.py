@@ -1,8 +1,9 @@
-"""Ensembles' plans: settings, folder, shards, protocols; and the tuning of one shard.
+"""Ensembles' plans: settings, folder, shards, protocols; and the tuning of shards.
 
-python -m tasks.prediction.ensembles data/ensembles/<ensemble>/plan.json SHARD [--device cuda:0]
+python -m tasks.prediction.ensembles data/ensembles/<ensemble>/plan.json PART PARTS [--device cuda:0]
 
-Each shard is tuned in a process of its own: shards share neither weights nor random numbers.
+Processes share the shards, and a kill costs one shard of each. Shards share neither weights nor random numbers, so that
+none depends on the process that tunes it, nor on what that one tuned before.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import typer
 
 from dptune.core.declarations import plain
 from dptune.core.errors import ConfigError
-from dptune.core.files import locked, private_directory, write_json, write_text
+from dptune.core.files import private_directory, write_json, write_text
 from dptune.core.settings import Lora, ScheduleSettings, ShardTuning
 from dptune.job.base_model import Base
 from dptune.prediction import ensemble
@@ -31,6 +32,7 @@ from dptune.training.models.model import frozen_fingerprint
 from tasks.experiment.cells import digests
 from tasks.experiment.preparation import check_read, corpus_at, job_settings, open_model, token_file
 from tasks.identity import name_digest
+from tasks.parts import make_part
 from tasks.paths import ENSEMBLES, TRAIN
 from tasks.settings.experiment import Model
 from tasks.settings.params import Settings
@@ -130,14 +132,28 @@ def open_plan(plan: EnsemblePlan) -> None:
         write_text(directory / _SALT, secrets.token_hex(32))
 
 
+def tune_part(plan: EnsemblePlan, part: int, parts: int, device: str) -> None:
+    """Tune the shards that are not complete and that no other process tunes. Raises: as ``make_part``.
+
+    A shard whose process died is tuned again from its start.
+    """
+    make_part(
+        "shard",
+        range(plan.models),
+        part,
+        parts,
+        lock=lambda shard: plan.directory / f"shard-{shard:03d}.lock",
+        is_made=lambda shard: ensemble.is_tuned(plan.directory, shard),
+        make=lambda shard: tune(plan, shard, device),
+    )
+
+
 def tune(plan: EnsemblePlan, shard: int, device: str) -> None:
-    """Tune one shard, unless it is complete. A shard whose process died is tuned again from its start."""
-    with locked(plan.directory / f"shard-{shard:03d}.lock"):
-        if ensemble.is_tuned(plan.directory, shard):
-            return
-        base = base_of(plan, device)
-        tokens = shard_tokens(plan, base.tokenizer, shard)
-        ensemble.tune_shard(base, plan.tuning, tokens, shard, plan.partition, plan.directory)
+    """Tune one shard."""
+    base = base_of(plan, device)
+    ensemble.tune_shard(
+        base, plan.tuning, shard_tokens(plan, base.tokenizer, shard), shard, plan.partition, plan.directory
+    )
 
 
 def base_of(plan: EnsemblePlan, device: str) -> Base:
@@ -219,11 +235,12 @@ def _options(protocol: FixedMixture) -> dict[str, Any]:
 
 def main(
     plan: Annotated[Path, typer.Argument(help="plan.json of the ensemble, which the flow writes")],
-    shard: Annotated[int, typer.Argument(help="number of the shard, from 0")],
+    part: Annotated[int, typer.Argument(help="number of the part, from 0")],
+    parts: Annotated[int, typer.Argument(help="number of parts")],
     device: Annotated[str, typer.Option(help="torch device")] = "cpu",
 ) -> None:
-    """Tune the adapter of one shard, unless it is tuned already."""
-    tune(read_plan(EnsemblePlan, plan, "prediction"), shard, device)
+    """Tune the adapters of the shards that are not tuned, beside the processes of the other parts."""
+    tune_part(read_plan(EnsemblePlan, plan, "prediction"), part, parts, device)
 
 
 if __name__ == "__main__":

@@ -41,12 +41,12 @@ def test_the_digest_of_code_follows_what_an_entry_reaches(tmp_path: Path, monkey
     (tmp_path / "tasks").mkdir()
     digests = []
     for name, text in (("one", "import json"), ("one", "import ast"), ("two", "import ast"), ("two", "import ast")):
-        for cached in (identity.code_digest, identity._source, identity.imported):
+        for cached in (identity.code_digest, identity._read, identity.imported):
             cached.cache_clear()
         (tmp_path / "tasks" / "x.py").write_text(f"import tasks.{name}\n")
         (tmp_path / "tasks" / f"{name}.py").write_text(text)
         digests.append(code_digest("x"))
-    for cached in (identity.code_digest, identity._source, identity.imported):
+    for cached in (identity.code_digest, identity._read, identity.imported):
         cached.cache_clear()
     assert len(set(digests)) == 3
     assert digests[2] == digests[3]
@@ -70,8 +70,8 @@ def test_no_two_threads_build_syntax_trees_at_once(monkeypatch: pytest.MonkeyPat
         return real(text)
 
     monkeypatch.setattr(ast, "parse", parse)
-    identity._source.cache_clear()
-    identity._source("tasks.paths")
+    identity._read.cache_clear()
+    identity._read("tasks.paths")
     assert alone == [True]
 
 
