@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,9 @@ from typer.testing import CliRunner
 from dptune.cli import app
 from dptune.cli.figures import CLAIMED_BY
 from dptune.privacy.accountants import PUBLISHED_ACCOUNTANTS
+from dptune.privacy.ledger import Ledger
+from dptune.privacy.release import Release
+from dptune.privacy.run_header import RunHeader
 from tasks.report.claims import as_users_claim
 
 SAMPLING = ("--delta", "1e-5", "--sample-rate", "0.01", "--steps", "20")
@@ -53,6 +57,7 @@ def test_account_and_calibrate_name_the_accountant_too() -> None:
     [
         (("rldp", "--set", "pairs=12"), CLT),  # a sensitivity above 1, which its paper does not count
         (("rldp_published",), CLT),  # its noise follows earlier releases
+        (("autoclip_published",), CLT),  # nothing is proved of it, by Renyi DP or otherwise: it reads raw norms
         (("laplace",), "pure DP"),
         (("banded", "--set", "bands=2", "--sampler", "cyclic_poisson"), "loss distribution, as epsilon_certified"),
         (("nonprivate",), None),
@@ -65,6 +70,18 @@ def test_other_mechanisms_have_no_figure_of_renyi_dp_beside_their_claim(
     found = told("account", *mechanism, *SAMPLING, *noise)
     assert found.get(BY) == named
     assert RENYI not in found
+
+
+def test_renyi_dp_counts_what_a_run_inherited_or_says_nothing(tmp_path: Path) -> None:
+    own, other = Release(0.01, 1.0), Release(0.01, 0.8)
+    for number, (inherited, shown) in enumerate([((own, 40), True), ((other, 40), False)]):
+        header = RunHeader("static", "gdp_clt", "certified", None, 1e-5, "record", 100, inherited=(inherited,))
+        book = Ledger.create(file := tmp_path / f"{number}.jsonl", header, Counter({own: 1}))
+        book.charge(own)
+        book.finish()
+        found = told("verify", str(file))
+        assert (RENYI in found) is shown
+        assert found.get(RENYI, found["epsilon_certified"]) >= found["epsilon_certified"]
 
 
 def test_a_claim_that_is_not_defined_has_no_accountant() -> None:
