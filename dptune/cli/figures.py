@@ -16,6 +16,7 @@ from dptune.prediction.protocols import PUBLISHED_ACCOUNTANT, priced_answers
 from dptune.privacy.accountants import leaks_of, rdp_epsilon, repriced_epsilon, smallest_epsilon
 from dptune.privacy.accounting.mixture_figures import mixture_figures
 from dptune.privacy.accounting.strategy import column_norm, relative_error
+from dptune.privacy.run_header import composition_of
 from dptune.privacy.samplers.sampler import POISSON, SAMPLERS
 from dptune.privacy.samplers.sampler_bounds import least_epsilon
 from dptune.privacy.selection import price_selection
@@ -52,13 +53,13 @@ def of_prices(prices: Epsilons, accountant: str, releases: Composition, delta: f
 
     Args:
         accountant: the key of ``CLAIMED_BY`` that counted ``epsilon_published``.
-        releases: those that were priced.
+        releases: those that ``prices.certified`` counts, inherited ones too.
         delta: of all these epsilons.
     """
     claim: dict[str, Any] = {"epsilon_published": prices.published}
     if math.isfinite(prices.published):
         claim["epsilon_published_by"] = CLAIMED_BY[accountant]
-        if accountant == "gdp_clt" and _is_plain(releases):
+        if accountant == "gdp_clt" and math.isfinite(prices.certified) and _is_plain(releases):
             claim["epsilon_published_by_renyi_dp"] = rdp_epsilon(releases, delta)
     return {**claim, **prices.to_dict(), "leaks": list(prices.leaks)}
 
@@ -265,6 +266,7 @@ def of_ledger(contents: LedgerContents) -> dict[str, Any]:
     strategy = next((release.coefficients for release in releases), ())
     # A row of correlated noise states the rate of a unit in the rows of its own group.
     rates = sorted({release.sample_rate / (len(release.coefficients) or 1) for release in releases})
+    counted = contents.composition + composition_of(header.inherited)
     return {
         "mechanism": header.mechanism,
         "noise_multiplier": _one_or_range([release.noise_multiplier for release in releases]),
@@ -273,7 +275,7 @@ def of_ledger(contents: LedgerContents) -> dict[str, Any]:
         "steps": contents.releases,
         "delta": header.delta,
         **_of_bands(strategy, rates[0] if rates else 0.0, contents.releases),
-        **of_prices(contents.epsilons, header.published_accountant, contents.composition, header.delta),
+        **of_prices(contents.epsilons, header.published_accountant, counted, header.delta),
         **_repriced_ledger(contents),
         **mixture_figures(contents.composition, header.delta),
         **_sampler_of_ledger(releases),

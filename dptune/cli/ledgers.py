@@ -91,9 +91,11 @@ def _say_own(run: Path) -> None:
 
     weights, result = weights_file(RunFolder(run).adapter), RunFolder(run).result
     typer.echo(
-        f"Compared: {weights} with the SHA-256 in {result}, and the mechanism, budget, unit, number of releases and "
-        f"epsilon in {result.name} with the ledger. All agree: none of the three was replaced alone. {result.name} is "
-        "not signed: a change of two of them, or the ledger of another run with the same settings, may go unnoticed."
+        f"Compared: {weights} with the SHA-256 in {result}, and the mechanism, budget, units, number of releases, "
+        f"noise-only and certified epsilon in {result.name} with the ledger. All agree (of the two epsilons, the "
+        "ledger proves what is said, or up to 5 % less): none of the three was replaced alone. Its other figures, and "
+        f"other files of the run, were not compared. {result.name} is not signed: a change of two of them, or the "
+        "ledger of another run with the same settings, may go unnoticed."
     )
 
 

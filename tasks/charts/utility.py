@@ -64,8 +64,8 @@ def utility(
         if ranked:
             said.add("by mechanism")
             rows = [_figures(group, CERTIFIED) for group in ranked]
-            at = distinct_epsilons([group.certified for group in ranked]) if curves else []
-            own = ", ".join([*titles, *(f"ε = {at_most(epsilon)}" for epsilon in at)])
+            met = [group.certified for group in ranked if math.isfinite(group.certified)]
+            own = ", ".join([*titles, *([f"ε = {at_most(max(met))}"] if curves else [])])
             panels.append(dots(rows, reference, before, metric, looks, _tooltip(metric), own))
         if curves:
             said.add(_AGAINST)

@@ -25,9 +25,10 @@ import yaml
 
 from dptune.core.errors import ConfigError, DataError
 from dptune.core.files import forget_times, read_json, replacing_folder, write_json, write_text
+from dptune.job.delivery.card import NO_GUARANTEE, has_guarantee, why_not
 from dptune.job.delivery.deliverable import write_card, write_tokenizer
 from dptune.job.delivery.verification import RECORDS
-from dptune.job.delivery.weights import BASE, NamedBase, check_weights
+from dptune.job.delivery.weights import BASE, NamedBase, check_weights, form_of
 from dptune.job.result import RunResult
 from dptune.job.settings import rows_of
 from dptune.privacy.ledger_file import read_ledger
@@ -40,6 +41,8 @@ from tasks.stage import run_command
 
 _CODE = Path(__file__).with_name("adapter_code.py")
 _PACKAGES = ("mlflow", "pandas", "peft", "safetensors", "torch", "transformers")
+#: What transformers writes beside a whole checkpoint's weights and configuration, of some models.
+_OF_A_CHECKPOINT = ("generation_config.json",)
 #: What stands for the time at which a model was made: with that of the run's start, it tells how long the run took.
 _NO_TIME = "1970-01-01 00:00:00"
 
@@ -85,12 +88,15 @@ def write_usable(cell: Cell, directory: Path, target: Path) -> None:
 
 
 def form_of_records(data: str) -> str | None:
-    """The form of the records called ``data``, if those lie here now. Their description is read, and no record."""
+    """The form of the texts called ``data``, if those lie here now. Their description is read, and no record.
+
+    Narratives are called the same with labels and without: a form of labels is not that of texts.
+    """
     try:
         about = read_about(TRAIN)
     except DataError:
         return None
-    return form_at(about) if about["label"] == data else None
+    return form_at(about) if about["label"] == data and form_at(about) != "label" else None
 
 
 def finished_cell(run: Path) -> Cell:
@@ -132,7 +138,11 @@ def write_deliverable(cell: Cell, directory: Path, target: Path) -> str:
 
     folder = RunFolder(directory)
     result = RunResult.read(folder.result)
-    shutil.copytree(folder.adapter, target, dirs_exist_ok=True)
+    form = form_of(read_ledger(folder.ledger).header.train)
+    target.mkdir(exist_ok=True)
+    for name in (form.weights, form.config, *_OF_A_CHECKPOINT):  # what somebody else put there does not leave
+        if (folder.adapter / name).is_file():
+            shutil.copy2(folder.adapter / name, target)
     shutil.copyfile(folder.ledger, target / folder.ledger.name)
     base, same = cell.model, model_digest(cell.model) == cell.inputs["model"]  # else another lies there by now
     digest = digest_of_weights(base.source, base.revision) if same else None
@@ -226,6 +236,11 @@ def main(
 ) -> None:
     """Write a finished cell's adapter with its ledger and a card, to hand on."""
     hand_on(run, target)
+    prices = read_ledger(RunFolder(target).ledger).epsilons
+    if not has_guarantee(prices.certified):
+        print(
+            f"{NO_GUARANTEE}: no epsilon is certified ({why_not(prices.leaks)}). Treat it like the records themselves."
+        )
     print(f"{target} holds weights, tokenizer, ledger and card.")
     print(f"Check it: dptune verify {shlex.quote(str(target))}")
 

@@ -22,8 +22,19 @@ if TYPE_CHECKING:
 _Device = Annotated[str, Field(pattern=r"^(cpu|mps|cuda(:\d{1,3})?)$")]
 _Source = Annotated[str, Field(min_length=1, max_length=4096), AfterValidator(printable)]
 _Workers = Annotated[int, Ge(1), Le(1024)]
-Epsilons = Annotated[tuple[Epsilon, ...], AfterValidator(distinct)]
 _RUNNER = re.compile(r"threads|dask|ray|(tcp|tls|ray)://[^\s/]+:\d+")
+
+
+def _named_apart(epsilons: tuple[float, ...]) -> tuple[float, ...]:
+    """Return the epsilons. Raises ValueError for two whose cells would have one label, which no report could tell."""
+    labels = [f"{one:g}" for one in distinct(epsilons)]
+    for place, label in enumerate(labels):
+        if label in labels[:place]:
+            raise ValueError(f"{epsilons[place]!r} is {label} in the names of cells, as another epsilon is")
+    return epsilons
+
+
+Epsilons = Annotated[tuple[Epsilon, ...], AfterValidator(_named_apart)]
 
 
 class Model(StrictModel):

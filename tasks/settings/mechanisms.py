@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 from pydantic import TypeAdapter, ValidationError
@@ -178,14 +178,22 @@ def with_more_epsilons(content: dict[str, Any]) -> dict[str, Any]:
                 problem = f"{one} is neither a label nor a label with a list of more epsilons"
                 raise ValueError(f"experiment.mechanisms: {problem}; write static, or {{static: [1, 8]}}")
             if isinstance(entry := entries.get(name), dict):  # otherwise it is refused later, by its name
-                usual = entry.get("epsilons", experiment.get("epsilons"))
-                known = usual if isinstance(usual, list | tuple) else ()  # otherwise it is refused later
-                # True equals 1: left out as known, it would not be refused.
-                added = [one for one in more if isinstance(one, bool) or one not in known]
-                entries[name] = entry | {"epsilons": [*known, *added]}
+                usual = experiment.get("epsilons")
+                entries[name] = _at_more(entry, usual, more)
+                if isinstance(special := entry.get("on_model"), dict):
+                    own = {model: one for model, one in special.items() if isinstance(one, dict) and "epsilons" in one}
+                    entries[name]["on_model"] = special | {m: _at_more(one, usual, more) for m, one in own.items()}
             one = name
         labels.append(one)
     return content | {"mechanisms": entries, "experiment": experiment | {"mechanisms": labels}}
+
+
+def _at_more(options: dict[str, Any], usual: Any, more: Sequence[Any]) -> dict[str, Any]:
+    """The options with more epsilons beside their own, or beside the experiment's, which an entry without any has."""
+    own = usual if options.get("epsilons") is None else options["epsilons"]
+    known = own if isinstance(own, list | tuple) else ()  # otherwise it is refused later
+    # True equals 1: left out as known, it would not be refused.
+    return options | {"epsilons": [*known, *(one for one in more if isinstance(one, bool) or one not in known)]}
 
 
 def with_sweeps(content: dict[str, Any]) -> dict[str, Any]:

@@ -206,23 +206,26 @@ class _OnceLoader(yaml.SafeLoader):
         return made
 
 
-# DVC reads and writes YAML 1.2. PyYAML reads 1.1, in which NO is false, 010 is 8, 1:30 is 90 and 2026-11-29 a date: the
-# label "NO" of a profile came back as false. Here they are texts, as in 1.2 (which takes 010 for 10).
+# DVC reads and writes YAML 1.2. PyYAML reads 1.1, in which NO is false, 010 is 8, 1:30 is 90, 1:30.5 is 90.5, 1e-05 a
+# text and 2026-11-29 a date: the label "NO" of a profile came back as false. Here all but 1e-05 are texts, as in 1.2
+# (which takes 010 for 10).
 _TAG = "tag:yaml.org,2002:"
-_OTHERWISE = {f"{_TAG}{name}" for name in ("bool", "int", "timestamp")}
+_SCALARS = {
+    "bool": (r"(true|True|TRUE|false|False|FALSE)$", "tTfF"),
+    "int": (r"([-+]?(0|[1-9][0-9_]*)|0x[0-9a-fA-F]+)$", "-+0123456789"),
+    "float": (
+        r"[-+]?([0-9][0-9_]*\.[0-9_]*([eE][-+]?[0-9]+)?|\.[0-9][0-9_]*([eE][-+]?[0-9]+)?|[0-9]+[eE][-+]?[0-9]+)$"
+        r"|[-+]?\.(inf|Inf|INF)$|\.(nan|NaN|NAN)$",
+        "-+.0123456789",
+    ),
+}
+_OTHERWISE = {f"{_TAG}{name}" for name in (*_SCALARS, "timestamp")}
 _OnceLoader.yaml_implicit_resolvers = {
     first: [(tag, pattern) for tag, pattern in found if tag not in _OTHERWISE]
     for first, found in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
-_BOOL, _INT = re.compile(r"(true|True|TRUE|false|False|FALSE)$"), re.compile(r"([-+]?(0|[1-9][0-9_]*)|0x[0-9a-fA-F]+)$")
-_OnceLoader.add_implicit_resolver(f"{_TAG}bool", _BOOL, list("tTfF"))
-_OnceLoader.add_implicit_resolver(f"{_TAG}int", _INT, list("-+0123456789"))
-# DVC writes 1e-05, and people 1.5e3, which YAML 1.2 takes for numbers, and YAML 1.1 for texts.
-_OnceLoader.add_implicit_resolver(
-    f"{_TAG}float",
-    re.compile(r"[-+]?([0-9]+(\.[0-9]*)?|\.[0-9]+)[eE][-+]?[0-9]+$"),
-    list("-+.0123456789"),
-)
+for _name, (_pattern, _first) in _SCALARS.items():
+    _OnceLoader.add_implicit_resolver(f"{_TAG}{_name}", re.compile(_pattern), list(_first))
 
 
 def load_yaml(text: str) -> Any:

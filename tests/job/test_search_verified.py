@@ -279,6 +279,7 @@ def test_the_epsilons_of_a_search_are_the_same_everywhere(found: Tuned) -> None:
         assert shown["epsilon_noise_only"] == pytest.approx(certificate.epsilon_by("hull"))
         assert float(shown["epsilon_published"]) == math.inf
     assert said["epsilon_published_of_one_candidate_no_guarantee"] == pytest.approx(own.published)
+    assert not [name for name in said if name.startswith("epsilon_published_by")], "no paper counts a search"
     assert found.epsilons.certified == found.epsilons.noise_only == certificate.certified > own.noise_only
     assert found.epsilons.published == math.inf
     card = (folder / "README.md").read_text()

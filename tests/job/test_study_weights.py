@@ -17,24 +17,32 @@ from dptune.core.files import sha256
 from dptune.job.result import RunResult
 from dptune.privacy.ledger import Ledger
 from dptune.privacy.ledger_file import read_ledger
-from dptune.privacy.release import Release
+from dptune.privacy.release import DEALT_BY_RANK, Release
 from dptune.privacy.run_folder import RunFolder
 from dptune.privacy.run_header import RunHeader
 
 
-def study_run(path: Path, noise: float = 1.0, budget: float | None = 8.0, *, finished: bool = True) -> Path:
+def study_run(
+    path: Path,
+    noise: float = 1.0,
+    budget: float | None = 8.0,
+    *,
+    finished: bool = True,
+    leaks: tuple[str, ...] = (),
+) -> Path:
     """A run's folder as a study leaves it, with weights that differ by the noise."""
     folder, release = RunFolder(path), Release(0.01, noise)
     header = RunHeader(
         mechanism="static",
         published_accountant="gdp_clt",
-        accounting="certified",
+        accounting="noise_only" if leaks else "certified",
         epsilon=budget,
         delta=1e-5,
         unit="record",
         units=100,
         data="synthetic cohort",
         telemetry="research",
+        leaks=leaks,
     )
     folder.adapter.mkdir(parents=True)
     weights = folder.adapter / "adapter_model.safetensors"
@@ -43,7 +51,9 @@ def study_run(path: Path, noise: float = 1.0, budget: float | None = 8.0, *, fin
     ledger = Ledger.create(folder.ledger, header, Counter({release: 3}))
     for _ in range(3):
         ledger.charge(release)
-    said: dict[str, Any] = {name: getattr(header, name) for name in ("mechanism", "unit", "units", "delta", "data")}
+    said: dict[str, Any] = {
+        name: getattr(header, name) for name in ("mechanism", "accounting", "unit", "units", "delta", "data")
+    }
     said |= ledger.contents.epsilons.to_dict()
     RunResult(
         before={},
@@ -110,13 +120,38 @@ def test_the_weights_of_another_run_beside_their_own_result_are_not_those_of_the
     assert "ledger.jsonl: is of another run than result.json" in refused(run)
 
 
-@pytest.mark.parametrize("figure", ["epsilon_certified", "epsilon_noise_only", "releases", "delta", "unit"])
+@pytest.mark.parametrize("figure", ["epsilon_certified", "epsilon_noise_only", "releases", "delta", "unit", "units"])
 def test_a_result_with_another_figure_than_the_ledgers_is_refused(figure: str, tmp_path: Path) -> None:
     run = study_run(tmp_path / "run")
     said = json.loads((run / "result.json").read_text())
     other = "patient" if figure == "unit" else said[figure] * 2
     (run / "result.json").write_text(json.dumps(said | {figure: other}))
     assert "ledger.jsonl: is of another run than result.json" in refused(run)
+
+
+def edit(run: Path, **fields: object) -> None:
+    said = json.loads((run / "result.json").read_text())
+    (run / "result.json").write_text(json.dumps(said | fields))
+
+
+def test_a_result_may_say_a_little_more_than_its_ledger_proves_and_nothing_less(tmp_path: Path) -> None:
+    run = study_run(tmp_path / "run")
+    proved = read_ledger(run / "ledger.jsonl").epsilons.certified
+    for share, status in ((1.0, 0), (1.04, 0), (0.999, 2), (1.06, 2)):
+        edit(run, epsilon_certified=share * proved, epsilon_noise_only=share * proved)
+        assert verify(run).exit_code == status, share
+    edit(run, epsilon_certified=proved, epsilon_noise_only=proved, epsilon_published=0.001)
+    (line,) = (one for one in verify(run).stdout.splitlines() if one.startswith("Compared: "))
+    assert "noise-only and certified epsilon in result.json" in line
+    assert "Its other figures, and other files of the run, were not compared." in line
+
+
+def test_what_an_earlier_version_certified_of_groups_dealt_by_rank_is_the_price_of_its_noise(tmp_path: Path) -> None:
+    run = study_run(tmp_path / "run", leaks=(DEALT_BY_RANK,))
+    priced = read_ledger(run / "ledger.jsonl").epsilons.noise_only
+    for said, status in (("inf", 1), (priced, 1), (priced / 2, 2), (priced * 2, 2)):
+        edit(run, epsilon_certified=said)
+        assert verify(run).exit_code == status, said
 
 
 def test_weights_that_were_taken_away_are_missing(tmp_path: Path) -> None:

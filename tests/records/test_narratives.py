@@ -13,10 +13,10 @@ from corpus_helpers import needs_uci, uci_path, write_source
 
 from dptune.core.errors import DataError
 from dptune.core.files import sha256
-from dptune.records.diabetes.narratives import verbalise, write_narratives
-from dptune.records.diabetes.sources import acquire_uci
+from dptune.records.diabetes.narratives import LABEL, TEMPLATES, WORDINGS, verbalise, write_narratives
+from dptune.records.diabetes.sources import acquire_synthetic, acquire_uci
 from dptune.records.diabetes.table import COLUMNS, DRUGS, Table, read_ids_mapping, read_table
-from dptune.records.parquet_file import read_records
+from dptune.records.parquet_file import decode_content, form_at, read_records
 from dptune.records.splits import write_splits
 
 IDS = {
@@ -219,3 +219,20 @@ class TestUci:
     def test_the_real_mapping_has_all_codes(self, tmp_path: Path) -> None:
         ids = read_ids_mapping(acquire_uci(tmp_path, uci_path()).ids_mapping)
         assert [len(codes) for codes in ids.values()] == [8, 30, 25]
+
+
+@pytest.mark.parametrize("template", TEMPLATES)
+def test_a_label_is_that_of_its_own_row_and_the_text_lacks_its_clause_alone(template: str, tmp_path: Path) -> None:
+    """Labels in another order would be as private, and nothing could be learned from them."""
+    made = acquire_synthetic(tmp_path / "raw", 60, 7)
+    files, out = (made.table, made.ids_mapping, made.manifest), tmp_path / "narratives.parquet"
+    write_narratives(*files, out, template)
+    whole = read_records(out)
+    write_narratives(*files, out, template, LABEL)
+    found = read_records(out)
+    rows = pd.read_csv(made.table, dtype=str, keep_default_na=False)
+    assert found.record.tolist() == whole.record.tolist() == rows["encounter_id"].astype(int).tolist()
+    contents = [decode_content(text, form_at(found.about)) for text in found.text.to_pylist()]
+    assert [one.label for one in contents] == rows[LABEL].tolist()
+    clauses = WORDINGS[template].readmitted
+    assert [f"{one.text} {clauses[one.label]}" for one in contents] == whole.text.to_pylist()

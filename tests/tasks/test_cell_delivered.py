@@ -165,6 +165,9 @@ def finished(cell: Cell) -> Path:
 
 def test_one_command_writes_a_cells_folder_to_hand_on(pipeline: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run, target = finished(static()), pipeline / "to hand on" / "a cell"
+    (run / "adapter" / "notes").mkdir()
+    for name in ("optimizer.pt", "adapter_model.bin", ".coins.json", "notes/texts.txt"):
+        (run / "adapter" / name).write_text("secret")
     adapter_model.main(run, target)
     *_, last = capsys.readouterr().out.splitlines()
     assert last == f"Check it: dptune verify {shlex.quote(str(target))}"
@@ -172,12 +175,33 @@ def test_one_command_writes_a_cells_folder_to_hand_on(pipeline: Path, capsys: py
     assert done.exit_code == 0, done.output
     files = {path.name: path for path in target.iterdir()}
     tuned = {"adapter_config.json", "adapter_model.safetensors", "README.md", "base.json", "ledger.jsonl"}
-    assert tuned | {"records.json", "tokenizer.json"} <= set(files)
+    assert tuned | {"records.json", "tokenizer.json", "tokenizer_config.json"} == set(files)
     assert (files["ledger.jsonl"]).read_bytes() == RunFolder(run).ledger.read_bytes()
     assert len({path.stat().st_mtime for path in files.values()}) == 1, "times of training"
     assert not any(str(pipeline).encode() in path.read_bytes() for path in files.values())
     found = open_adapter(target)
     assert (found.form, found.tokens, found.base) == ("text", 64, "public")
+
+
+def test_a_folder_in_the_runs_own_holds_no_copy_of_itself_and_no_guarantee_is_said(
+    pipeline: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = finished(nonprivate())
+    target = run / "adapter" / "copy"
+    adapter_model.main(run, target)
+    assert not [path for path in target.iterdir() if path.is_dir()]
+    said = capsys.readouterr().out
+    assert "NO GUARANTEE: no epsilon is certified (gradients without noise)" in said
+    assert CliRunner().invoke(app, ["verify", str(target), "--no-guarantee"]).exit_code == 0
+
+
+@pytest.mark.parametrize(("form", "known"), [("text", "text"), ("pair", "pair"), ("label", None)])
+def test_the_form_of_texts_is_not_that_of_the_same_narratives_with_labels(
+    form: str, known: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(adapter_model, "read_about", lambda path: {"label": "a cohort", "form": form})
+    assert adapter_model.form_of_records("a cohort") == known
+    assert adapter_model.form_of_records("another") is None
 
 
 def _has_not_ended(run: Path) -> None:

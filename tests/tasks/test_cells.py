@@ -84,6 +84,13 @@ def test_a_mechanism_may_run_at_more_epsilons_than_the_experiments(pipeline: Pat
     assert budgets(more) == [BUDGET, 0.5, 3]
     assert budgets(merge(more, {"experiment": {"epsilons": [7]}})) == [7, 0.5, BUDGET, 3]
     assert budgets(merge(more, {"mechanisms": {"static": {"epsilons": [7]}}})) == [7, 0.5, BUDGET, 3]
+    assert budgets(merge(more, {"mechanisms": {"static": {"epsilons": None}}})) == [BUDGET, 0.5, 3]
+    assert budgets(merge(more, {"mechanisms": {"static": {"on_model": {"small": {"epsilons": [7]}}}}})) == [
+        7,
+        0.5,
+        BUDGET,
+        3,
+    ]
     write_params(more)
     assert load_settings().experiment.mechanisms == ("nonprivate", "static")
     replaced = load_settings(overrides={"experiment": {"mechanisms": ["static"]}})
@@ -120,6 +127,20 @@ def test_an_entry_given_twice_is_refused(pipeline: Path, twice: dict[str, Any]) 
     """Two processes would charge one ledger."""
     with pytest.raises(ConfigError, match=rf"experiment\.{next(iter(twice))}: .* is given twice.*Fix"):
         cells({"experiment": twice})
+
+
+@pytest.mark.parametrize(
+    "near",
+    [
+        {"experiment": {"epsilons": [2, 2.0000001]}},
+        {"experiment": {"mechanisms": [{"static": [BUDGET + 1e-9]}]}},
+        {"mechanisms": {"static": {"epsilons": [3, 3.000001]}}},
+    ],
+)
+def test_epsilons_that_the_names_of_cells_cannot_tell_apart_are_refused(pipeline: Path, near: dict[str, Any]) -> None:
+    """Both cells trained and paid, and then no report could be written of results of one label."""
+    with pytest.raises(ConfigError, match=r"epsilons: .* in the names of cells, as another epsilon is"):
+        cells(near)
 
 
 CHANGES: dict[str, dict[str, Any]] = {

@@ -111,6 +111,8 @@ def test_where_all_meet_at_one_epsilon_they_are_ranked_there_beside_a_curve_of_t
     assert [row["mechanism"] for row in rows(figure)].count("static") == 1
     assert {row["mechanism"] for row in rows(figure)} == {"static", "quantile", "rldp_published"}
     assert [row["mechanism"] for row in rows(figure, 1)] == ["static"] * 4
+    apart = drawn([result("static", 1.981), result("quantile", 1.9998), *more])
+    assert apart.panels[0].title == "ε = 2", "the largest of those that it ranks"
     assert "One seed has no bars" in figure.note
     assert "One seed has no bars" not in drawn([*RESULTS, *more]).note
     # Two budgets where mechanisms meet, or one mechanism that never meets the others: columns show them all.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -124,6 +125,19 @@ def test_every_parameter_makes_some_stage_run_again(definition: dict[str, Any]) 
     own = ("policy", "search")  # `make policy` and `make search` keep their own runs
     leaves += [key for key in repository_params() if key not in (*parted, *own)]
     assert [leaf for leaf in leaves if not any(leaf == p or leaf.startswith(f"{p}.") for p in named)] == []
+
+
+def test_a_stage_of_the_records_runs_again_when_an_entry_that_it_reads_changes(definition: dict[str, Any]) -> None:
+    """Of narratives whose label changed, DVC would keep those that say it."""
+    seen = 0
+    for name, stage in definition["stages"].items():
+        module = ROOT / (stage["cmd"].split()[2].replace(".", "/") + ".py")
+        if module.parent.name != "corpus":
+            continue
+        read = {*re.findall(r"\bdata\.(\w+)", module.read_text())} & {*repository_params()["data"]}
+        assert {f"data.{entry}" for entry in read} <= {*stage.get("params", [])}, name
+        seen += len(read)
+    assert seen >= 8
 
 
 def test_every_command_is_a_module_that_the_stage_depends_on(definition: dict[str, Any]) -> None:

@@ -386,7 +386,7 @@ def test_a_number_as_dvc_writes_it_is_a_number() -> None:
 
 def test_what_yaml_1_2_takes_for_a_text_is_one() -> None:
     """DVC writes a profile's label "NO" without quotes, and PyYAML alone reads false."""
-    texts = ["NO", "yes", "on", "010", "1:30", "2026-11-29"]
+    texts = ["NO", "yes", "on", "010", "1:30", "1:30.5", "-190:20:30.15", "2026-11-29", "1.5.2", "."]
     assert load_yaml(f"[{', '.join(texts)}]") == texts
     values = [True, False, 0, -12, 3, 1000, 31, None, math.inf]
     assert load_yaml("[true, False, 0, -12, +3, 1_000, 0x1f, ~, .inf]") == values
@@ -395,6 +395,7 @@ def test_what_yaml_1_2_takes_for_a_text_is_one() -> None:
 def test_a_number_with_a_point_and_an_exponent_needs_no_sign() -> None:
     """PyYAML alone reads these numbers as texts, which settings refuse."""
     assert load_yaml("[1.5e3, 2.5E4, 1.e3, .5e1, -1.5e3, +.5e-1]") == [1500.0, 25000.0, 1000.0, 5.0, -1500.0, 0.05]
+    assert load_yaml("[1_000.5, -2., +.5, .25, -.inf]") == [1000.5, -2.0, 0.5, 0.25, -math.inf]
     assert load_yaml("[., .e1, 1.5e, 1.2.3e4, v1.5e3, 1.5e3x]") == [".", ".e1", "1.5e", "1.2.3e4", "v1.5e3", "1.5e3x"]
 
 

@@ -149,12 +149,14 @@ def check_weights(run: Path, contents: LedgerContents) -> bool:
     if result.adapter_sha256 is None:
         return False
     same = all(getattr(result, name) == getattr(header, name) for name in _OF_THE_LEDGER)
-    # The price tells apart runs of other noise. A later accountant may price a little lower, and certifies no longer
-    # what earlier versions dealt by rank.
-    prices, pairs = contents.epsilons, [(contents.epsilons.noise_only, result.epsilon_noise_only)]
-    if set(prices.leaks) != {DEALT_BY_RANK}:
-        pairs.append((prices.certified, result.epsilon_certified))
-    priced = all(math.isclose(own, stated, rel_tol=_SAME_PRICE) for own, stated in pairs)
+    prices, stated = contents.epsilons, (result.epsilon_noise_only, result.epsilon_certified)
+    # Earlier versions certified what they dealt by rank, at the price of its noise.
+    by_rank = set(prices.leaks) == {DEALT_BY_RANK} and math.isfinite(result.epsilon_certified)
+    proved = (prices.noise_only, prices.noise_only if by_rank else prices.certified)
+    # The price tells apart runs of other noise. A later accountant may price a little lower, but a result that says
+    # less than its ledger proves was edited.
+    pairs = zip(proved, stated, strict=True)
+    priced = all(one * (1 - _SAME_PRICE) <= own <= one * (1 + _ROUNDING) for own, one in pairs)
     counted = (result.budget_epsilon, result.releases) == (header.epsilon, contents.releases)
     if not same or not priced or not counted:
         problem = f"is of another run than {folder.result.name} beside it"
@@ -169,8 +171,8 @@ def check_weights(run: Path, contents: LedgerContents) -> bool:
 
 
 #: Fields of a result that repeat the header of the ledger.
-_OF_THE_LEDGER = ("mechanism", "accounting", "unit", "delta", "telemetry", "data")
-_SAME_PRICE = 0.05
+_OF_THE_LEDGER = ("mechanism", "accounting", "unit", "units", "delta", "telemetry", "data")
+_SAME_PRICE, _ROUNDING = 0.05, 1e-6
 
 
 def weights_in(run: Path) -> list[Path]:
