@@ -55,9 +55,11 @@ $(SETUP): pyproject.toml constraints.txt
 	$(BIN)/python .ci/install.py
 	touch $(SETUP)
 
-# make repro PROFILE=profiles/tiny.yaml runs that study as an experiment of DVC, and changes no file of the checkout.
+# make repro PROFILE=profiles/tiny.yaml runs that study as an experiment of DVC, and changes no file of the checkout. On a
+# fresh machine the tables of Prefect and MLflow are made meanwhile, by a process that Ctrl-C does not cut off.
 repro: $(SETUP)
-	@$(ACTIVATE) exec python -m flows.repro $(if $(PROFILE),--profile $(PROFILE))
+	@$(ACTIVATE) { { test -e "$(PREFECT_HOME)/prefect.db" || python -m flows.databases; } >/dev/null 2>&1 & \
+		exec python -m flows.repro $(if $(PROFILE),--profile $(PROFILE)); }
 
 # The papers' benchmarks in the small protocol, beside what the papers claim. Goes on where it was stopped.
 benchmarks: $(SETUP)

@@ -16,7 +16,7 @@ from dptune.core.files import private_directory, read_json, sha256, write_json
 from flows.common.command import FlowError, begin_flow, flow_error, run_flow
 from flows.common.deployed_run import run_deployed
 from flows.common.pages import progress_page
-from flows.common.parts import run_parts
+from flows.common.processes import run_parts
 from flows.server import flow
 from tasks.audit.attacks import audit_file
 from tasks.audit.audit_plan import AUDIT_PLAN, MADE, AuditPlan

@@ -26,7 +26,7 @@ from flows.common.child import child
 from flows.common.command import CellError, begin_flow, flow_error, run_flow
 from flows.common.deployed_run import run_deployed
 from flows.common.pages import grid_name, progress_page
-from flows.common.parts import worth_retrying
+from flows.common.processes import worth_retrying
 from flows.common.runners import (
     THREADS,
     SharedFolder,

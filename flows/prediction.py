@@ -19,7 +19,7 @@ from dptune.prediction.booking import write_booking
 from dptune.prediction.ensemble import is_tuned
 from flows.common.command import begin_flow, flow_error, run_flow
 from flows.common.deployed_run import run_deployed
-from flows.common.parts import run_parts
+from flows.common.processes import run_parts
 from flows.common.runners import available_devices
 from flows.experiment import tags_of
 from flows.server import flow

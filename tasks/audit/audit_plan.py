@@ -13,10 +13,10 @@ import typer
 
 from dptune.core.files import private_directory, write_text
 from tasks.audit.attacks import audit_cell, audit_file, audit_key
-from tasks.parts import make_part
 from tasks.paths import RUNS
 from tasks.settings.experiment import Audit
 from tasks.settings.strict import StrictModel, read_plan
+from tasks.shared_work import make_part
 from tasks.stage import run_command
 
 AUDIT_PLAN = "audit_plan.json"

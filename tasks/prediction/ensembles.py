@@ -32,12 +32,12 @@ from dptune.training.models.model import frozen_fingerprint
 from tasks.experiment.cells import digests
 from tasks.experiment.preparation import check_read, corpus_at, job_settings, open_model, token_file
 from tasks.identity import name_digest
-from tasks.parts import make_part
 from tasks.paths import ENSEMBLES, TRAIN
 from tasks.settings.experiment import Model
 from tasks.settings.params import Settings
 from tasks.settings.prediction import Prediction, Serve
 from tasks.settings.strict import StrictModel, read_plan
+from tasks.shared_work import make_part
 from tasks.stage import run_command
 
 #: Version of the tuning of ensembles, part of their names. Raise it when a change moves their weights: tests/golden

@@ -14,7 +14,7 @@ from dptune.core.errors import DataError
 from dptune.core.files import locked, private_directory, write_json, write_text
 from flows import audit as module
 from flows.audit import audit
-from flows.common import parts
+from flows.common import processes
 from flows.common.command import FlowError
 from tasks.audit import audit_plan as plans
 from tasks.audit.attacks import audit_file
@@ -41,7 +41,7 @@ def finished(server: str, pipeline: Path) -> Path:
 @pytest.fixture
 def here(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     """Audits in this process, and a patch for what they do."""
-    monkeypatch.setattr(parts, "run_process", lambda _label, command, **_: work_of(command))
+    monkeypatch.setattr(processes, "run_process", lambda _label, command, **_: work_of(command))
     return monkeypatch
 
 

@@ -16,7 +16,7 @@ from dptune.core.errors import ConfigError, DataError
 from dptune.core.files import write_json, write_text
 from dptune.privacy.spent_budgets.register import Register
 from flows import prediction as module
-from flows.common import parts
+from flows.common import processes
 from flows.common.command import FlowError
 from flows.prediction import prediction
 from tasks.experiment.finetune import run_cell
@@ -56,7 +56,7 @@ def _cells() -> None:
 @pytest.fixture
 def one_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """One process tunes, and all else is done here: what a process imports takes longer than a shard."""
-    real = parts.run_process
+    real = processes.run_process
 
     def run(label: str, command: list[str], **options: Any) -> None:
         if label == "2 models, process 1 of 2":
@@ -64,7 +64,7 @@ def one_process(monkeypatch: pytest.MonkeyPatch) -> None:
             return
         work_of(command)
 
-    monkeypatch.setattr(parts, "run_process", run)
+    monkeypatch.setattr(processes, "run_process", run)
 
 
 def test_an_ensemble_is_tuned_scored_and_answers(server: str, pipeline: Path, one_process: None) -> None:
@@ -149,7 +149,7 @@ def test_scores_go_on_after_a_kill(server: str, pipeline: Path, monkeypatch: pyt
             raise RuntimeError("killed")
         work_of(command)
 
-    monkeypatch.setattr(parts, "run_process", dying)
+    monkeypatch.setattr(processes, "run_process", dying)
     with pytest.raises(FlowError, match="scores of 2 models: some failed"):
         prediction()
     (first,) = ENSEMBLES.glob("*/scores-*/record-*.json")
@@ -177,7 +177,7 @@ def test_a_shard_that_fails_is_named(
         if shard == 1:
             raise RuntimeError("no")
 
-    monkeypatch.setattr(parts, "run_process", lambda _label, command, **_: work_of(command))
+    monkeypatch.setattr(processes, "run_process", lambda _label, command, **_: work_of(command))
     monkeypatch.setattr(ensembles, "tune", broken)
     with pytest.raises(SystemExit) as ended:
         module.main()

@@ -7,9 +7,11 @@ import os
 import pty
 import re
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
+from contextlib import closing
 from io import StringIO
 from pathlib import Path
 
@@ -230,3 +232,16 @@ def test_no_stage_is_counted_that_is_not_there(tmp_path: Path) -> None:
         display.enter(stage, runs=False)
         said.append(shown())
     assert said == ["starting: 0 of 2", "starting: 1 of 2", "ending: 2 of 2"]
+
+
+def test_databases_are_made_whole_and_private(tmp_path: Path) -> None:
+    """Beside the first stages, by a process of its own: a flow need not wait for the tables of its tools."""
+    left_out = ("PREFECT_API_URL", "MLFLOW_TRACKING_URI")
+    plain = {name: value for name, value in os.environ.items() if name not in left_out}
+    environment = plain | {"PYTHONPATH": str(ROOT), "PREFECT_HOME": str(tmp_path / "home")}
+    command = [sys.executable, "-m", "flows.databases"]
+    subprocess.run(command, cwd=tmp_path, env=environment, check=True, capture_output=True)
+    for file, table in ((tmp_path / "home" / "prefect.db", "flow_run"), (tmp_path / "data" / "mlflow.db", "runs")):
+        assert file.stat().st_mode & 0o777 == 0o600
+        with closing(sqlite3.connect(file)) as database:
+            assert database.execute(f"select count(*) from {table}").fetchall() == [(0,)]
