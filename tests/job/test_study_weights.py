@@ -154,6 +154,14 @@ def test_what_an_earlier_version_certified_of_groups_dealt_by_rank_is_the_price_
         assert verify(run).exit_code == status, said
 
 
+def test_somebodys_notes_beside_the_weights_are_no_card(tmp_path: Path) -> None:
+    run = study_run(tmp_path / "run")
+    (run / "adapter" / "README.md").write_text("# Notes\nLooks good.\n", encoding="utf-8")
+    done = verify(run)
+    assert done.exit_code == 0, done.output
+    assert "Compared: " in done.stdout
+
+
 def test_weights_that_were_taken_away_are_missing(tmp_path: Path) -> None:
     run = study_run(tmp_path / "run")
     (run / "adapter" / "adapter_model.safetensors").unlink()

@@ -178,10 +178,9 @@ def check_files(path: Path) -> tuple[str, ...]:
 
     Raises: CardError for a file that was replaced, added or taken away, or a card with several sections.
     """
-    card = path / CARD
-    if not card.is_file() or START not in _text_of(card):
+    if START not in _text_of(path / CARD):
         return (f"{path} has no card of dptune's, so it is unknown whether its files come from the run",)
-    stated, found = dict(_DIGEST.findall(_written_section(card))), compared(path)
+    stated, found = dict(_DIGEST.findall(_written_section(path / CARD))), compared(path)
     whole, trained = "take the whole folder that the run delivered", weights_file(path).name
     for name in sorted({*stated, *found}, key=_place):
         if name not in stated:
@@ -202,8 +201,8 @@ def deliverable_within(path: Path) -> Path | None:
     run = RunFolder(path)
     checkpoints = {run.checkpoint.name, run.state.name}
     names = {one.name for one in path.iterdir() if not one.name.startswith(".")} - checkpoints
-    if CARD in names and START not in _text_of(path / CARD):
-        names.remove(CARD)  # somebody's notes beside a ledger
+    if START not in _text_of(path / CARD):
+        names.discard(CARD)  # somebody's notes beside a ledger
     if names & _HANDED_ON or any(Path(name).suffix.lower() in _OF_WEIGHTS for name in names):
         return path
     if not run.adapter.is_dir():
@@ -212,8 +211,8 @@ def deliverable_within(path: Path) -> Path | None:
         tuned = {"kind", "run_id", "search"} & {*run.settings}  # a study's cell hands its adapter on elsewhere
     except ValueError:
         tuned = {"kind"}
-    carded = {CARD, run.ledger.name, FILE} & {one.name for one in run.adapter.iterdir()}
-    return run.adapter if tuned or carded else None
+    held = any(os.path.lexists(run.adapter / name) for name in (run.ledger.name, FILE))
+    return run.adapter if tuned or held or START in _text_of(run.adapter / CARD) else None
 
 
 def certificate_of(path: Path) -> SearchCertificate | None:
@@ -397,4 +396,4 @@ def headings(text: str) -> list[tuple[str, str]]:
 
 
 def _text_of(card: Path) -> str:
-    return card.read_text(encoding="utf-8", errors="replace")
+    return card.read_text(encoding="utf-8", errors="replace") if card.is_file() else ""
