@@ -38,10 +38,9 @@ from dptune.core.errors import ConfigError
 from dptune.privacy.ledger_file import read_ledger
 from dptune.records.parquet_file import read_records
 from dptune.training.evaluation import perplexity
-from flows import audit as audit_flow
 from flows import experiment as experiment_flow
-from flows import prediction as prediction_flow
 from flows.audit import audit
+from flows.common import processes
 from flows.experiment import experiment
 from flows.policy import policy_of
 from flows.prediction import prediction
@@ -110,8 +109,7 @@ def in_this_process(patch: pytest.MonkeyPatch, seen: list[list[tuple[Any, ...]]]
         run_cells([Cell.model_validate_json(file.read_text()) for file in files], "cpu", parent, flow_run)
 
     patch.setattr(experiment_flow, "run_process", cells)
-    for flow in (audit_flow, prediction_flow):
-        patch.setattr(flow, "run_process", lambda _label, command, **_: work_of(command))
+    patch.setattr(processes, "run_process", lambda _label, command, **_: work_of(command))
     patch.setattr(experiment_flow, "sys", SimpleNamespace(stderr=StringIO(), executable=sys.executable))
 
 
