@@ -45,7 +45,7 @@ with own_server(), temporary_settings({PREFECT_API_URL: SubprocessASGIServer().a
 """
 
 
-@flow(name="audit", flow_run_name="audit of tiny")
+@flow(name="audit", flow_run_name="small audit")
 def small(overrides: dict[str, Any] | None = None) -> Any:
     """A flow that has the name of one of ours, and returns what it was given."""
     return overrides
@@ -71,9 +71,10 @@ def test_a_commands_run_hangs_under_the_deployment_before_and_after_its_form_is_
         run_deployed(small, settings)
         with get_client(sync_client=True) as client:
             deployment = client.read_deployment_by_name("audit/audit")
-            *_, first, second = sorted(client.read_flow_runs(), key=lambda run: str(run.created))  # after other tests'
+            own = [run for run in client.read_flow_runs() if run.name == "small audit"]  # beside other tests'
+        first, second = sorted(own, key=lambda run: str(run.expected_start_time))
     assert {(run.name, run.state_type.value, run.deployment_id) for run in (first, second)} == {
-        ("audit of tiny", "COMPLETED", deployment.id)
+        ("small audit", "COMPLETED", deployment.id)
     }
     assert deployment.description.startswith("The attacks on every cell"), "its form is there, and served"
     assert first.parameters == {}
