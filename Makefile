@@ -58,7 +58,7 @@ $(SETUP): pyproject.toml constraints.txt
 # make repro PROFILE=profiles/tiny.yaml runs that study as an experiment of DVC, and changes no file of the checkout. On a
 # fresh machine the tables of Prefect and MLflow are made meanwhile, by a process that Ctrl-C does not cut off.
 repro: $(SETUP)
-	@$(ACTIVATE) { { test -e "$(PREFECT_HOME)/prefect.db" || python -m flows.databases; } >/dev/null 2>&1 & \
+	@$(ACTIVATE) { { test -n "$$PREFECT_API_URL" || test -e "$$PREFECT_HOME/prefect.db" || python -m flows.databases; } >/dev/null 2>&1 & \
 		exec python -m flows.repro $(if $(PROFILE),--profile $(PROFILE)); }
 
 # The papers' benchmarks in the small protocol, beside what the papers claim. Goes on where it was stopped.

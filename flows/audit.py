@@ -16,7 +16,7 @@ from dptune.core.files import private_directory, read_json, sha256, write_json
 from flows.common.command import FlowError, begin_flow, flow_error, run_flow
 from flows.common.deployed_run import run_deployed
 from flows.common.pages import progress_page
-from flows.common.processes import run_parts
+from flows.common.processes import WAIT, run_parts
 from flows.server import flow
 from tasks.audit.attacks import audit_file
 from tasks.audit.audit_plan import AUDIT_PLAN, MADE, AuditPlan
@@ -29,7 +29,6 @@ from tasks.settings.params import load_settings
 from tasks.stage import run_stage
 
 _FIX = f"trust no epsilon of this run: look at {AUDITS}, report it, and audit again with another audit.seed"
-_WAIT = "wait for its end, and run again"
 
 
 @flow(name="audit", log_prints=True)
@@ -67,7 +66,7 @@ def audit(params: str = "params.yaml", overrides: dict[str, Any] | None = None, 
         summary = "; ".join([*violations, *failed])
         if violations:
             raise FlowError(summary, f"{violations[0]}. Fix: {_FIX}.", status=1)
-        raise flow_error(summary, errors or [DptuneError(f"{AUDITS}: another process audits there. Fix: {_WAIT}.")])
+        raise flow_error(summary, errors or [DptuneError(f"{AUDITS}: another process audits there. Fix: {WAIT}.")])
     write_json(folder / AUDITED.name, {cell: sha256(audit_file(RUNS / cell)) for cell in made})
     return [str(audit_file(RUNS / cell)) for cell in made]
 

@@ -19,7 +19,7 @@ from dptune.prediction.booking import write_booking
 from dptune.prediction.ensemble import is_tuned
 from flows.common.command import begin_flow, flow_error, run_flow
 from flows.common.deployed_run import run_deployed
-from flows.common.processes import run_parts
+from flows.common.processes import WAIT, run_parts
 from flows.common.runners import available_devices
 from flows.experiment import tags_of
 from flows.server import flow
@@ -43,8 +43,6 @@ from tasks.settings.experiment import Experiment
 from tasks.settings.params import Settings, load_settings
 from tasks.split_records import records_digest
 from tasks.stage import keep_pages, run_stage
-
-_OTHER = "another process tunes there. Fix: wait for its end, and run again."
 
 
 @task(name="score")
@@ -101,7 +99,9 @@ def _tune(plan: EnsemblePlan, settings: Experiment) -> None:
     errors = run_parts(f"{plan.models} models", module, file, len(left()), settings)
     if failed := left():
         summary = f"{', '.join(f'shard {shard}' for shard in failed)} of {plan.directory.name}: not tuned"
-        raise flow_error(summary, errors or [DptuneError(f"{plan.directory}: {_OTHER}")])
+        raise flow_error(
+            summary, errors or [DptuneError(f"{plan.directory}: another process tunes there. Fix: {WAIT}.")]
+        )
 
 
 def _score_records(plan: ScoringPlan, settings: Experiment) -> None:

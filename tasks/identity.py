@@ -124,5 +124,4 @@ def _names(tree: ast.Module) -> Iterator[str]:
                 yield from (f"{module}.{alias.name}" for alias in names)
             case ast.Constant(value=str(text)):
                 yield text
-        if not isinstance(node, ast.Name):  # every other node is one, and they hold nothing
-            waiting += ast.iter_child_nodes(node)
+        waiting += ast.iter_child_nodes(node)

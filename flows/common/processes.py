@@ -17,6 +17,9 @@ from flows.common.command import CellError
 from flows.common.runners import available_devices, error_of, free_place, run_process, with_threads
 from tasks.settings.experiment import Experiment
 
+#: What to do where a part's work is under way in another flow.
+WAIT = "wait for its end, and run again"
+
 
 async def worth_retrying(_task: Any, _run: TaskRun, state: State[Any]) -> bool:
     """Whether a failed task may do better when it is tried again: not one whose input must be mended."""

@@ -138,7 +138,7 @@ def write_deliverable(cell: Cell, directory: Path, target: Path) -> str:
 
     folder = RunFolder(directory)
     result = RunResult.read(folder.result)
-    form = form_of(read_ledger(folder.ledger).header.train)
+    form = form_of(cell.training.trained.train)
     target.mkdir(exist_ok=True)
     for name in (form.weights, form.config, *_OF_A_CHECKPOINT):  # what somebody else put there does not leave
         if (folder.adapter / name).is_file():

@@ -213,7 +213,7 @@ def further_lines(results: Sequence[Result]) -> list[str]:
     found = rankings(results)
     several, opened = len({result["model"] for result in results}) > 1, headlines(found)
     others = [one for one in found if one not in opened]
-    # One that lost against the untuned model keeps a sentence of its own, which says so.
+    # A mechanism that did worse than the untuned model has a sentence of its own: its share of the gain is negative.
     alone = [one for one in others if len(one.candidates) == 1]
     lone = [one for one in alone if (share := one.share(one.best)) is not None and share >= 0]
     compared = [sentence(one, several_models=several) for one in others if one not in lone]

@@ -81,7 +81,7 @@ class Experiment(StrictModel):
         cells_together: the most cells of one model that such a process trains, in the same forward passes.
         runner: where cells run: "threads" is this machine, "dask" and "ray" a temporary cluster of it; tcp://host:8786
             (Dask, tls:// too) and ray://host:10001 are running clusters.
-        retries: how often the process of a cell is started again after it died.
+        retries: how often a process of cells, audits or shards is started again after it died.
     """
 
     name: Title

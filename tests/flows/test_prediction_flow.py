@@ -55,7 +55,7 @@ def _cells() -> None:
 
 @pytest.fixture
 def one_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One process tunes, and all else is done here: what a process imports takes longer than a shard."""
+    """Let one real process tune, and do all other work in this one, because imports take longer than a shard."""
     real = processes.run_process
 
     def run(label: str, command: list[str], **options: Any) -> None:

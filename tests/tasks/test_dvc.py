@@ -128,7 +128,7 @@ def test_every_parameter_makes_some_stage_run_again(definition: dict[str, Any]) 
 
 
 def test_a_stage_of_the_records_runs_again_when_an_entry_that_it_reads_changes(definition: dict[str, Any]) -> None:
-    """Of narratives whose label changed, DVC would keep those that say it."""
+    """Otherwise, after a change of data.label, DVC would keep the narratives that still say that label."""
     seen = 0
     for name, stage in definition["stages"].items():
         module = ROOT / (stage["cmd"].split()[2].replace(".", "/") + ".py")
