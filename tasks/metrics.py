@@ -179,6 +179,11 @@ def title_of(name: str) -> str:
     return next(one.title for one in metrics() if one.name == name)
 
 
+def measured_on(name: str) -> str:
+    """What pages call the records that a perplexity is measured on."""
+    return "held-out records" if name == HELD_OUT.name else "public records"
+
+
 def ranked_by(results: Sequence[Mapping[str, Any]]) -> tuple[Metric, Metric]:
     """The metric that these results are ranked by, and the same along a run: held-out where telemetry allows it for
     every cell, else the public set's.

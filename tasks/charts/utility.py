@@ -2,17 +2,17 @@
 
 Where all mechanisms meet at one certified epsilon, each has a line there instead, best first (``dots``), and those that
 ran at further ones have a panel of curves beside it. Mechanisms of equal epsilon stand beside each other in the order
-of the legend, so that no point hides another. Bars are one standard deviation over seeds. The public model, and
-training without privacy with its own deviation, are lines; a public model that is so much worse that all points would
-lie on one another is named at the upper edge. In lines of their own, mechanisms without a guarantee stand below the
-others.
+of the legend, so that no point hides another. Bars are one standard deviation over seeds; with one seed, one standard
+error over records of what privacy costs. The public model, and training without privacy with its own deviation, are
+lines; a public model that is so much worse that all points would lie on one another is named at the upper edge. In
+lines of their own, mechanisms without a guarantee stand below the others.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import altair as alt
@@ -30,9 +30,10 @@ from tasks.charts.seed_groups import (
     distinct_epsilons,
     over_seeds,
     perplexity_metric,
+    record_error,
     untuned,
 )
-from tasks.metrics import title_of
+from tasks.metrics import measured_on, title_of
 
 _LINE, _AROUND = 34, 70  # pixels
 _EDGE, _WORDS = 0.05, 0.35  # shares of the axis left free beside its marks, and for words
@@ -40,8 +41,14 @@ _COLUMN = 0.6  # share of the room between two epsilons that a column of points 
 _MOST_LABELS = 7
 _SAME = 0.001  # of logarithms of epsilon, to know a label's column again
 _AGAINST = "against epsilon"
+_OVER_SEEDS = "Bars: one standard deviation over seeds."
 _ONE_SEED = "One seed has no bars: training's noise alone moves each point."
+_OVER_RECORDS = (
+    "Bars: one standard error, over {records}, of the difference to training without privacy. Training's own noise "
+    "moves each point too; one seed does not show how far."
+)
 _FAR = 2.0  # times the room that everything else takes
+_Bar = Callable[[SeedGroup], float]  # half the length of a group's bar; 0 for none
 
 
 def utility(
@@ -53,17 +60,20 @@ def utility(
     private = [group for group in groups if not group.nonprivate]
     places = list(dict.fromkeys((str(one.first["model"]), str(one.first["unit"])) for one in private))
     ranks = list(keys) == [CERTIFIED]
-    panels, said = [], set[str]()
+    repeated = any(len(group.results) > 1 for group in groups)
+    panels, said, bars = [], set[str](), list[float]()
     for model, unit in places:
         mine = [group for group in private if (group.first["model"], group.first["unit"]) == (model, unit)]
         reference = [group for group in groups if group.nonprivate and group.first["model"] == model][:1]
         several = (model if len({one for one, _ in places}) > 1 else "", f"one {unit}" if len(places) > 1 else "")
         titles = list(filter(None, several))
         before = untuned(results, model, metric)
+        bar = _bar(repeated, reference, metric)
+        bars += map(bar, mine)
         ranked, curves = _ranked_and_curves(mine) if ranks else ([], mine)
         if ranked:
             said.add("by mechanism")
-            rows = [_figures(group, CERTIFIED) for group in ranked]
+            rows = [_figures(group, CERTIFIED, bar) for group in ranked]
             met = [group.certified for group in ranked if math.isfinite(group.certified)]
             own = ", ".join([*titles, *([f"ε = {at_most(max(met))}"] if curves else [])])
             panels.append(dots(rows, reference, before, metric, looks, _tooltip(metric), own))
@@ -71,14 +81,12 @@ def utility(
             said.add(_AGAINST)
             names = ", ".join(dict.fromkeys(group.mechanism for group in curves))
             own = ", ".join([*titles, *([f"{names} against ε"] if ranked else [])])
-            panels += [Panel(_panel(curves, reference, before, key, metric, looks), own, 320) for key in keys]
+            panels += [Panel(_panel(curves, reference, before, key, metric, looks, bar), own, 320) for key in keys]
     title = f"{title_of(metric).capitalize()} {' and '.join(sorted(said, reverse=True))} (lower is better)"
     synthetic = any(result["synthetic"] for result in results)
-    return (
-        Figure(name, titled(title, synthetic=synthetic), tuple(panels), note=_note(groups, looks, said))
-        if panels
-        else None
-    )
+    notes = [_said_of_bars(repeated, any(bars), metric, _AGAINST in said), _said_of_marks(groups, looks)]
+    note = " ".join(note for note in notes if note)
+    return Figure(name, titled(title, synthetic=synthetic), tuple(panels), note=note) if panels else None
 
 
 def _ranked_and_curves(groups: Sequence[SeedGroup]) -> tuple[list[SeedGroup], list[SeedGroup]]:
@@ -99,13 +107,28 @@ def _ranked_and_curves(groups: Sequence[SeedGroup]) -> tuple[list[SeedGroup], li
     return ranked, [one for one in private if one.mechanism in elsewhere]
 
 
-def _note(groups: Sequence[SeedGroup], looks: dict[str, Look], drawn: set[str]) -> str:
-    """An explanation of those marks that are there."""
-    several = any(len(group.results) > 1 for group in groups)
+def _bar(repeated: bool, reference: Sequence[SeedGroup], metric: str) -> _Bar:
+    """Deviations over seeds where anything has several; else errors over records, if there is a ``reference``."""
+
+    def over_records(group: SeedGroup) -> float:
+        found = record_error(reference[0], group, metric) if reference else None
+        return found.error if found else 0.0
+
+    return (lambda group: group.spread) if repeated else over_records
+
+
+def _said_of_bars(repeated: bool, there: bool, metric: str, curves: bool) -> str:
+    """An explanation of the bars, or of their absence beside ``curves``."""
+    if repeated:
+        return _OVER_SEEDS
+    if there:
+        return _OVER_RECORDS.format(records=measured_on(metric))
+    return _ONE_SEED if curves else ""
+
+
+def _said_of_marks(groups: Sequence[SeedGroup], looks: dict[str, Look]) -> str:
     hollow = any(looks[group.mechanism].hollow for group in groups)
-    bars, leaks = "Bars: one standard deviation over seeds.", "Hollow: no guarantee, for it leaks raw statistics."
-    said = (several, bars), (not several and _AGAINST in drawn, _ONE_SEED), (hollow, leaks)
-    return " ".join(text for there, text in said if there)
+    return "Hollow: no guarantee, for it leaks raw statistics." if hollow else ""
 
 
 def _panel(
@@ -115,10 +138,11 @@ def _panel(
     key: str,
     metric: str,
     looks: dict[str, Look],
+    bar: _Bar,
 ) -> Any:
     columns = _Columns([_epsilon(group, key) for group in drawn])
     names = [name for name in looks if any(group.mechanism == name for group in drawn)]
-    rows = [_row(group, columns, _beside(group, drawn, names, columns, key), key) for group in drawn]
+    rows = [_row(group, columns, _beside(group, drawn, names, columns, key), key, bar) for group in drawn]
     scale = alt.Scale(domain=[columns.left, columns.right], nice=False, zero=False)
     axis = alt.Axis(values=columns.ticks, labelExpr=columns.labels, grid=False, title=f"ε {EPSILONS[key]}")
     x = alt.X("x:Q", scale=scale, axis=axis)
@@ -194,20 +218,21 @@ def _beside(
     return order.index(group.mechanism), len(order)
 
 
-def _row(group: SeedGroup, columns: _Columns, beside: tuple[int, int], key: str) -> dict[str, Any]:
+def _row(group: SeedGroup, columns: _Columns, beside: tuple[int, int], key: str, bar: _Bar) -> dict[str, Any]:
     shift = (beside[0] + 0.5) / beside[1] - 0.5
     place = columns.at(_epsilon(group, key)) + shift * _COLUMN * columns.room
-    return {"x": place, **_figures(group, key)}
+    return {"x": place, **_figures(group, key, bar)}
 
 
-def _figures(group: SeedGroup, key: str) -> dict[str, Any]:
+def _figures(group: SeedGroup, key: str, bar: _Bar) -> dict[str, Any]:
     """What a point shows of a group, wherever it stands."""
+    length = bar(group)
     return {
         "mechanism": group.mechanism,
         "finite": math.isfinite(_epsilon(group, key)),
         "perplexity": group.mean,
-        "low": group.mean - group.spread,
-        "high": group.mean + group.spread,
+        "low": group.mean - length,
+        "high": group.mean + length,
         "seeds": len(group.results),
         "budget": budget_of(group.first),
         **{name: at_most(group.first[name]) for name in EPSILONS},

@@ -31,7 +31,7 @@ from tasks.charts.seed_groups import (
     untuned,
 )
 from tasks.experiment.cell_list import is_plain
-from tasks.metrics import HELD_OUT, shown_in, title_of
+from tasks.metrics import measured_on, shown_in, title_of
 from tasks.report.numbers import digits2, digits4, gap, listing, whole_percent
 
 _MOST_NAMES = 4
@@ -262,11 +262,11 @@ def _record_error(ranking: Ranking) -> list[str]:
     found = record_error(best, rival, ranking.metric)
     if found is None:
         return []
-    records = "held-out records" if ranking.metric == HELD_OUT.name else "public records"
     high, low = digits4(rival.mean), digits4(best.mean)
     return [
-        f"On the same {records}, `{rival.mechanism}` ({high}) is {gap(high, low)} above `{best.mechanism}` ({low}), "
-        f"with a standard error over records of {digits2(found.error)}; training's own noise is not in it."
+        f"On the same {measured_on(ranking.metric)}, `{rival.mechanism}` ({high}) is {gap(high, low)} above "
+        f"`{best.mechanism}` ({low}), with a standard error over records of {digits2(found.error)}; training's own "
+        "noise is not in it."
     ]
 
 

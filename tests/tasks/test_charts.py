@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import statistics
 from pathlib import Path
 from typing import Any
 
@@ -126,6 +128,32 @@ def test_bars_are_one_deviation_over_seeds() -> None:
     (row,) = rows(drawn(spread))
     assert (row["perplexity"], row["seeds"]) == (7.0, 2)
     assert (row["low"], row["high"]) == (pytest.approx(7 - 2**0.5, abs=1e-4), pytest.approx(7 + 2**0.5, abs=1e-4))
+
+
+def measured(mechanism: str, epsilon: float | str, losses: list[float], **changes: Any) -> dict[str, Any]:
+    """One seed that keeps the losses of groups of ten tokens each."""
+    after = {name: math.exp(sum(losses) / len(losses)) for name in ("public_perplexity", "eval_perplexity")}
+    kept = {name: [[loss * 10, 10] for loss in losses] for name in after}
+    return result(mechanism, epsilon, after=after, loss_groups=kept, label=f"{mechanism}{epsilon}", **changes)
+
+
+def test_one_seeds_bars_are_the_error_over_records_of_what_privacy_costs() -> None:
+    plain = [1.5, 1.7, 1.6, 1.4, 1.8]
+    gaps = [[0.03, 0.05, 0.01, 0.04, 0.02], [0.01, 0.0, 0.02, 0.005, 0.01]]
+    private = [
+        measured("static", epsilon, [a + b for a, b in zip(plain, gap, strict=True)])
+        for epsilon, gap in zip((2.0, 8.0), gaps, strict=True)
+    ]
+    figure = drawn([measured("nonprivate", "inf", plain), *private])
+    shown = sorted(rows(figure), key=lambda row: -row["perplexity"])
+    for row, gap in zip(shown, gaps, strict=True):
+        # The error of a mean of equal groups, in perplexity: a gap of losses is a relative gap of perplexities.
+        error = row["perplexity"] * statistics.stdev(gap) / math.sqrt(len(gap))
+        assert row["high"] - row["perplexity"] == pytest.approx(error, abs=2e-4)
+        assert row["perplexity"] - row["low"] == pytest.approx(error, abs=2e-4)
+    assert "one standard error, over held-out records, of the difference to training without privacy" in figure.note
+    assert "one seed does not show how far" in figure.note
+    assert "One seed has no bars" in drawn(private).note, "nothing to differ from"
 
 
 def test_training_without_privacy_is_a_line_and_no_point() -> None:
