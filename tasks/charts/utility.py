@@ -39,13 +39,14 @@ _LINE, _AROUND = 34, 70  # pixels
 _EDGE, _WORDS = 0.05, 0.35  # shares of the axis left free beside its marks, and for words
 _COLUMN = 0.6  # share of the room between two epsilons that a column of points takes
 _MOST_LABELS = 7
+_CAP = 18  # pixels; wider than a point, behind which a short bar would be hidden
 _SAME = 0.001  # of logarithms of epsilon, to know a label's column again
 _AGAINST = "against epsilon"
 _OVER_SEEDS = "Bars: one standard deviation over seeds."
 _ONE_SEED = "One seed has no bars: training's noise alone moves each point."
 _OVER_RECORDS = (
-    "Bars: one standard error, over {records}, of the difference to training without privacy. Training's own noise "
-    "moves each point too; one seed does not show how far."
+    "Bars: one standard error, over {records}, of the difference to training without privacy; a mark hides what is "
+    "shorter. Training's own noise moves each point too; one seed does not show how far."
 )
 _FAR = 2.0  # times the room that everything else takes
 _Bar = Callable[[SeedGroup], float]  # half the length of a group's bar; 0 for none
@@ -163,6 +164,12 @@ def _panel(
         .mark_line(strokeWidth=1.5)
         .encode(encoding["stroke"], opacity=faded(0.7)),
         points.mark_rule(strokeWidth=1.5).encode(encoding["stroke"], y="low:Q", y2="high:Q", opacity=faded(0.9)),
+        *(
+            points.transform_filter("datum.low < datum.high")
+            .mark_tick(orient="horizontal", size=_CAP, thickness=0.5, filled=False)
+            .encode(encoding["stroke"], y=alt.Y(f"{end}:Q", title=None), opacity=faded(0.9))
+            for end in ("low", "high")
+        ),
         points.mark_point(size=90, strokeWidth=1.8).encode(**encoding, opacity=faded(), tooltip=_tooltip(metric)),
     ]
     return alt.layer(*layers)
