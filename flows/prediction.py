@@ -37,12 +37,12 @@ from tasks.prediction.ensembles import (
     served_protocol,
 )
 from tasks.prediction.scores import ScoringPlan, open_scoring, scoring_plan
-from tasks.report.page import write_index
+from tasks.report.page import publish
 from tasks.report.prediction import write_page
 from tasks.settings.experiment import Experiment
 from tasks.settings.params import Settings, load_settings
 from tasks.split_records import records_digest
-from tasks.stage import keep_pages, run_stage
+from tasks.stage import run_stage
 
 
 @task(name="score")
@@ -82,8 +82,7 @@ def prediction(params: str = "params.yaml", overrides: dict[str, Any] | None = N
     parent = tracking.parent_run(settings.experiment.name, {}, timed=timed)
     publish_answers(result, parent, serving, tags_of(settings.experiment))
     write_page(result, PREDICTION)
-    write_index()
-    keep_pages(PREDICTION, settings.experiment.name)
+    publish(PREDICTION, settings.experiment.name)
     tracking.send(parent, PREDICTION, "prediction", timed=timed)
     logger.info("dptune generate answers from %s", serving)
     return str(serving)

@@ -27,7 +27,7 @@ import typer
 from dptune.cli.console import Command
 from dptune.core.errors import DptuneError
 from dptune.core.files import PRIVATE_FILE, private_directory, replacing_folder, write_text
-from tasks.paths import AUDITS, DATA, ENSEMBLES, FAILURES, POLICY, REPORTS, RUNS, SECRETS, SPENT, TOKENS
+from tasks.paths import AUDITS, DATA, ENSEMBLES, FAILURES, MLFLOW_PAGE, POLICY, REPORTS, RUNS, SECRETS, SPENT, TOKENS
 from tasks.settings.strict import load_yaml
 
 #: Exit status of an error that trying again cannot mend.
@@ -38,7 +38,7 @@ INTERRUPTED = 130
 ERROR_FILE = "DPTUNE_ERROR_FILE"
 #: Ledgers, secrets and all else that no DVC command restores or removes.
 KEPT_FOLDERS = (RUNS, AUDITS, ENSEMBLES, POLICY, SECRETS, TOKENS, DATA / "mlartifacts")
-KEPT_FILES = (DATA / "mlflow.db", DATA / "mlflow.lock", FAILURES, SPENT)
+KEPT_FILES = (DATA / "mlflow.db", DATA / "mlflow.lock", MLFLOW_PAGE, FAILURES, SPENT)
 #: Variable in which DVC gives a stage the name of the experiment that it runs for.
 EXPERIMENT_NAME = "DVC_EXP_NAME"
 _COPIES = (".dvc", "tmp", "exps")

@@ -136,8 +136,8 @@ def paths(experiment: str) -> tuple[str, str, str, str]:
 
 
 def remember(experiment: str) -> None:
-    """Keep the number of the experiment that was shown last."""
-    write_text(MLFLOW_PAGE, f"{experiment}\n")
+    """Keep the number of the experiment that was shown last; a copy of the checkout writes to the checkout."""
+    write_text(MLFLOW_PAGE.resolve(), f"{experiment}\n")
 
 
 def remembered() -> PageLinks | None:

@@ -21,7 +21,7 @@ from dptune.privacy.run_folder import RunFolder
 from tasks.audit.registry import ATTACK_CHARTS
 from tasks.charts.looks import run_colours
 from tasks.metrics import EPSILON_CHARTS, HELD_OUT, PUBLIC, RANKED, TRAINING, UTILITY, shown_in, tool_name
-from tasks.mlflow.experiments import CERTIFIED, CLAIMS, VIEWS, PageLinks, links, paths, remember
+from tasks.mlflow.experiments import CERTIFIED, CLAIMS, SHOWN_NAMES, VIEWS, PageLinks, links, paths, remember
 from tasks.mlflow.tracking import BATCH, LATER, NO_TIME, NOTE, client, optional, timed
 
 #: Tag of the runs of the last run's cells.
@@ -43,7 +43,7 @@ _HOW = """## How to read this page
 
 - [The cells of the last run]({table}) as a table, and [in charts]({charts}); [only those with a certified
   epsilon]({certified}); and [what papers claim, against what is proved]({claims}). All are under **Views**, too.
-- Each run under `{name}` is a cell: one mechanism at one budget with one seed. {perplexity}
+- Each run under `{study}`, the study's own, is a cell: one mechanism at one budget with one seed. {perplexity}
 - Four epsilons stand beside each result. **published**: what the mechanism's paper would claim; of plain DP-SGD, what
   Rényi DP proves, as its users claim (along a run, and in `result.json`, the central limit's figure of RLDP's paper).
   **noise only**: right sensitivity and right accountant, leaks of the controller ignored. **certified**: what is
@@ -51,7 +51,7 @@ _HOW = """## How to read this page
   Compare runs of one certified epsilon. Each is about one cell only: several cells together cost the sum, which the
   report states.
 - `training/radius` is the mean over layers. All other figures of a cell are in its files: `steps.csv` (every step),
-  `result.json`, `audit.json`. The report is a file of the run `{name}`.
+  `result.json`, `audit.json`. The report is a file of the run `{study}`.
 - The model of a cell has the cell's name, and its card and its ledger with it; the page of a run says how to load it.
 - {guarantee}
 
@@ -164,7 +164,7 @@ def _description(experiment: str, name: str, telemetry: str) -> str:
     held_out, public = tool_name(HELD_OUT.name), tool_name(PUBLIC.name)
     return _HOW.format(
         **links_of_views,
-        name=name,
+        study=next((study for study, shown in SHOWN_NAMES.items() if shown == name), name),
         perplexity=_PERPLEXITY[telemetry].format(held_out=held_out, public=public, better=PUBLIC.better),
         guarantee=_GUARANTEE[telemetry],
         ours=_OURS,

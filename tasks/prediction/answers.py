@@ -22,6 +22,7 @@ from tasks.mlflow.tracking import ChildRun, timed
 from tasks.paths import ANSWERS, EVAL, EXPERIMENT, RUNS
 from tasks.prediction.ensembles import EnsemblePlan, base_of, scored_protocols
 from tasks.prediction.scores import held_out_tokens, open_scoring, read_scores, score_part, scoring_plan
+from tasks.report.claims import as_users_claim
 from tasks.settings.params import Settings
 
 Row = dict[str, Any]
@@ -66,7 +67,8 @@ def _models(plan: EnsemblePlan, tokens: Tokens, base: Base) -> list[Row]:
             continue
         adapter = RunFolder(RUNS / name).adapter
         model = with_trained(base.load(), adapter)
-        kept = {key: result[key] for key in (*EPSILONS, "delta")}
+        claimed = as_users_claim(result, RunFolder(RUNS / name).ledger)
+        kept = {key: claimed[key] for key in (*EPSILONS, "delta")}
         kind = "training" if result["noise_multiplier"] else "nonprivate"
         rows.append({"label": result["label"], "kind": kind, "unit": result["unit"], **kept, **_scores(model, tokens)})
     return rows

@@ -28,7 +28,7 @@ class About:
 
     Attributes:
         rows: pairs of a name and a text.
-        settings: those that all cells share, as YAML.
+        settings: those that all cells share, as YAML, and then under ``cells`` what each has for itself.
         bibtex: an entry that cites the report.
     """
 
@@ -66,7 +66,7 @@ def about_runs(name: str, runs: Path, cells: Sequence[str], results: Sequence[Re
         del rows["Digest of the training records"]
     return About(
         tuple((key, text) for key, text in rows.items() if text),
-        yaml.safe_dump(_shared(settings), sort_keys=False, allow_unicode=True) if settings else "",
+        _settings({str(result["label"]): one for result, one in zip(results, settings, strict=False)}),
         _bibtex(name, rows["dptune"], day),
     )
 
@@ -80,8 +80,31 @@ def _source(model: Mapping[str, Any]) -> str:
     return f"{model['source']}{f' at {revision}' if revision else ''}"
 
 
+def _settings(cells: Mapping[str, Mapping[str, Any]]) -> str:
+    """The settings of cells by label, as YAML."""
+    if not cells:
+        return ""
+    shared = _shared(list(cells.values()))
+    own = {label: found for label, settings in cells.items() if (found := _beside(settings, shared))}
+    return yaml.safe_dump(shared | ({"cells": own} if own else {}), sort_keys=False, allow_unicode=True)
+
+
+def _beside(settings: Mapping[str, Any], shared: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of a cell that not all cells share."""
+    found: dict[str, Any] = {}
+    for key, value in settings.items():
+        if key in _LEFT_OUT:
+            continue
+        if isinstance(value, dict):
+            if inner := _beside(value, shared.get(key, {})):
+                found[key] = inner
+        elif key not in shared and value is not None:
+            found[key] = value
+    return found
+
+
 def _shared(settings: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The settings that are equal in all cells, in tables as they are nested; others are in the table of cells."""
+    """The settings that are equal in all cells, in tables as they are nested."""
     found: dict[str, Any] = {}
     for key, value in settings[0].items():
         others = [one.get(key) for one in settings]

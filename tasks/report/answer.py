@@ -299,7 +299,9 @@ def _gain(opened: Sequence[Ranking]) -> list[str]:
         return []
     low, high = digits4(found.untuned), digits4(found.nonprivate.mean)
     model = f" (model `{found.model}`)" if len(opened) > 1 else ""
-    return [f"Gain: from {low}, the public model untuned, to {high}, tuned without privacy{model}."]
+    once = " That is one run: in another one, all shares of the gain would be others."
+    one_seed = len(found.nonprivate.results) == 1
+    return [f"Gain: from {low}, the public model untuned, to {high}, tuned without privacy{model}.{once * one_seed}"]
 
 
 # The report's answer as MLflow shows it, a sentence, a tag and figures of the parent run, and as DVC compares it.

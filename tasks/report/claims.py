@@ -248,6 +248,7 @@ def attacked(audits: Sequence[Audit]) -> list[str]:
     return [
         f"{len(audits)} audit{'s' if len(audits) > 1 else ''}, and no proof is refuted.",
         *([f"One step: attacks show {_closest(steps)}."] if steps else []),
+        *(["Neither a step nor a whole run was attacked (`audit.step_trials: 0`)."] if not (steps or games) else []),
         *([f"Whole runs, on twins with made-up records: {_closest(whole)}."] if whole else []),
         *([f"The claimed epsilon of {', '.join(refuted)} is refuted there."] if refuted else []),
         _by_secrets(audits, proofs),

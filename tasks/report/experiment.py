@@ -51,7 +51,7 @@ from tasks.report.claims import (
     proved,
     shared_guarantees,
 )
-from tasks.report.page import write, write_index
+from tasks.report.page import publish, write
 from tasks.report.steps_needed import (
     STEPS_FILE,
     curve_ends,
@@ -63,7 +63,7 @@ from tasks.report.steps_needed import (
 )
 from tasks.report.tables import drawn_lines, powers, result_table, score_table, scores_of
 from tasks.settings.params import load_settings
-from tasks.stage import keep_pages, run_stage
+from tasks.stage import run_stage
 
 _log = logging.getLogger(__name__)
 PAGE, ANSWER, FIGURES, CONTROLLERS = "report.html", "answer.md", "figures", "controllers"
@@ -93,8 +93,7 @@ def report(name: str | None = None, folder: Path = DATA) -> None:
     runs = {
         result["label"]: RunFolder(ledger.parent).mlflow_run for result, ledger in zip(results, ledgers, strict=True)
     }
-    write_index()
-    keep_pages(directory, name)
+    publish(directory, name)
     publish_steps(steps_needed(results), runs, directory / STEPS_FILE)
     _to_mlflow(name, directory, results, [ledger.parent for ledger in ledgers])
 
@@ -209,13 +208,14 @@ def _write_page(
         name=name,
         about=about,
         opening=answer_lines(results),
-        compared=opened[0].epsilon if opened else math.inf,
+        compared=opened[0].epsilon if opened and len(opened[0].candidates) > 1 else None,
         proved=proved(results),
         meaning=meaning(results, curves),
         of_one_person=of_one_person(results),
         attacked=attacked(audits),
         check=f"dptune verify {RUNS}/{cell}" if cell else "",
         hand_on=_hand_on(cell) if cell and opened[0].choice.first.get("task") != "classify" else "",
+        attacks_planted=any({"canaries", "extraction"} & set(audit) for audit in audits),
         further=further_lines(results),
         caveats=caveats(results),
         results=sorted(results, key=lambda result: float(result["after"][metric])),

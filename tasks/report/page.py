@@ -31,6 +31,7 @@ from tasks.charts.canvas import DARK, Figure, for_page, names_in, program
 from tasks.charts.looks import Look
 from tasks.paths import DATA, REPORT, REPORTS, SPENT
 from tasks.report.numbers import could_refute, digits4, exact, ruler, spread_text, whole_percent
+from tasks.stage import checkout_of, keep_pages
 
 INDEX = "index.html"
 #: The program of the charts, which DVC's page of plots loads (.dvc/page.html).
@@ -179,6 +180,18 @@ class Entry:
     answer: str
     study: str
     picture: str
+
+
+def publish(folder: Path, name: str) -> None:
+    """Write the index; in a copy of the checkout, keep the folder's pages in the checkout and write its index, too.
+
+    Args:
+        name: that of the pages' folder in data/reports, where DVC's experiment has none.
+    """
+    write_index()
+    keep_pages(folder, name)
+    if (checkout := checkout_of(Path.cwd())) is not None:
+        write_index(checkout / DATA)
 
 
 def write_index(data: Path = DATA) -> None:
