@@ -24,6 +24,7 @@ from tasks.metrics import legible, tool_name
 from tasks.mlflow import tracking
 from tasks.paths import ANSWERS, ENSEMBLES, EXPERIMENT, PREDICTION, SPENT
 from tasks.prediction import ensembles
+from tasks.report.experiment import read_study
 from tasks.report.prediction import METRIC
 from tasks.stage import run_stage
 
@@ -85,6 +86,9 @@ def test_an_ensemble_is_tuned_scored_and_answers(server: str, pipeline: Path, on
     assert "NOT the figures on this page" in page
     assert "SYNTHETIC" in page
     assert "small.static.eps8.seed0" in page
+    (shown, _) = read_study(EXPERIMENT)
+    claims = {one["label"]: one["epsilon_published"] for one in shown}
+    assert claims["small.static.eps8.seed0"] == rows["small.static.eps8.seed0"]["epsilon_published"], "one on all pages"
     _is_in_mlflow(rows)
 
     told = CliRunner().invoke(app, ["generate", "The patient", "--tokens", "3"])

@@ -39,7 +39,7 @@ def written(runs: Path, **changes: Any) -> list[dict[str, Any]]:
     return results
 
 
-def test_what_made_the_runs_and_the_settings_that_all_share(tmp_path: Path) -> None:
+def test_what_made_the_runs_and_the_settings_of_all_and_of_each(tmp_path: Path) -> None:
     results = written(tmp_path / "runs")
     found = about_runs("my {study}", tmp_path / "runs", ["static", "quantile"], results)
     rows = dict(found.rows)
@@ -50,6 +50,10 @@ def test_what_made_the_runs_and_the_settings_that_all_share(tmp_path: Path) -> N
         "seed": 0,
         "model": {"source": "org/model", "revision": "abc"},
         "training": {"epochs": 1},
+        "cells": {
+            results[0]["label"]: {"mechanism": "static", "training": {"learning_rate": 0.1}},
+            results[1]["label"]: {"mechanism": "quantile", "training": {"learning_rate": 0.2}},
+        },
     }
     assert "@misc{dptune_my__study_," in found.bibtex
     assert "year = {2023}" in found.bibtex

@@ -112,6 +112,13 @@ def test_what_tuning_loses_is_said(values: list[float], said: str) -> None:
     assert said in answer_lines([*cells("static", values), *FREE])[0]
 
 
+def test_shares_of_a_gain_that_one_run_sets_are_said_to_hang_on_it() -> None:
+    once = "to 4.000, tuned without privacy. That is one run: in another one, all shares of the gain would be others."
+    assert any(line.endswith(once) for line in caveats(RIVALS))
+    several = [*cells("static", [6.0, 6.01]), *cells("nonprivate", [4.0, 4.0], "inf")]
+    assert any(line.endswith("to 4.000, tuned without privacy.") for line in caveats(several))
+
+
 def test_no_gain_without_privacy_is_no_share() -> None:
     assert "of the gain" not in answer_lines([*cells("static", [6.0]), *cells("nonprivate", [8.5], "inf")])[0]
 

@@ -19,9 +19,12 @@ from dptune.privacy.release import Release
 from dptune.privacy.run_header import RunHeader
 from dptune.privacy.spent_budgets.register import Register
 from tasks.charts.looks import looks
+from tasks.mlflow.experiments import remember
+from tasks.paths import MLFLOW_PAGE, REPORT
 from tasks.report.experiment import write_report
 from tasks.report.numbers import digits4, exact, spread_text
-from tasks.report.page import INDEX, environment, named, without_empty_columns, write, write_index
+from tasks.report.page import INDEX, environment, named, publish, without_empty_columns, write, write_index
+from tasks.stage import share_checkout
 
 pytestmark = pytest.mark.usefixtures("quick_pictures")
 
@@ -173,3 +176,20 @@ def test_numbers_for_readers() -> None:
     assert spread_text(0.0123, 2.405) == "0.012"
     assert spread_text(0.0123, 240.5) == "0.0"
     assert str(exact(123.45678)) == '<data value="123.4568" title="123.4568">123.5</data>'
+
+
+def test_a_study_in_a_copy_is_in_the_checkouts_index_and_the_last_that_mlflow_shows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkout, copy = tmp_path / "study", tmp_path / "study" / ".dvc" / "tmp" / "exps" / "tmpx"
+    copy.mkdir(parents=True)
+    monkeypatch.chdir(copy)
+    monkeypatch.delenv("DVC_EXP_NAME", raising=False)
+    share_checkout()
+    write_report([result()], REPORT, "a study")
+    publish(REPORT, "mine")
+    remember("7")
+    page = Page((checkout / REPORT / INDEX).read_text(encoding="utf-8"))
+    assert "../reports/mine/report/report.html" in page.links
+    assert "a study" in page.words
+    assert (checkout / MLFLOW_PAGE).read_text() == "7\n", "`make ui` prints the links of what ran last"

@@ -284,6 +284,7 @@ def test_the_verdict_says_what_to_use_what_is_proved_and_what_attacks_saw(tmp_pa
     assert f"dptune verify {RUNS}/small.static.seed0-0a1b copy" in strip
     written = f"{RUNS}/small.static.seed0-0a1b data/delivered/small.static.seed0-0a1b"
     assert f"with card and ledger: python -m tasks.experiment.adapter_model {written} copy" in strip
+    assert "Secrets were planted beside the records to attack these runs." in strip
     assert "and can be right in at most 88.1 % (ε = 2) or 99.97 % (ε = 7.99) of cases." in strip, "never in all of them"
     assert "A person with k records may lose k times that epsilon" in strip
     one = results[0] | {"epsilon_certified": 2.0}
@@ -309,6 +310,11 @@ def test_the_verdict_says_what_to_use_what_is_proved_and_what_attacks_saw(tmp_pa
     audits[0]["violations"] = ["small.static.seed0: something is wrong"]
     assert attacked(audits) == ["1 violation: an attack shows more than is proved."]
     assert attacked([]) == ["Nothing was attacked."]
+    planted = {**audits[1], "whole_run": None, "step": None}
+    for key in ("whole_run", "step"):
+        assert not any("step_trials" in said for said in attacked(audits[1:2]))
+        del planted[key]
+    assert "Neither a step nor a whole run was attacked (`audit.step_trials: 0`)." in attacked([planted])
     assert proved(results[3:]) == "Nothing is proved. No guarantee: `rldp_published`."
 
 
@@ -376,9 +382,9 @@ def test_totals_are_stated_for_each_unit_and_never_mixed(tmp_path: Path) -> None
 def test_beside_an_infinite_total_stands_that_of_the_cells_with_a_certified_epsilon(tmp_path: Path) -> None:
     write_report([result(), result(seed=1), result("nonprivate", "inf")], tmp_path, "tiny")
     words = " ".join(page(tmp_path).words.split())
-    assert "about one record who has all adapters has no bound (ε = ∞), because one of them has none." in words
+    assert "about one record who has all adapters has no bound (ε = ∞), because nothing is proved of some." in words
     assert "The 2 with a certified ε: someone" in words
-    assert "none of the 1 without one, learns at most ε = 4, δ = 2e-05." in words
+    assert "and not the other, learns at most ε = 4, δ = 2e-05." in words
     write_report([result(), result(seed=1)], tmp_path, "tiny")
     assert "someone who has only these adapters" not in page(tmp_path).words
 
