@@ -67,7 +67,8 @@ def dashed(rows: Sequence[dict[str, Any]]) -> alt.StrokeDash:
     budgets = sorted({row["budget"] for row in rows} - {NO_BUDGET}, key=float)
     dashes = [list(_DASHES[place % len(_DASHES)]) for place in range(len(budgets))]
     scale = alt.Scale(domain=[*budgets, NO_BUDGET], range=[*dashes, list(_DASHES[0])])
-    legend = alt.Legend(title="budget ε", values=budgets) if len(budgets) > 1 else None
+    # Long enough to tell a line of dashes and dots from a solid one.
+    legend = alt.Legend(title="budget ε", values=budgets, symbolSize=900) if len(budgets) > 1 else None
     return alt.StrokeDash("budget:N", scale=scale, legend=legend)
 
 

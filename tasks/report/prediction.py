@@ -15,7 +15,7 @@ from dptune.core.digits import at_most
 from dptune.core.settings import RECORD
 from tasks.charts.canvas import PAPER, Figure, Panel, faded, marks, save, titled, values
 from tasks.charts.looks import GREY, INK, SHAPES, Look, looks
-from tasks.charts.seed_groups import CERTIFIED
+from tasks.charts.seed_groups import CERTIFIED, distinct_epsilons
 from tasks.report.numbers import digits4
 from tasks.report.page import write
 
@@ -215,7 +215,9 @@ def _panel(rows: list[Row], scored: list[Row], held: dict[str, float], key: str,
         if key == "tokens"
         else alt.Scale(zero=False, nice=False, padding=16)
     )
-    x = alt.X("x:Q", title=_SETTINGS[key], scale=scale, axis=_axis(points))
+    trains = figure == METRIC and key == "budget_epsilon"
+    places = [point["x"] for point in [*points, *(_trained(rows) if trains else [])]]
+    x = alt.X("x:Q", title=_SETTINGS[key], scale=scale, axis=_axis(places))
     alike = len({point["value"] for point in points}) < 2  # Vega rounds such a label to a whole number
     y_axis = alt.Axis(format=".3~g") if alike else alt.Axis()
     heights = alt.Scale(zero=False, nice=False, padding=16)  # with room for a name
@@ -230,23 +232,27 @@ def _panel(rows: list[Row], scored: list[Row], held: dict[str, float], key: str,
         *names,  # no line goes through a name, and no name hides a point
         base.mark_point(size=80, strokeWidth=1.8).encode(**encoding, opacity=faded(), tooltip=tooltip),
     ]
-    if figure == METRIC and key == "budget_epsilon":
-        layers += _training(rows)
+    if trains:
+        layers += _training(_trained(rows))
     return alt.layer(*layers)
 
 
-def _axis(points: list[Row]) -> alt.Axis:
+def _axis(places: list[float]) -> alt.Axis:
     """Ticks at the values themselves: there are few."""
-    return alt.Axis(values=sorted({point["x"] for point in points}), format="~g", grid=False)
+    return alt.Axis(values=distinct_epsilons(places), format=".4~g", grid=False)
 
 
-def _training(rows: list[Row]) -> list[Any]:
-    """Private training at its certified epsilon, by unit."""
-    trained = [row for row in rows if row["kind"] == "training" and math.isfinite(float(row[CERTIFIED]))]
-    points = [
+def _trained(rows: list[Row]) -> list[Row]:
+    """The points of private training, at its certified epsilon."""
+    return [
         {"x": float(row[CERTIFIED]), "value": float(row[METRIC]), "unit": str(row["unit"]), "cell": row["label"]}
-        for row in trained
+        for row in rows
+        if row["kind"] == "training" and math.isfinite(float(row[CERTIFIED]))
     ]
+
+
+def _training(points: list[Row]) -> list[Any]:
+    """Marks of private training, by unit."""
     tooltip = [alt.Tooltip("cell:N", title="private training"), "unit:N", alt.Tooltip("value:Q", format=".4~f")]
     marked: dict[str, Any] = {"size": 60, "color": INK[0], "fill": INK[0], "opacity": 1}
     return [

@@ -112,7 +112,9 @@ def _row(group: SeedGroup, audits: dict[str, Audit], rankings: Sequence[Ranking]
     return ResultRow(
         group=group,
         audited=max((one for one in map(shown_epsilon, mine) if one is not None), default=None),
-        refutable=max((one for one in map(refutable_epsilon, mine) if one is not None), default=None),
+        refutable=None
+        if group.nonprivate  # it claims nothing
+        else max((one for one in map(refutable_epsilon, mine) if one is not None), default=None),
         share=share,
         best=any(group in ranking.tied and len(ranking.candidates) > 1 and ranking.seeds > 1 for ranking in mine_in),
         warnings=tuple(_numbered(word, text, notes) for word, text in _warnings(group, mine)),
