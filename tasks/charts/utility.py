@@ -165,9 +165,9 @@ def _panel(
         .encode(encoding["stroke"], opacity=faded(0.7)),
         points.mark_rule(strokeWidth=1.5).encode(encoding["stroke"], y="low:Q", y2="high:Q", opacity=faded(0.9)),
         *(
-            points.mark_tick(orient="horizontal", size=_CAP, thickness=0.5, filled=False).encode(
-                encoding["stroke"], y=alt.Y(f"{end}:Q", title=None), opacity=faded(0.9)
-            )
+            points.transform_filter("datum.low < datum.high")
+            .mark_tick(orient="horizontal", size=_CAP, thickness=0.5, filled=False)
+            .encode(encoding["stroke"], y=alt.Y(f"{end}:Q", title=None), opacity=faded(0.9))
             for end in ("low", "high")
             if any(row["low"] < row["high"] for row in rows)
         ),
