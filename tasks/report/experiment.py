@@ -209,6 +209,7 @@ def _write_page(
         about=about,
         opening=answer_lines(results),
         compared=opened[0].epsilon if opened and len(opened[0].candidates) > 1 else None,
+        alone=bool(opened) and all(len(ranking.candidates) == 1 for ranking in opened),
         proved=proved(results),
         meaning=meaning(results, curves),
         of_one_person=of_one_person(results),

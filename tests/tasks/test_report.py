@@ -319,6 +319,19 @@ def test_the_verdict_says_what_to_use_what_is_proved_and_what_attacks_saw(tmp_pa
 
 
 @pytest.mark.usefixtures("quick_pictures")
+def test_a_study_of_one_mechanism_asks_what_privacy_costs_and_compares_nothing(tmp_path: Path) -> None:
+    alone = [result("static", epsilon, label=f"static{epsilon}", budget_epsilon=epsilon) for epsilon in (1.0, 2.0, 4.0)]
+    write_report(alone, tmp_path, "tiny")
+    words = page(tmp_path).words
+    assert "what does privacy cost?" in words
+    assert "where most mechanisms were compared" not in words
+    write_report([*alone, result("quantile", 2.0, budget_epsilon=2.0)], tmp_path, "tiny")
+    words = page(tmp_path).words
+    assert "which mechanism gives the best model" in words
+    assert "ε = 2 is where most mechanisms were compared" in words
+
+
+@pytest.mark.usefixtures("quick_pictures")
 def test_what_attacks_could_have_refuted_is_said_once_for_all_cells_that_it_is_true_of(tmp_path: Path) -> None:
     from tests.browser.samples import audit
 
