@@ -6,7 +6,7 @@ import os
 import sqlite3
 import subprocess
 import sys
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -57,12 +57,15 @@ def test_a_commands_run_hangs_under_the_deployment_before_and_after_its_form_is_
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from prefect.client.orchestration import get_client
+    from prefect.exceptions import ObjectNotFound
     from prefect.settings import PREFECT_HOME, temporary_settings
 
     prepare_environment(monkeypatch, tmp_path)
     write_params()
     settings = load_settings()
     with temporary_settings({PREFECT_HOME: tmp_path / "home"}), own_server():
+        with get_client(sync_client=True) as client, suppress(ObjectNotFound):  # another test's, on the same server
+            client.delete_deployment(client.read_deployment_by_name("audit/audit").id)
         assert run_deployed(small, settings, overrides={"audit": {"seed": 1}}) == {"audit": {"seed": 1}}
         with get_client(sync_client=True) as client:
             assert client.read_deployment_by_name("audit/audit").description == UNSERVED
@@ -72,7 +75,7 @@ def test_a_commands_run_hangs_under_the_deployment_before_and_after_its_form_is_
         with get_client(sync_client=True) as client:
             deployment = client.read_deployment_by_name("audit/audit")
             own = [run for run in client.read_flow_runs() if run.name == "small audit"]  # beside other tests'
-        first, second = sorted(own, key=lambda run: str(run.expected_start_time))
+        first, second = sorted(own, key=lambda run: run.start_time)
     assert {(run.name, run.state_type.value, run.deployment_id) for run in (first, second)} == {
         ("small audit", "COMPLETED", deployment.id)
     }
