@@ -103,7 +103,7 @@ def frozen_states(rows: list[Row], task: Task, base: Base, source: str) -> Froze
 
 
 def trained(data: Frozen, batch: float, steps: int, noise: float, rate: float, radius: float, seed: int) -> Any:
-    """The weights (labels, width + 1) of a head after DP-AdamW; coins and noise are no secret here."""
+    """(labels, width + 1) weights of a head after DP-AdamW. The seed fixes coins and noise, so this protects nobody."""
     coins, units, labels = torch.Generator().manual_seed(seed), len(data.labels), int(data.labels.max()) + 1
     weights = 0.02 * torch.randn(labels, data.states.shape[1], generator=coins)
     first, second, tail = (torch.zeros_like(weights) for _ in range(3))

@@ -49,7 +49,12 @@ def about_runs(name: str, runs: Path, cells: Sequence[str], results: Sequence[Re
         cells: names of the cells' folders in ``runs``, in the order of ``results``.
     """
     folders = [RunFolder(runs / cell) for cell in cells]
-    settings = [read_json(folder.cell) for folder in folders if folder.cell.exists()]
+    by_label = {
+        str(result["label"]): read_json(folder.cell)
+        for result, folder in zip(results, folders, strict=True)
+        if folder.cell.exists()
+    }
+    settings = list(by_label.values())
     open_ones = all(timed(str(result["telemetry"])) for result in results)
     day = datetime.fromtimestamp(max(one.result.stat().st_mtime for one in folders), UTC) if open_ones else None
     digests = _distinct(str(one["inputs"].get("data", ""))[:_DIGITS] for one in settings)
@@ -66,7 +71,7 @@ def about_runs(name: str, runs: Path, cells: Sequence[str], results: Sequence[Re
         del rows["Digest of the training records"]
     return About(
         tuple((key, text) for key, text in rows.items() if text),
-        _settings({str(result["label"]): one for result, one in zip(results, settings, strict=False)}),
+        _settings(by_label),
         _bibtex(name, rows["dptune"], day),
     )
 

@@ -25,7 +25,7 @@ from PIL import Image
 
 from dptune.core.digits import at_least, at_most
 from dptune.core.errors import DptuneError
-from dptune.core.files import write_text
+from dptune.core.files import locked, write_text
 from dptune.privacy.spent_budgets.register import Register, SpentTotal
 from tasks.charts.canvas import DARK, Figure, for_page, names_in, program
 from tasks.charts.looks import Look
@@ -189,8 +189,11 @@ def publish(folder: Path, name: str) -> None:
         name: that of the pages' folder in data/reports, where DVC's experiment has none.
     """
     write_index()
-    keep_pages(folder, name)
-    if (checkout := checkout_of(Path.cwd())) is not None:
+    if (checkout := checkout_of(Path.cwd())) is None:
+        return
+    # Another copy may replace its pages meanwhile, and an index that is being written would find them gone.
+    with locked(checkout / DATA / "pages.lock", wait=True):
+        keep_pages(folder, name)
         write_index(checkout / DATA)
 
 

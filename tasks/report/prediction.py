@@ -215,9 +215,8 @@ def _panel(rows: list[Row], scored: list[Row], held: dict[str, float], key: str,
         if key == "tokens"
         else alt.Scale(zero=False, nice=False, padding=16)
     )
-    trains = figure == METRIC and key == "budget_epsilon"
-    places = [point["x"] for point in [*points, *(_trained(rows) if trains else [])]]
-    x = alt.X("x:Q", title=_SETTINGS[key], scale=scale, axis=_axis(places))
+    trained = _trained(rows) if figure == METRIC and key == "budget_epsilon" else []
+    x = alt.X("x:Q", title=_SETTINGS[key], scale=scale, axis=_axis(points, trained))
     alike = len({point["value"] for point in points}) < 2  # Vega rounds such a label to a whole number
     y_axis = alt.Axis(format=".3~g") if alike else alt.Axis()
     heights = alt.Scale(zero=False, nice=False, padding=16)  # with room for a name
@@ -231,15 +230,18 @@ def _panel(rows: list[Row], scored: list[Row], held: dict[str, float], key: str,
         base.mark_line(strokeWidth=1.6).encode(encoding["stroke"], opacity=faded(0.8)),
         *names,  # no line goes through a name, and no name hides a point
         base.mark_point(size=80, strokeWidth=1.8).encode(**encoding, opacity=faded(), tooltip=tooltip),
+        *_training(trained),
     ]
-    if trains:
-        layers += _training(_trained(rows))
     return alt.layer(*layers)
 
 
-def _axis(places: list[float]) -> alt.Axis:
-    """Ticks at the values themselves: there are few."""
-    return alt.Axis(values=distinct_epsilons(places), format=".4~g", grid=False)
+def _axis(points: list[Row], trained: list[Row]) -> alt.Axis:
+    """Ticks at the values themselves, for there are few; beside private training one for each epsilon that differs."""
+    places = sorted({point["x"] for point in points})
+    if not trained:
+        return alt.Axis(values=places, format="~g", grid=False)
+    every = distinct_epsilons([*places, *(point["x"] for point in trained)])
+    return alt.Axis(values=every, format=".4~g", grid=False)
 
 
 def _trained(rows: list[Row]) -> list[Row]:

@@ -77,7 +77,7 @@ def test_a_sound_run_is_not_accused(finished: Path) -> None:
     assert 0 <= found["epsilon_audited"] <= found["could_be_shown_at_most"] < 8
     assert found["accusations"] == []
     # Its noise decides it: 400 such runs had 0.46 to 0.81, and 8 of them less than 0.5.
-    assert 0.3 < found["noise_detectable"] < 0.87, "beside what the records add; 0.87 without them"
+    assert 0.4 < found["noise_detectable"] < 0.85, "beside what the records add; 0.87 without them"
     assert found["sample_rate"] == pytest.approx(48 / 240)
     assert json.loads(command(finished, "--json", "--false-alarms", "1e-6").stdout) == found  # nobody can draw again
     said = command(finished).stdout

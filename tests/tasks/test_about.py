@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 from typing import Any
@@ -70,3 +71,18 @@ def test_private_telemetry_tells_no_time_and_no_digest(tmp_path: Path) -> None:
     text = f"{found.rows}{found.settings}{found.bibtex}"
     # The digest's beginning and the day; a commit's name may hold four of the same letters.
     assert not any(hidden in text for hidden in ("d" * 16, "2023-", "{2023}", "year", "finished"))
+
+
+def test_a_cell_whose_settings_are_gone_lends_its_name_to_no_other(tmp_path: Path) -> None:
+    results, runs = written(tmp_path), tmp_path
+    (runs / "static" / "cell.json").rename(runs / "static" / "gone.json")
+    third = result("rldp")
+    (runs / "rldp").mkdir()
+    own = json.loads((runs / "quantile" / "cell.json").read_text()) | {"mechanism": "rldp"}
+    write_json(runs / "rldp" / "cell.json", own)
+    write_json(runs / "rldp" / "result.json", third)
+    found = about_runs("x", runs, ["static", "quantile", "rldp"], [*results, third])
+    assert yaml.safe_load(found.settings)["cells"] == {
+        results[1]["label"]: {"mechanism": "quantile"},
+        third["label"]: {"mechanism": "rldp"},
+    }

@@ -131,7 +131,7 @@ def test_bars_are_one_deviation_over_seeds() -> None:
 
 
 def measured(mechanism: str, epsilon: float | str, losses: list[float], **changes: Any) -> dict[str, Any]:
-    """One seed that keeps the losses of groups of ten tokens each."""
+    """The result of a cell whose records lie in groups of ten tokens: ``losses`` has the mean loss of each group."""
     after = {name: math.exp(sum(losses) / len(losses)) for name in ("public_perplexity", "eval_perplexity")}
     kept = {name: [[loss * 10, 10] for loss in losses] for name in after}
     return result(mechanism, epsilon, after=after, loss_groups=kept, label=f"{mechanism}{epsilon}", **changes)
