@@ -23,8 +23,8 @@ from dptune.cli.console import show_progress
 from dptune.core.digits import at_most
 from dptune.core.errors import ConfigError
 from dptune.core.files import locked, private_directory, read_json, write_text
-from dptune.job.delivery.card import NO_GUARANTEE, has_guarantee, why_not
 from dptune.job.delivery.finished_adapter import FinishedAdapter, open_adapter
+from dptune.job.delivery.privacy_section import NO_GUARANTEE, has_guarantee, why_not
 from dptune.job.path_checks import card_beside
 from dptune.job.result import RunResult
 from dptune.privacy.ledger_file import read_ledger

@@ -12,8 +12,8 @@ from test_cli import ledger
 from typer.testing import CliRunner
 
 from dptune.cli import app
-from dptune.cli.figures import CLAIMED_BY
 from dptune.privacy.accountants import PUBLISHED_ACCOUNTANTS
+from dptune.privacy.accounting.claimed import CLAIMED_BY
 from dptune.privacy.accounting.renyi_filter import RenyiFilter
 from dptune.privacy.ledger import Ledger
 from dptune.privacy.release import Release

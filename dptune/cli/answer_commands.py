@@ -202,8 +202,8 @@ def sample(
     as_json: AsJson = False,
 ) -> None:
     """Write a synthetic corpus with a tuned adapter; this is post-processing and costs no further privacy."""
-    from dptune.job.delivery.card import has_guarantee
     from dptune.job.delivery.finished_adapter import open_adapter
+    from dptune.job.delivery.privacy_section import has_guarantee
     from dptune.job.path_checks import card_beside, check_data, check_model, check_new_file
     from dptune.records.reading.source import RecordSource
 

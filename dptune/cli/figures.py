@@ -14,6 +14,7 @@ from dptune.mechanisms.planning import check_candidate, planned
 from dptune.policy import method
 from dptune.prediction.protocols import PUBLISHED_ACCOUNTANT, priced_answers
 from dptune.privacy.accountants import leaks_of, rdp_epsilon, repriced_epsilon, smallest_epsilon
+from dptune.privacy.accounting.claimed import CLAIMED_BY, claimed_by_renyi
 from dptune.privacy.accounting.mixture_figures import mixture_figures
 from dptune.privacy.accounting.strategy import column_norm, relative_error
 from dptune.privacy.run_header import composition_of
@@ -33,19 +34,6 @@ if TYPE_CHECKING:
     from dptune.privacy.selection_law import SelectionLaw
 
 
-#: Who counts ``epsilon_published``, by accountant: a key of ``PUBLISHED_ACCOUNTANTS``.
-CLAIMED_BY = {
-    "gdp_clt": "central limit (no bound)",
-    "pure": "pure DP",
-    "plrvo": "PLRV-O's theorem 4.9 (no bound)",
-    "plrvo_one_coordinate": "PLRV-O's theorem 4.9 for one coordinate (no bound)",
-    "lmo_dp": "LMO-DP's total (no bound)",
-    "pmixed": "PMixED's theorem 5.1 (no bound)",
-    "dppg": "DP policy gradient's appendix B.1",
-    "bandmf": "loss distribution, as epsilon_certified",
-}
-
-
 def of_prices(prices: Epsilons, accountant: str, releases: Composition, delta: float) -> dict[str, Any]:
     """The three epsilons, whose claim the first one is, and why the certified one is infinite where it is.
 
@@ -59,18 +47,9 @@ def of_prices(prices: Epsilons, accountant: str, releases: Composition, delta: f
     claim: dict[str, Any] = {"epsilon_published": prices.published}
     if math.isfinite(prices.published):
         claim["epsilon_published_by"] = CLAIMED_BY[accountant]
-        if accountant == "gdp_clt" and math.isfinite(prices.certified) and _is_plain(releases):
+        if math.isfinite(prices.certified) and claimed_by_renyi(accountant, releases):
             claim["epsilon_published_by_renyi_dp"] = rdp_epsilon(releases, delta)
     return {**claim, **prices.to_dict(), "leaks": list(prices.leaks)}
-
-
-def _is_plain(releases: Composition) -> bool:
-    """Whether plain DP-SGD made the releases: one Gaussian noise, one sample rate, and a sensitivity of 1."""
-    if len(releases) != 1:
-        return False
-    (one,) = releases
-    gaussian = one.noise == "gaussian" and one.gaussian_multiplier == one.noise_multiplier
-    return gaussian and not one.adaptive and not one.coefficients and one.sampler.like_poisson
 
 
 def of_schedule(mechanism: Mechanism, schedule: Schedule) -> dict[str, Any]:

@@ -109,7 +109,7 @@ def _say_alone(file: Path) -> None:
 
 def _end(certified: float, leaks: Sequence[str], *, no_guarantee: bool) -> None:
     """Say last that no epsilon is certified, if none is; the command then ends with status 1, unless it was asked."""
-    from dptune.job.delivery.card import NO_GUARANTEE, has_guarantee, why_not
+    from dptune.job.delivery.privacy_section import NO_GUARANTEE, has_guarantee, why_not
 
     if has_guarantee(certified):
         return
@@ -121,8 +121,8 @@ def _end(certified: float, leaks: Sequence[str], *, no_guarantee: bool) -> None:
 
 def _say(contents: LedgerContents, card: Path | None, *, searched: bool) -> None:
     """Print what was compared, and what the figures are about."""
-    from dptune.job.delivery.card import covered, has_guarantee
     from dptune.job.delivery.deliverable import audit_note
+    from dptune.job.delivery.privacy_section import covered, has_guarantee
     from dptune.job.delivery.verification import beside, compared, linked
     from dptune.job.delivery.weights import NO_DIGEST, read_base
     from dptune.prediction.protocols import PROTOCOLS

@@ -41,7 +41,7 @@ def delivered(folder: Path) -> dict[str, str]:
 
 def with_glosses(figures: Mapping[str, Any]) -> dict[str, Any]:
     """Figures of a ledger, with what the card says of each epsilon beside it."""
-    from dptune.job.delivery.card import GLOSSES, NOT_MEASURED
+    from dptune.job.delivery.privacy_section import GLOSSES, NOT_MEASURED
 
     found: dict[str, Any] = {}
     for name, value in figures.items():

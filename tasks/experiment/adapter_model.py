@@ -25,8 +25,8 @@ import yaml
 
 from dptune.core.errors import ConfigError, DataError
 from dptune.core.files import forget_times, read_json, replacing_folder, write_json, write_text
-from dptune.job.delivery.card import NO_GUARANTEE, has_guarantee, why_not
 from dptune.job.delivery.deliverable import write_card, write_tokenizer
+from dptune.job.delivery.privacy_section import NO_GUARANTEE, has_guarantee, why_not
 from dptune.job.delivery.verification import RECORDS
 from dptune.job.delivery.weights import BASE, NamedBase, check_weights, form_of
 from dptune.job.result import RunResult

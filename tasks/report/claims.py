@@ -20,7 +20,7 @@ from typing import Any
 
 from dptune.core.digits import at_least, at_most, percent_at_most, shown_above
 from dptune.core.settings import RECORD
-from dptune.job.delivery.card import covered, has_guarantee, why_not
+from dptune.job.delivery.privacy_section import covered, has_guarantee, why_not
 from dptune.privacy.accountants import Epsilons, rdp_epsilon
 from dptune.privacy.accounting.mixture_figures import has_limit, limit_epsilon
 from dptune.privacy.ledger_file import read_ledger

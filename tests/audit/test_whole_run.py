@@ -26,8 +26,8 @@ from dptune.core.digits import at_least, at_most
 from dptune.core.errors import ConfigError, DataError, DptuneError
 from dptune.core.files import NO_TIME, read_json, sha256, write_json
 from dptune.job.audit_canaries import KeptCanaries
-from dptune.job.delivery.card import END, START
 from dptune.job.delivery.deliverable import BEGIN, FINISH, write_audit
+from dptune.job.delivery.privacy_section import END, START
 from dptune.mechanisms.noises.gaussian import Gaussian
 from dptune.privacy.entropy import FixedSeed
 from dptune.privacy.ledger_file import GENESIS, encode, read_ledger, seal

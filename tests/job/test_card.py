@@ -12,11 +12,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dptune.core.digits import at_most
 from dptune.core.files import write_text
 from dptune.job.delivery import verification
-from dptune.job.delivery.card import END, START, card_text, privacy_section, score_text
+from dptune.job.delivery.card import card_text
+from dptune.job.delivery.privacy_section import END, START, privacy_section, score_text
 from dptune.job.delivery.verification import CARD, CONFIG, WEIGHTS, CardError, check_deliverable, section_of
 from dptune.job.result import RunResult
+from dptune.privacy.accountants import rdp_epsilon
 from dptune.privacy.certificate import SearchCertificate
 from dptune.privacy.ledger import Ledger
 from dptune.privacy.ledger_file import LedgerContents, read_ledger
@@ -94,6 +97,34 @@ def test_delta_and_noise_are_rounded_up_and_cards_of_earlier_versions_stay_true(
     write_text(tmp_path / CARD, now.replace("| | |\n", "", 1))
     with pytest.raises(CardError):
         check_deliverable(tmp_path)
+
+
+@pytest.mark.parametrize("mechanism", ["static", "banded"])
+def test_the_claim_names_its_accountant_and_cards_of_earlier_versions_stay_true(mechanism: str, tmp_path: Path) -> None:
+    """Of plain DP-SGD the card also has the claim by Renyi DP, which the report of a study shows."""
+    accountant = "gdp_clt" if mechanism == "static" else "bandmf"
+    header = RunHeader(mechanism, accountant, "certified", None, 1e-5, "record", 100)
+    with Ledger.create(tmp_path / "ledger.jsonl", header, Counter()) as ledger:
+        for _ in range(10):
+            ledger.charge(Release(0.1, 1.1))
+        ledger.finish()
+    for name in (WEIGHTS, CONFIG):
+        write_text(tmp_path / name, "a stand-in")
+    now, _ = section_of(tmp_path)
+    (row,) = (line for line in now.splitlines() if line.startswith("| epsilon_published"))
+    contents = read_ledger(tmp_path / "ledger.jsonl")
+    claim = at_most(contents.epsilons.published, 4)
+    if mechanism == "static":
+        renyi = at_most(rdp_epsilon(contents.composition, 1e-5), 4)
+        assert row == f"| epsilon_published | {claim}, by central limit (no bound); {renyi} by Renyi DP |"
+        assert float(claim) < float(renyi)
+    else:
+        assert row == f"| epsilon_published | {claim}, by loss distribution, as epsilon_certified |"
+    earlier = f"| epsilon_published | {claim} (as the mechanism's paper counts) |"
+    for said, lie in ((row, False), (earlier, False), (earlier.replace(claim, "0.01"), True)):
+        write_text(tmp_path / CARD, now.replace(row, said))
+        with pytest.raises(CardError, match="do not trust it") if lie else nullcontext():
+            check_deliverable(tmp_path)
 
 
 def test_what_scored_a_search_has_its_noise_rounded_up_and_that_of_earlier_versions_is_known() -> None:

@@ -21,7 +21,7 @@ from dptune.cli import app
 from dptune.core.errors import DptuneError
 from dptune.core.files import sha256
 from dptune.job.delivery import deliverable
-from dptune.job.delivery.card import END, START
+from dptune.job.delivery.privacy_section import END, START
 from dptune.job.delivery.verification import CARD, CONFIG, RECORDS, WEIGHTS, check_deliverable, section_of
 from dptune.privacy.spent_budgets.register import Register
 

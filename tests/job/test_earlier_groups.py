@@ -22,7 +22,8 @@ from dptune import tune
 from dptune.cli import app
 from dptune.job import run
 from dptune.job.delivery import verification
-from dptune.job.delivery.card import END, SENTENCE, START
+from dptune.job.delivery.card import SENTENCE
+from dptune.job.delivery.privacy_section import END, START
 from dptune.job.delivery.verification import CARD, CardError, check_deliverable, consistent_certificate, section_of
 from dptune.job.run import Tuned
 from dptune.job.search.candidates import SearchRun, prepared_candidate

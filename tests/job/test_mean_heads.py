@@ -22,8 +22,8 @@ import dptune
 from dptune.cli.console import _MISLEADING
 from dptune.core.errors import ConfigError
 from dptune.job.base_model import _identity_of
-from dptune.job.delivery.card import PUBLIC
 from dptune.job.delivery.verification import check_deliverable
+from dptune.job.result import PUBLIC
 from dptune.job.scoring import score_adapter
 from dptune.records.reading.source import RecordSource
 from dptune.training.models import classifier

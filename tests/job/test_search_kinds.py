@@ -12,7 +12,7 @@ import pytest
 from tiny_search import asked, draws, prepared, start, usual
 
 from dptune.core.errors import ConfigError
-from dptune.job.delivery.card import guarantee_rows
+from dptune.job.delivery.privacy_section import guarantee_rows
 from dptune.job.delivery.verification import check_deliverable
 from dptune.job.search import kinds as kinds_module
 from dptune.job.search import search as search_module

@@ -23,8 +23,8 @@ from dptune.cli import app
 from dptune.core.digits import at_most
 from dptune.core.errors import ConfigError, DivergedError
 from dptune.job.delivery import verification
-from dptune.job.delivery.card import END, START, privacy_section
 from dptune.job.delivery.finished_adapter import open_adapter
+from dptune.job.delivery.privacy_section import END, START, privacy_section
 from dptune.job.delivery.synthetic_card import synthetic_card
 from dptune.job.delivery.verification import CardError, certificate_of, check_deliverable, section_of
 from dptune.job.run import Tuned

@@ -29,7 +29,7 @@ from dptune.cli.tune_result import gains
 from dptune.core.errors import ConfigError, DptuneError
 from dptune.job import run
 from dptune.job.base_model import open_base
-from dptune.job.delivery.card import END, START
+from dptune.job.delivery.privacy_section import END, START
 from dptune.job.delivery.verification import CardError, check_deliverable, section_of
 from dptune.job.preparation import PreparedRun, prepare
 from dptune.job.result import HELD_OUT, PUBLIC

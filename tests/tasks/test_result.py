@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from dptune.core.errors import DataError
-from dptune.job.delivery.card import covered
+from dptune.job.delivery.privacy_section import covered
 from dptune.job.result import RunResult
 from tests.browser.samples import result
 

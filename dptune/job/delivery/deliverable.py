@@ -37,7 +37,8 @@ from dptune.core.files import (
     write_json,
     write_text,
 )
-from dptune.job.delivery.card import TAG, card_text, has_guarantee, table
+from dptune.job.delivery.card import TAG, card_text
+from dptune.job.delivery.privacy_section import has_guarantee, table
 from dptune.job.delivery.verification import CARD, CONFIG, CardError, headings, section_of
 from dptune.job.delivery.weights import BASE, LORA, NamedBase, form_of, partial_of, weights_file, written_adapter
 from dptune.job.result import RunResult

@@ -17,7 +17,8 @@ from typing import Any
 
 from dptune.core.digits import at_most
 from dptune.core.errors import ConfigError
-from dptune.job.delivery.card import (
+from dptune.job.delivery.card_code import cell
+from dptune.job.delivery.privacy_section import (
     NO_GUARANTEE,
     NOISE,
     certified_epsilon,
@@ -29,7 +30,6 @@ from dptune.job.delivery.card import (
     table,
     why_not,
 )
-from dptune.job.delivery.card_code import cell
 from dptune.privacy.certificate import SearchCertificate
 from dptune.privacy.ledger_file import LedgerContents
 from dptune.privacy.samplers.sampler import TRAINED

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from dptune.core.errors import ConfigError, DptuneError
 from dptune.core.files import read_json
-from dptune.job.delivery.card import certified_epsilon, has_guarantee, why_not
+from dptune.job.delivery.privacy_section import certified_epsilon, has_guarantee, why_not
 from dptune.job.delivery.verification import LABELS, RECORDS, adapter_within, certificate_of, check_deliverable
 from dptune.job.delivery.weights import base_of
 from dptune.privacy.certificate import SearchCertificate

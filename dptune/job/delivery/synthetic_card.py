@@ -7,8 +7,8 @@ from importlib.metadata import version
 from typing import Any
 
 from dptune.core.files import sha256
-from dptune.job.delivery.card import NO_GUARANTEE, guarantee_rows, has_guarantee, table, why_not
 from dptune.job.delivery.finished_adapter import FinishedAdapter
+from dptune.job.delivery.privacy_section import NO_GUARANTEE, guarantee_rows, has_guarantee, table, why_not
 from dptune.job.delivery.weights import read_base, weights_file
 from dptune.privacy.certificate import FILE
 from dptune.privacy.run_folder import RunFolder

@@ -15,23 +15,22 @@ from pathlib import Path
 from dptune.core.digits import at_most
 from dptune.core.errors import ConfigError, DptuneError
 from dptune.core.files import sha256, sha256_once, why_unreadable
-from dptune.job.delivery.card import (
+from dptune.job.delivery.card import SENTENCE, TAG
+from dptune.job.delivery.privacy_section import (
     DELTA,
     EARLIER,
     END,
     EVERYTHING,
     NOISE,
     SCORE,
-    SENTENCE,
     START,
-    TAG,
     TRAINED,
     certified_epsilon,
+    claim_of_earlier,
     has_guarantee,
     noise_text,
     privacy_section,
     rows_of_ranks,
-    rows_of_samplers,
     score_text,
     table,
     why_not,
@@ -357,14 +356,13 @@ def _place(name: str) -> tuple[int, str]:
 def _rows_of_earlier(contents: LedgerContents, certificate: SearchCertificate | None) -> dict[str, str]:
     """The rows that earlier versions wrote otherwise, by name, as they wrote them.
 
-    They rounded some figures to the nearest, certified runs whose groups they dealt by rank, and showed a claim for
-    Poisson batches beside other samplers.
+    They rounded some figures to the nearest, certified runs whose groups they dealt by rank, and showed a claim
+    without its accountant, and for Poisson batches beside other samplers.
     """
     figures = {DELTA: f"{contents.header.delta:g}", NOISE: noise_text(contents, nearest=True)}
     figures[TRAINED] = contents.header.train
-    figures |= rows_of_samplers(contents) | rows_of_ranks(contents, certificate)
-    if certificate is not None:
-        figures[SCORE] = score_text(certificate, nearest=True)
+    figures |= rows_of_ranks(contents, certificate)
+    figures |= claim_of_earlier(contents) if certificate is None else {SCORE: score_text(certificate, nearest=True)}
     return dict(zip(figures, table(figures)[2:], strict=True))
 
 
