@@ -262,7 +262,7 @@ def _resources(prepared: PreparedRun) -> dict[str, Any]:
     each = sum(brought) / len(brought)  # how many records units have is private: then it is the most
     settings = prepared.settings
     again = settings.gradient_checkpointing
-    rows, bands = settings.physical_batch_size, prepared.mechanism.mechanism.bands
+    rows, bands = prepared.plan.physical_batch_size, prepared.mechanism.mechanism.bands
     found = estimate(prepared.base, prepared.schedule, rows, each, checkpointing=again, bands=bands)
     figures = {"estimated_memory_gib": found.memory / 2**30, "estimated_minutes": found.seconds / 60}
     follows = "shapes" if private or prepared.units.kind == RECORD else "shapes and the private records of each unit"

@@ -19,6 +19,7 @@ from dptune.job.delivery.verification import LABELS, RECORDS, WORDS
 from dptune.job.run_spec import (
     TuneSchedule,
     at_whole_bins,
+    default_rows,
     job_header,
     max_length_of,
     mechanism_of,
@@ -248,6 +249,7 @@ def prepare_sides(sides: Sides, base: Base, settings: TuneSettings, unit: str | 
     if form == "messages":
         check_template(base.tokenizer)
     units, price = units_of_side(sides.train, unit, settings.records_per_unit), ""
+    settings = replace(settings, physical_batch_size=rows_of(settings, base, len(units), units.most))
     planted = settings.audit_canaries
     own = at_whole_bins(settings, len(units)) if planted else settings  # the run without canaries is a comparison
     schedule, mechanism = calibrated_schedule(own, base, len(units))
@@ -312,6 +314,14 @@ def tokens_of_side(records: Records, tokenizer: Any, length: int, settings: Tune
         assert settings.labels is not None  # ``with_labels``
         return labelled_tokens(records, tokenizer, length, settings.labels)
     return tokens_of(records, tokenizer, length, settings.loss_on)
+
+
+def rows_of(settings: TuneSettings, base: Base, units: int, most: int) -> int:
+    """Records of a micro-batch, given or chosen; ``most`` as ``units_of_side``."""
+    if settings.physical_batch_size is not None:
+        return settings.physical_batch_size
+    schedule = schedule_of(settings, units, base.parameters, base.positions)
+    return default_rows(schedule, base.device.type, most, base.dimension)
 
 
 def calibrated_schedule(settings: TuneSettings, base: Base, units: int) -> tuple[TuneSchedule, Calibrated]:

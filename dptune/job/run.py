@@ -263,7 +263,7 @@ def figures_of(prepared: PreparedRun, model: Any) -> Figures:
     }
     settings = prepared.settings
     dtype = prepared.plan.autocast_dtype
-    return measure_model(model, wanted, settings.physical_batch_size, telemetry=settings.telemetry, autocast=dtype)
+    return measure_model(model, wanted, prepared.plan.physical_batch_size, telemetry=settings.telemetry, autocast=dtype)
 
 
 def result_of(

@@ -105,10 +105,9 @@ class JobSettings(ScheduleSettings, Lora):
 
         Raises: ConfigError if it does not.
         """
-        if unit is not None and self.physical_batch_size < self.records_per_unit:
-            problem = (
-                f"{self.physical_batch_size} is less than the {self.records_per_unit} records that one unit may bring"
-            )
+        rows = self.physical_batch_size or self.records_per_unit  # left open, it holds them
+        if unit is not None and rows < self.records_per_unit:
+            problem = f"{rows} is less than the {self.records_per_unit} records that one unit may bring"
             raise ConfigError("physical_batch_size", problem, fix="raise it, or lower records_per_unit")
 
     @property
@@ -199,6 +198,7 @@ class TuneSettings(JobSettings):
     warmup_steps: CountOrZero | None = None  # type: ignore[assignment]
     head_rate_ratio: RateRatio | None = None  # type: ignore[assignment]
     checkpoint_every: Count | None = field(default=None, metadata=NAMES_NOTHING)  # type: ignore[assignment]
+    physical_batch_size: Rows | None = field(default=None, metadata=NAMES_NOTHING)  # type: ignore[assignment]
     records_per_unit: Rows = 4
     # Cells keep "none", as papers train, and 0.05, which names of finished ones left out: another default renames them.
     average: Average = "tail"

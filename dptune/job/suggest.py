@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from dptune.core.errors import ConfigError, DivergedError
 from dptune.core.progress import Meter
 from dptune.job.base_model import Base
-from dptune.job.preparation import calibrated_schedule, tokens_of_side, units_of_side
+from dptune.job.preparation import calibrated_schedule, rows_of, tokens_of_side, units_of_side
 from dptune.job.run_spec import TuneSchedule, max_length_of, training_plan
 from dptune.job.settings import TuneSettings
 from dptune.mechanisms.descriptions import describe_options
@@ -134,10 +134,12 @@ def suggest(
         if length < most:
             reasons["max_length"] = f"{_LENGTH_SHARE:.0%} of the public records are no longer"
         settings, records = replace(settings, max_length=length), _cut(records, length)
+    rows = rows_of(settings, base, units, records.units.most)
+    settings = replace(settings, physical_batch_size=rows)
     weights = base.load()
     model = base.start(settings.seed, shared_copy(weights))
     rehearse(model, groups_of(model), checkpointing=settings.gradient_checkpointing)
-    norms = unit_norms(model, records, settings)
+    norms = unit_norms(model, records, rows, checkpointing=settings.gradient_checkpointing)
     found = tuple(float(value) for value in np.quantile(norms, [0.1, 0.5, 0.9]))
     if _takes_radius(settings) and "max_grad_norm" not in settings.options:
         radius = float(f"{np.quantile(norms, _NORM_SHARE):.2g}")
@@ -188,16 +190,16 @@ def length_for(tokens: Tokens, most: int) -> int:
     return max(3, min(most, 8 * math.ceil(needed / 8)))
 
 
-def unit_norms(model: Any, records: PublicRecords, settings: TuneSettings) -> NDArray[np.float64]:
+def unit_norms(model: Any, records: PublicRecords, rows: int, *, checkpointing: bool = False) -> NDArray[np.float64]:
     """(units,) l2 norm of the whole gradient of each of the first public units, as a run would clip it."""
     groups, device = groups_of(model), next(model.parameters()).device
     compute: Callable[..., Gradients] = per_sample_gradients if own_weights(model) is None else layer_gradients
     drawn = [one[: records.units.most] for one in islice(records.units.members, _MEASURED) if len(one)]
     norms = []
-    for part in micro_batches(drawn, settings.physical_batch_size):
-        ids, mask = records.tokens.batch(part.records, device, height=settings.physical_batch_size)
-        owners, again = part.owners_of(len(ids), device), settings.gradient_checkpointing
-        found = compute(model, groups, ids, mask, owners, part.units, checkpointing=again)
+    for part in micro_batches(drawn, rows):
+        ids, mask = records.tokens.batch(part.records, device, height=rows)
+        owners = part.owners_of(len(ids), device)
+        found = compute(model, groups, ids, mask, owners, part.units, checkpointing=checkpointing)
         norms.append(found.norms().square().sum(1).sqrt())
     return np.asarray(torch.cat(norms).cpu(), dtype=np.float64)
 

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from tiny_tuning import checkpoint
 
 from dptune.core.errors import ConfigError
 from dptune.job.base_model import open_base
-from dptune.job.preparation import calibrated_schedule, prepare, weak_signal
-from dptune.job.run_spec import default_batch, default_delta, schedule_of, signal_of
+from dptune.job.preparation import calibrated_schedule, prepare, rows_of, weak_signal
+from dptune.job.run_spec import default_batch, default_delta, default_rows, schedule_of, signal_of
 from dptune.job.settings import TuneSettings
 from dptune.records.reading.source import RecordSource
 
@@ -48,6 +50,40 @@ def test_a_default_schedule_is_one_that_can_run(units: int, parameters: int) -> 
 @given(fewer=st.integers(1, 10**7), more=st.integers(0, 10**7))
 def test_more_units_never_make_a_smaller_batch(fewer: int, more: int) -> None:
     assert default_batch(fewer) <= default_batch(fewer + more)
+
+
+@given(
+    units=st.integers(4, 10**7), width=st.integers(3, 512), most=st.integers(1, 600), dimension=st.integers(1, 10**9)
+)
+def test_default_micro_batches_hold_a_unit_and_few_steps_of_a_gpu_need_two(
+    units: int, width: int, most: int, dimension: int
+) -> None:
+    chosen = schedule_of(TuneSettings(epsilon=4.0, max_length=width), units, 1000, None)
+    assert default_rows(chosen, "cpu", most, dimension) == max(16, most)
+    rows = default_rows(chosen, "cuda", most, dimension)
+    assert rows >= max(16, most)
+    if rows > max(16, most):
+        assert rows * width <= 16 * 512, "no more padded tokens than 16 records of the widest default"
+        assert 4 * rows * dimension <= 2**30
+    deviation = math.sqrt(chosen.expected_batch_size * (1 - chosen.sample_rate))
+    whole = chosen.expected_batch_size + 3 * deviation
+    assert rows <= max(16, most, math.ceil(whole))
+    if whole <= min(16 * 512 // width, 2**28 // dimension):
+        assert rows >= whole, "a batch of three deviations more is one micro-batch"
+
+
+def test_a_run_has_the_micro_batches_that_are_chosen_or_asked_for() -> None:
+    rows = [{"text": f"Order {n} is late.", "customer_id": n % 8} for n in range(40)]
+    base = open_base(checkpoint(), TuneSettings(epsilon=4.0))
+    assert prepare(RecordSource(rows), base, TuneSettings(epsilon=4.0, eval_share=0.0)).plan.physical_batch_size == 16
+    column = RecordSource(rows, unit="customer_id")
+    wide = TuneSettings(epsilon=4.0, records_per_unit=20, eval_share=0.0)
+    assert prepare(column, base, wide).plan.physical_batch_size == 20, "it holds all that one unit may bring"
+    asked = replace(wide, physical_batch_size=24)
+    assert prepare(column, base, asked).plan.physical_batch_size == 24
+    on_gpu = replace(base, device=torch.device("cuda"))
+    short = TuneSettings(epsilon=4.0, max_length=16)
+    assert rows_of(short, on_gpu, 1000, 1) == math.ceil(128 + 3 * math.sqrt(128 * 0.872))
 
 
 def test_what_is_asked_for_is_kept_and_needs_no_reason() -> None:

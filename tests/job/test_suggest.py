@@ -67,7 +67,7 @@ def test_norms_are_those_of_a_loop_over_units(public: RecordSource, unit: str | 
     records = read_public(source, base, settings)
     model = start_training(base.load(), settings.trained, base.lora, 0)
     weights = [weight for weight in model.parameters() if weight.requires_grad]
-    found = unit_norms(model, records, settings)
+    found = unit_norms(model, records, 16)
     members = [one[: records.units.most] for one in records.units.members]
     for norm, unit_records in zip(found, members, strict=True):
         ids, mask = records.tokens.batch(unit_records, torch.device("cpu"))

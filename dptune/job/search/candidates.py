@@ -96,7 +96,7 @@ class SearchRun:
     ) -> SearchRun:
         """Compute the base model's losses on the units that score."""
         scored = scored_units(prepared, terms := certificate.score)
-        before = None if scored is None else unit_losses(weights, *scored, prepared.settings.physical_batch_size)
+        before = None if scored is None else unit_losses(weights, *scored, prepared.plan.physical_batch_size)
         journal = Journal(folder, plan.id)
         return cls(prepared, plan, terms, folder, journal, weights, scored, before, certificate.kinds)
 
@@ -326,11 +326,11 @@ def _score(shared: SearchRun, folder: RunFolder, model: Any, own: PreparedRun) -
     """
     if shared.scored is None:
         assert own.public is not None
-        loss = mean_loss(model, own.public, own.settings.physical_batch_size)
+        loss = mean_loss(model, own.public, own.plan.physical_batch_size)
         return -loss if math.isfinite(loss) else None
     assert shared.before is not None
     tokens, units = shared.scored
-    losses = unit_losses(model, tokens, units, own.settings.physical_batch_size)
+    losses = unit_losses(model, tokens, units, own.plan.physical_batch_size)
     name, ledger, journal = folder.path.name, folder.path / SCORE_LEDGER, shared.journal
     if name not in journal.noise:
         if is_charged(ledger):

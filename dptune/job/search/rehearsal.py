@@ -18,7 +18,7 @@ from typing import Any
 from dptune.core.errors import ConfigError, DivergedError
 from dptune.core.files import read_json, write_json
 from dptune.job.base_model import Base
-from dptune.job.preparation import calibrate_mechanism
+from dptune.job.preparation import calibrate_mechanism, rows_of
 from dptune.job.run_spec import schedule_of
 from dptune.job.search.kinds import candidate_schedule, check_kinds, settings_of
 from dptune.job.search.plan import changes
@@ -121,6 +121,7 @@ def rehearse_space(
         raise ConfigError("task", "classify has no rehearsal yet", fix="use score: noisy")
     public = replace(source, data=source.public, public=None, unit=unit, id=None)
     records = read_public(public, base, settings)
+    settings = replace(settings, physical_batch_size=rows_of(settings, base, units, records.units.most))
     check_kinds(search, settings, base, units)  # so that no late candidate fails by its settings
     weights, entropy, tried = base.load(), OsEntropy(), []
     calibrated: dict[Any, Any] = {}
