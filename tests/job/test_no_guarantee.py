@@ -19,7 +19,7 @@ import dptune
 from dptune.cli import app
 from dptune.core.errors import ConfigError
 from dptune.core.files import write_text
-from dptune.job.delivery import card as card_module
+from dptune.job.delivery import privacy_section as written
 from dptune.job.delivery.deliverable import write_card
 from dptune.job.delivery.finished_adapter import open_adapter
 from dptune.job.delivery.synthetic_card import synthetic_card
@@ -148,9 +148,9 @@ def test_the_card_of_an_earlier_version_with_a_certified_epsilon_stays_true(
     text = (folder / CARD).read_text()
     measure = "Accuracy" if classifies else "Perplexity"
     told = f"- {measure} on held-out private records, which is told beside the weights: the guarantee is about the "
-    old = text.replace(card_module._AUDITED, "not measured")
-    old = old.replace(f"- {card_module._FIGURES}", f"{told}weights alone.")
-    old = old.replace(card_module._LABELS, "The names of the labels, whether they were given or read from the records.")
+    old = text.replace(written._AUDITED, "not measured")
+    old = old.replace(f"- {written._FIGURES}", f"{told}weights alone.")
+    old = old.replace(written._LABELS, "The names of the labels, whether they were given or read from the records.")
     assert old.count("\n") == text.count("\n")
     assert (told in old, "whether they were given" in old) == (telemetry == "research", classifies)
     write_text(folder / CARD, old)
