@@ -249,7 +249,6 @@ def prepare_sides(sides: Sides, base: Base, settings: TuneSettings, unit: str | 
     if form == "messages":
         check_template(base.tokenizer)
     units, price = units_of_side(sides.train, unit, settings.records_per_unit), ""
-    settings = replace(settings, physical_batch_size=rows_of(settings, base, len(units), units.most))
     planted = settings.audit_canaries
     own = at_whole_bins(settings, len(units)) if planted else settings  # the run without canaries is a comparison
     schedule, mechanism = calibrated_schedule(own, base, len(units))
@@ -263,6 +262,7 @@ def prepare_sides(sides: Sides, base: Base, settings: TuneSettings, unit: str | 
         )
         schedule, mechanism = calibrated_schedule(settings, base, len(units))
         price = price_of(planted, schedule, mechanism.mechanism, alone, batch, base.dimension)
+    settings = replace(settings, physical_batch_size=rows_of(settings, base, schedule, units.most))
     tokens, evaluation, public = (
         tokens_of_side(records, base.tokenizer, length, settings) for records in (sides.train, sides.eval, sides.public)
     )
@@ -316,12 +316,9 @@ def tokens_of_side(records: Records, tokenizer: Any, length: int, settings: Tune
     return tokens_of(records, tokenizer, length, settings.loss_on)
 
 
-def rows_of(settings: TuneSettings, base: Base, units: int, most: int) -> int:
+def rows_of(settings: TuneSettings, base: Base, schedule: TuneSchedule, most: int) -> int:
     """Records of a micro-batch, given or chosen; ``most`` as ``units_of_side``."""
-    if settings.physical_batch_size is not None:
-        return settings.physical_batch_size
-    schedule = schedule_of(settings, units, base.parameters, base.positions)
-    return default_rows(schedule, base.device.type, most, base.dimension)
+    return settings.physical_batch_size or default_rows(schedule, base.device.type, most, base.dimension)
 
 
 def calibrated_schedule(settings: TuneSettings, base: Base, units: int) -> tuple[TuneSchedule, Calibrated]:

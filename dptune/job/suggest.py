@@ -26,7 +26,7 @@ from dptune.core.errors import ConfigError, DivergedError
 from dptune.core.progress import Meter
 from dptune.job.base_model import Base
 from dptune.job.preparation import calibrated_schedule, rows_of, tokens_of_side, units_of_side
-from dptune.job.run_spec import TuneSchedule, max_length_of, training_plan
+from dptune.job.run_spec import TuneSchedule, max_length_of, schedule_of, training_plan
 from dptune.job.settings import TuneSettings
 from dptune.mechanisms.descriptions import describe_options
 from dptune.mechanisms.gradient_interfaces import Gradients
@@ -134,7 +134,7 @@ def suggest(
         if length < most:
             reasons["max_length"] = f"{_LENGTH_SHARE:.0%} of the public records are no longer"
         settings, records = replace(settings, max_length=length), _cut(records, length)
-    rows = rows_of(settings, base, units, records.units.most)
+    rows = rows_of(settings, base, schedule_of(settings, units, base.parameters, base.positions), records.units.most)
     settings = replace(settings, physical_batch_size=rows)
     weights = base.load()
     model = base.start(settings.seed, shared_copy(weights))

@@ -83,7 +83,9 @@ def test_a_run_has_the_micro_batches_that_are_chosen_or_asked_for() -> None:
     assert prepare(column, base, asked).plan.physical_batch_size == 24
     on_gpu = replace(base, device=torch.device("cuda"))
     short = TuneSettings(epsilon=4.0, max_length=16)
-    assert rows_of(short, on_gpu, 1000, 1) == math.ceil(128 + 3 * math.sqrt(128 * 0.872))
+    assert rows_of(short, on_gpu, schedule_of(short, 1000, 1000, None), 1) == math.ceil(
+        128 + 3 * math.sqrt(128 * 0.872)
+    )
 
 
 def test_what_is_asked_for_is_kept_and_needs_no_reason() -> None:

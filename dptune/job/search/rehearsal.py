@@ -121,7 +121,8 @@ def rehearse_space(
         raise ConfigError("task", "classify has no rehearsal yet", fix="use score: noisy")
     public = replace(source, data=source.public, public=None, unit=unit, id=None)
     records = read_public(public, base, settings)
-    settings = replace(settings, physical_batch_size=rows_of(settings, base, units, records.units.most))
+    rows = rows_of(settings, base, candidate_schedule(settings, base, units), records.units.most)
+    settings = replace(settings, physical_batch_size=rows)
     check_kinds(search, settings, base, units)  # so that no late candidate fails by its settings
     weights, entropy, tried = base.load(), OsEntropy(), []
     calibrated: dict[Any, Any] = {}
