@@ -25,6 +25,7 @@ RUNNING = [
     DOCS / "start.md",
     *sorted((DOCS / "tutorials").glob("*.md")),
     DOCS / "concepts" / "accounting.md",
+    DOCS / "howto" / "from_opacus.md",
     DOCS / "howto" / "price.md",
 ]
 _FENCE = re.compile(r"^(?P<indent> *)```(?P<language>\w+)(?P<info>[^\n]*)\n(?P<code>.*?)^(?P=indent)```$", re.M | re.S)
