@@ -28,8 +28,8 @@ from dptune.core.interrupts import ends_like_ctrl_c
 from dptune.generation.decoding import Decoding
 from dptune.generation.text_metrics import score
 from dptune.job.base_model import open_base
-from dptune.job.delivery.privacy_section import PUBLIC
 from dptune.job.preparation import PreparedRun, prepare, tokens_of_side, with_labels
+from dptune.job.result import PUBLIC
 from dptune.job.run import Tuned, run
 from dptune.job.run_spec import job_header, mechanism_of, schedule_of
 from dptune.job.scoring import references_of, score_adapter
