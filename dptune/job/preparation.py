@@ -120,7 +120,8 @@ class PreparedRun:
     @property
     def plan(self) -> TrainingPlan:
         """The schedule as the training loop takes it."""
-        return training_plan(self.settings, self.schedule)
+        rows = rows_of(self.settings, self.base, self.schedule, self.units.most)
+        return training_plan(self.settings, self.schedule, physical_batch_size=rows)
 
     @property
     def versions(self) -> dict[str, int]:
@@ -262,7 +263,6 @@ def prepare_sides(sides: Sides, base: Base, settings: TuneSettings, unit: str | 
         )
         schedule, mechanism = calibrated_schedule(settings, base, len(units))
         price = price_of(planted, schedule, mechanism.mechanism, alone, batch, base.dimension)
-    settings = replace(settings, physical_batch_size=rows_of(settings, base, schedule, units.most))
     tokens, evaluation, public = (
         tokens_of_side(records, base.tokenizer, length, settings) for records in (sides.train, sides.eval, sides.public)
     )
