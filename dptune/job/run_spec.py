@@ -256,9 +256,10 @@ def signal_of(schedule: TuneSchedule, noise_multiplier: float) -> float:
 def default_rows(schedule: TuneSchedule, device: str, most: int, dimension: int) -> int:
     """Records of a micro-batch that ``physical_batch_size`` leaves open. Public; changes only memory and speed.
 
-    A CPU is bound by arithmetic, and small micro-batches have fewer padded tokens. Another device is faster with one
-    micro-batch a step: the expected batch and three standard deviations of Poisson sampling, unless that takes more
-    padded tokens than 16 records of the longest default width, or a GiB of gradients.
+    A CPU is bound by arithmetic, and small micro-batches have fewer padded tokens. Another device is faster with few.
+    Of the expected batch and three standard deviations of Poisson sampling, each takes all, or an equal part with no
+    more padded tokens than 16 records of the longest default width, and no more than a GiB of gradients. A unit counts
+    as one record here, for how many it really brings is private.
 
     Args:
         device: its type, such as cpu or cuda.
@@ -268,15 +269,16 @@ def default_rows(schedule: TuneSchedule, device: str, most: int, dimension: int)
     Example:
         >>> schedule = TuneSchedule(1e-5, 128.0, 3, 0.064, 47, 0.005, 5, 1, 64, {}, UpdateRule(), {})
         >>> default_rows(schedule, "cuda", 1, 460_800), default_rows(schedule, "cpu", 1, 460_800)
-        (128, 16)
+        (81, 16)
     """
     least = max(StepSettings.physical_batch_size, most)
     if device == "cpu":
         return least
     batch = schedule.expected_batch_size
     whole = math.ceil(batch + 3 * math.sqrt(batch * (1 - min(schedule.sample_rate, 1.0))))
-    tokens = StepSettings.physical_batch_size * _CONTEXT
-    return max(least, min(whole, tokens // schedule.max_length, _GRADIENTS // max(dimension, 1)))
+    most_rows = min(StepSettings.physical_batch_size * _CONTEXT // schedule.max_length, _GRADIENTS // dimension)
+    parts = math.ceil(whole / max(most_rows, least))
+    return max(least, math.ceil(whole / parts))
 
 
 def max_length_of(settings: TuneSettings, positions: int | None) -> int:

@@ -16,15 +16,16 @@ from dptune.core.digits import at_most
 from dptune.core.files import write_text
 from dptune.job.delivery import verification
 from dptune.job.delivery.card import card_text
-from dptune.job.delivery.privacy_section import END, START, privacy_section, score_text
+from dptune.job.delivery.privacy_section import END, START, claim_of_earlier, privacy_section, score_text
 from dptune.job.delivery.verification import CARD, CONFIG, WEIGHTS, CardError, check_deliverable, section_of
 from dptune.job.result import RunResult
-from dptune.privacy.accountants import rdp_epsilon
+from dptune.privacy.accountants import gdp_clt_epsilon, rdp_epsilon
 from dptune.privacy.certificate import SearchCertificate
 from dptune.privacy.ledger import Ledger
 from dptune.privacy.ledger_file import LedgerContents, read_ledger
 from dptune.privacy.release import Release
 from dptune.privacy.run_header import RunHeader
+from dptune.privacy.samplers.sampler import Sampler
 
 
 def section(noise: float = 1.0, steps: int = 10, **header: str) -> tuple[LedgerContents, str]:
@@ -125,6 +126,15 @@ def test_the_claim_names_its_accountant_and_cards_of_earlier_versions_stay_true(
         write_text(tmp_path / CARD, now.replace(row, said))
         with pytest.raises(CardError, match="do not trust it") if lie else nullcontext():
             check_deliverable(tmp_path)
+
+
+def test_the_claim_of_earlier_versions_counts_every_release() -> None:
+    about = RunHeader("static", "gdp_clt", "certified", None, 1e-5, "record", 100)
+    every = Sampler("full")
+    releases = Counter({Release(1.0, 5.0): 10, Release(1.0, 5.0, sampler=every): 1})
+    found = claim_of_earlier(LedgerContents(about, releases, 11, "0" * 64, True))
+    claim = at_most(gdp_clt_epsilon(Counter({Release(1.0, 5.0): 11}), 1e-5), 4)
+    assert found == {"epsilon_published": f"{claim} (as the mechanism's paper counts)"}
 
 
 def test_what_scored_a_search_has_its_noise_rounded_up_and_that_of_earlier_versions_is_known() -> None:

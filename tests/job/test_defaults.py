@@ -65,11 +65,12 @@ def test_default_micro_batches_hold_a_unit_and_few_steps_of_a_gpu_need_two(
     if rows > max(16, most):
         assert rows * width <= 16 * 512, "no more padded tokens than 16 records of the widest default"
         assert 4 * rows * dimension <= 2**30
-    deviation = math.sqrt(chosen.expected_batch_size * (1 - chosen.sample_rate))
-    whole = chosen.expected_batch_size + 3 * deviation
-    assert rows <= max(16, most, math.ceil(whole))
-    if whole <= min(16 * 512 // width, 2**28 // dimension):
-        assert rows >= whole, "a batch of three deviations more is one micro-batch"
+    whole = chosen.expected_batch_size + 3 * math.sqrt(chosen.expected_batch_size * (1 - chosen.sample_rate))
+    least = max(16, most)
+    fitting = max(least, min(16 * 512 // width, 2**28 // dimension))
+    passes = math.ceil(math.ceil(whole) / fitting)
+    assert rows * passes >= whole, "a batch of three deviations more needs no further micro-batch"
+    assert rows == least or (rows - 1) * passes < whole, "and hardly a row more"
 
 
 def test_a_run_has_the_micro_batches_that_are_chosen_or_asked_for() -> None:

@@ -134,6 +134,20 @@ def test_a_second_rehearsal_is_told_what_the_records_paid_and_a_dry_one_leaves_n
     assert f"it stays in {tmp_path / 'third' / 'result.json'}" in done.stdout
 
 
+def test_micro_batches_of_a_rehearsal_are_not_those_of_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Public records bring one row each; a private unit may bring more than a micro-batch of theirs holds."""
+    sizes: list[int] = []
+
+    def trial(base: Any, weights: Any, own: Any, *_: Any) -> float:
+        sizes.append(own.physical_batch_size)
+        return 3.0
+
+    monkeypatch.setattr(module, "trial", trial)
+    found = tuned(tmp_path / "out", records_per_unit=20)
+    assert sizes == [16, 16, 16]
+    assert found.epsilons.certified <= 8
+
+
 def test_a_rehearsal_reads_no_private_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     given: list[Any] = []
 

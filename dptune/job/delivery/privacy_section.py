@@ -18,6 +18,7 @@ from dptune.privacy.accountants import published_epsilon, rdp_epsilon
 from dptune.privacy.accounting.claimed import CLAIMED_BY, claimed_by_renyi
 from dptune.privacy.certificate import SearchCertificate
 from dptune.privacy.ledger_file import LedgerContents
+from dptune.privacy.release import Composition
 from dptune.privacy.run_header import RunHeader, composition_of
 from dptune.privacy.samplers.sampler import POISSON
 
@@ -235,7 +236,9 @@ def _claim(contents: LedgerContents) -> str:
 
 def claim_of_earlier(contents: LedgerContents) -> dict[str, str]:
     """The row of the claim as earlier versions wrote it: for Poisson batches always, and not saying who counts."""
-    as_poisson = Counter({replace(release, sampler=POISSON): n for release, n in contents.composition.items()})
+    as_poisson: Composition = Counter()
+    for release, count in contents.composition.items():
+        as_poisson[replace(release, sampler=POISSON)] += count
     claim = published_epsilon(contents.header.published_accountant, as_poisson, contents.header.delta)
     return {"epsilon_published": f"{_up(claim)} (as the mechanism's paper counts)"}
 

@@ -121,8 +121,6 @@ def rehearse_space(
         raise ConfigError("task", "classify has no rehearsal yet", fix="use score: noisy")
     public = replace(source, data=source.public, public=None, unit=unit, id=None)
     records = read_public(public, base, settings)
-    rows = rows_of(settings, base, candidate_schedule(settings, base, units), records.units.most)
-    settings = replace(settings, physical_batch_size=rows)
     check_kinds(search, settings, base, units)  # so that no late candidate fails by its settings
     weights, entropy, tried = base.load(), OsEntropy(), []
     calibrated: dict[Any, Any] = {}
@@ -133,6 +131,7 @@ def rehearse_space(
             calibrated[number] = calibrate_mechanism(own, base, candidate_schedule(own, base, units))
         bands = calibrated[number].mechanism.bands
         schedule = schedule_of(own, units, base.parameters, base.positions, bands)
+        own = replace(own, physical_batch_size=rows_of(own, base, schedule, records.units.most))
         found = trial(base, weights, own, schedule, calibrated[number], records, schedule.learning_rate)
         tried.append((configuration, found))
         on_trial(configuration, found)
