@@ -78,7 +78,7 @@ def _redirect_logs() -> None:
     for logger in (logging.root, *map(logging.getLogger, list(logging.root.manager.loggerDict))):
         for handler in logger.handlers:
             if type(handler) is logging.StreamHandler:
-                handler.setStream(sys.stderr)
+                handler.stream = sys.stderr  # setStream would flush the old one, which an earlier test may have closed
 
 
 def _forget(packages: Path) -> None:
