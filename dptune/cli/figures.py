@@ -13,8 +13,8 @@ from dptune.mechanisms.controllers.rldp_published import RldpPublished
 from dptune.mechanisms.planning import check_candidate, planned
 from dptune.policy import method
 from dptune.prediction.protocols import PUBLISHED_ACCOUNTANT, priced_answers
-from dptune.privacy.accountants import leaks_of, rdp_epsilon, repriced_epsilon, smallest_epsilon
-from dptune.privacy.accounting.claimed import CLAIMED_BY, claimed_by_renyi
+from dptune.privacy.accountants import leaks_of, repriced_epsilon, smallest_epsilon
+from dptune.privacy.accounting.claimed import CLAIMED_BY, renyi_claim
 from dptune.privacy.accounting.mixture_figures import mixture_figures
 from dptune.privacy.accounting.strategy import column_norm, relative_error
 from dptune.privacy.run_header import composition_of
@@ -47,8 +47,8 @@ def of_prices(prices: Epsilons, accountant: str, releases: Composition, delta: f
     claim: dict[str, Any] = {"epsilon_published": prices.published}
     if math.isfinite(prices.published):
         claim["epsilon_published_by"] = CLAIMED_BY[accountant]
-        if math.isfinite(prices.certified) and claimed_by_renyi(accountant, releases):
-            claim["epsilon_published_by_renyi_dp"] = rdp_epsilon(releases, delta)
+        if (renyi := renyi_claim(prices, accountant, releases, delta)) is not None:
+            claim["epsilon_published_by_renyi_dp"] = renyi
     return {**claim, **prices.to_dict(), "leaks": list(prices.leaks)}
 
 

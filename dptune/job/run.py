@@ -261,9 +261,8 @@ def figures_of(prepared: PreparedRun, model: Any) -> Figures:
         )
         for records, tokens in ((HELD_OUT, prepared.evaluation), (PUBLIC, prepared.public))
     }
-    settings = prepared.settings
-    dtype = prepared.plan.autocast_dtype
-    return measure_model(model, wanted, prepared.plan.physical_batch_size, telemetry=settings.telemetry, autocast=dtype)
+    plan, telemetry = prepared.plan, prepared.settings.telemetry
+    return measure_model(model, wanted, plan.physical_batch_size, telemetry=telemetry, autocast=plan.autocast_dtype)
 
 
 def result_of(

@@ -2,8 +2,8 @@
 
 ``tune``, ``suggest``, the candidates of a search, rehearsals and the cells of a grid call these functions. What differs
 is where records come from, and whether the schedule is given or chosen. Defaults are chosen from public facts alone:
-number of units, parameters and the model's context. Nothing here may look at the records: a schedule that depends on
-them would leak something that no epsilon covers.
+number of units, parameters, the model's context and the device. Nothing here may look at the records: a schedule that
+depends on them would leak something that no epsilon covers.
 """
 
 from __future__ import annotations

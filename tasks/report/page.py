@@ -191,7 +191,7 @@ def publish(folder: Path, name: str) -> None:
     write_index()
     if (checkout := checkout_of(Path.cwd())) is None:
         return
-    # Another copy may replace its pages meanwhile, and an index that is being written would find them gone.
+    # One copy at a time: the index reads the pages of all copies, and another copy may be replacing its own.
     with locked(checkout / DATA / "pages.lock", wait=True):
         keep_pages(folder, name)
         write_index(checkout / DATA)

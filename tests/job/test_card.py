@@ -102,7 +102,7 @@ def test_delta_and_noise_are_rounded_up_and_cards_of_earlier_versions_stay_true(
 
 @pytest.mark.parametrize("mechanism", ["static", "banded"])
 def test_the_claim_names_its_accountant_and_cards_of_earlier_versions_stay_true(mechanism: str, tmp_path: Path) -> None:
-    """Of plain DP-SGD the card also has the claim by Renyi DP, which the report of a study shows."""
+    """The card of a plain DP-SGD run has two claims, because the report of a study shows the one by Renyi DP."""
     accountant = "gdp_clt" if mechanism == "static" else "bandmf"
     header = RunHeader(mechanism, accountant, "certified", None, 1e-5, "record", 100)
     with Ledger.create(tmp_path / "ledger.jsonl", header, Counter()) as ledger:

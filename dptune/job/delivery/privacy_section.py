@@ -14,8 +14,8 @@ from decimal import ROUND_CEILING, Context
 from dptune.core.digits import at_most
 from dptune.job.delivery.card_code import cell
 from dptune.job.delivery.weights import LORA, NamedBase, form_of
-from dptune.privacy.accountants import published_epsilon, rdp_epsilon
-from dptune.privacy.accounting.claimed import CLAIMED_BY, claimed_by_renyi
+from dptune.privacy.accountants import published_epsilon
+from dptune.privacy.accounting.claimed import CLAIMED_BY, renyi_claim
 from dptune.privacy.certificate import SearchCertificate
 from dptune.privacy.ledger_file import LedgerContents
 from dptune.privacy.release import Composition
@@ -175,7 +175,7 @@ def not_covered(contents: LedgerContents, certificate: SearchCertificate | None,
 
 
 def certified_epsilon(contents: LedgerContents, certificate: SearchCertificate | None) -> float:
-    """The guarantee of a deliverable: its own ledger's, or that of the search whose winner it is."""
+    """The epsilon that covers a deliverable: its ledger's, and for the winner of a search the whole search's."""
     return contents.epsilons.certified if certificate is None else certificate.certified
 
 
@@ -223,15 +223,14 @@ def _beside(header: RunHeader) -> str:
 
 
 def _claim(contents: LedgerContents) -> str:
-    """The published epsilon and who counts it; of plain DP-SGD also that of Renyi DP, which reports show."""
+    """The published epsilon and the accountant that counts it. Plain DP-SGD also has the one by Renyi DP."""
     header, prices = contents.header, contents.epsilons
     if math.isinf(prices.published):
         return _up(prices.published)
     claim = f"{_up(prices.published)}, by {CLAIMED_BY[header.published_accountant]}"
     counted = contents.composition + composition_of(header.inherited)
-    if math.isinf(prices.certified) or not claimed_by_renyi(header.published_accountant, counted):
-        return claim
-    return f"{claim}; {_up(rdp_epsilon(counted, header.delta))} by Renyi DP"
+    renyi = renyi_claim(prices, header.published_accountant, counted, header.delta)
+    return claim if renyi is None else f"{claim}; {_up(renyi)} by Renyi DP"
 
 
 def claim_of_earlier(contents: LedgerContents) -> dict[str, str]:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+
+from dptune.privacy.accountants import Epsilons, rdp_epsilon
 from dptune.privacy.release import Composition
 
 #: Who counts ``epsilon_published``, by accountant: a key of ``PUBLISHED_ACCOUNTANTS``.
@@ -17,18 +20,26 @@ CLAIMED_BY = {
 }
 
 
-def claimed_by_renyi(accountant: str, releases: Composition) -> bool:
-    """Whether users of this mechanism publish what Renyi DP proves (Mironov 2017) in place of the central limit.
+def renyi_claim(prices: Epsilons, accountant: str, releases: Composition, delta: float) -> float | None:
+    """What Renyi DP proves of plain DP-SGD (Mironov 2017), whose users publish it; None of everything else.
 
-    They do so for plain DP-SGD: one Gaussian noise, one sample rate, and a sensitivity of 1.
+    Plain DP-SGD has one Gaussian noise, one sample rate, and a sensitivity of 1. Reports show this claim.
+
+    Args:
+        accountant: the key of ``CLAIMED_BY`` that counted ``prices.published``.
+        releases: those that ``prices.certified`` counts, inherited ones too.
+        delta: of all these epsilons.
 
     >>> from collections import Counter
+    >>> from dptune.privacy.accountants import epsilons
     >>> from dptune.privacy.release import Release
-    >>> claimed_by_renyi("gdp_clt", Counter({Release(sample_rate=0.01, noise_multiplier=1.0): 100}))
-    True
+    >>> steps = Counter({Release(sample_rate=0.01, noise_multiplier=1.0): 1000})
+    >>> round(renyi_claim(epsilons(steps, 1e-5), "gdp_clt", steps, 1e-5), 3)
+    2.108
     """
-    if accountant != "gdp_clt" or len(releases) != 1:
-        return False
+    if accountant != "gdp_clt" or len(releases) != 1 or not math.isfinite(max(prices.published, prices.certified)):
+        return None
     (one,) = releases
     gaussian = one.noise == "gaussian" and one.gaussian_multiplier == one.noise_multiplier
-    return gaussian and not one.adaptive and not one.coefficients and one.sampler.like_poisson
+    plain = gaussian and not one.adaptive and not one.coefficients and one.sampler.like_poisson
+    return rdp_epsilon(releases, delta) if plain else None
