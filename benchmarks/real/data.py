@@ -49,15 +49,22 @@ class Sst2:
         return Rows(own, dev, test, {"text": "text", "label": "label"})
 
 
+#: What stands between a meaning and its sentence. The papers' separator is GPT-2's end-of-text token, which no other
+#: model was trained to read there: SmolLM2-135M-Instruct has a perplexity of 43 on dev sentences after it, and 12 after
+#: this line.
+E2E_SEPARATOR = "\nDescription:"
+
+
 @dataclass(frozen=True)
 class E2e:
     """E2E's pairs of a meaning and a sentence; each is a unit. ``size`` None takes all. Dev is some of the dev file."""
 
     size: int | None = None
+    separator: str = E2E_SEPARATOR
 
     def __call__(self, folder: Path) -> Rows:
         place = str(needed(folder, "benchmarks/e2e/e2e-dataset.zip", "the archive of the E2E challenge"))
-        train, dev, test = (list(e2e(place, part)) for part in ("train", "dev", "test"))
+        train, dev, test = (list(e2e(place, part, separator=self.separator)) for part in ("train", "dev", "test"))
         columns = {"prompt": "prompt", "completion": "completion"}
         return Rows(some(train, self.size), some(dev, _DEV_ROWS), test, columns)
 

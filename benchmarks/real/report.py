@@ -20,11 +20,13 @@ from benchmarks.real.plan import (
 from benchmarks.real.published import PUBLISHED
 from docs.generate import weights_table
 
+_OF_TEXTS = (("bleu_e2e", "BLEU", 1), ("nist_e2e", "NIST", 1), ("rouge_l_13a", "ROUGE-L", 1))
 #: By part: names of scores, their headings, and what they are multiplied by. The first one is compared.
 METRICS: Mapping[str, tuple[tuple[str, str, float], ...]] = {
     WEIGHTS: (("accuracy", "test accuracy, %", 100), ("loss", "loss, nats", 1)),
     "sst2": (("accuracy", "test accuracy, %", 100), ("loss", "loss, nats", 1)),
-    "e2e": (("bleu_e2e", "BLEU", 1), ("nist_e2e", "NIST", 1), ("rouge_l_13a", "ROUGE-L", 1)),
+    "e2e": _OF_TEXTS,
+    "e2e-eot": _OF_TEXTS,
     "diabetes-text": (("perplexity", "test perplexity", 1),),
     "readmission": (("accuracy", "test accuracy, %", 100), ("f1", "macro F1", 1), ("loss", "loss, nats", 1)),
 }

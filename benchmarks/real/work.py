@@ -20,7 +20,7 @@ import torch
 
 import dptune
 from benchmarks.measure import machine, status
-from benchmarks.real.data import Rows
+from benchmarks.real.data import E2E_SEPARATOR, Rows
 from benchmarks.real.plan import MODELS, UNCERTIFIED, Run, chosen
 from dptune.core.errors import DivergedError, DptuneError
 from dptune.core.files import jsonable, read_json, write_json
@@ -39,6 +39,7 @@ from dptune.privacy.entropy import OsEntropy
 from dptune.privacy.run_folder import RunFolder
 from dptune.privacy.run_header import RunHeader
 from dptune.privacy.spent_budgets.register import Register
+from dptune.records.benchmarks import END_OF_TEXT
 from dptune.records.reading.read import read
 from dptune.records.reading.source import RecordSource
 from dptune.training.evaluation import record_losses
@@ -266,10 +267,13 @@ def _leaving_out(outputs: Sequence[str], references: Sequence[Sequence[str]]) ->
 def template(prompt: str) -> str:
     """A prompt's slots in one frame, which repeats the meaning without a model.
 
+    >>> template("name : Ada | Type : pub | food : French | near : The Bay\\nDescription:")
+    'Ada is a French pub near The Bay.'
     >>> template("name : Ada | Type : pub | food : French | near : The Bay<|endoftext|>")
     'Ada is a French pub near The Bay.'
     """
-    slots = dict(part.strip().split(" : ", 1) for part in prompt.partition("<|")[0].split(" | ") if " : " in part)
+    meaning = prompt.removesuffix(E2E_SEPARATOR).removesuffix(END_OF_TEXT)
+    slots = dict(part.strip().split(" : ", 1) for part in meaning.split(" | ") if " : " in part)
     said = f"{slots.get('name', '')} is a {slots.get('food', '')} {slots.get('Type') or 'restaurant'}"
     said += f" in the {slots['area']} area" if "area" in slots else ""
     said += f" near {slots['near']}" if "near" in slots else ""
