@@ -338,6 +338,7 @@ ALL: dict[str, tuple[Callable[[int], dict[str, Any]], str]] = {
     "no question": (lambda n: {"who": f"c{n}", "messages": [{}, *chat("Late?", "It is.")][2:]}, "chat_order"),
     "doubled": (lambda n: {"who": f"c{n}", "messages": chat(LONG, "Yes.", LONG, "Yes.")}, "repeated_messages"),
     "echo": (lambda n: {"who": f"c{n}", "prompt": LONG, "completion": LONG + " Sorry."}, "repeated_prompt"),
+    "no space": (lambda n: {"who": f"c{n}", "prompt": f"name: Inn {n}", "completion": "A fine inn."}, "glued"),
     "wrapped": (
         lambda n: {"who": f"c{n}", "text": ("The letters of May", "which came so late")[n % 2] + " were such as no"},
         "wrapped",
@@ -353,6 +354,15 @@ def chat(*said: str) -> list[dict[str, str]]:
 def test_what_records_have_in_common_is_warned_about(kind: str) -> None:
     made, finding = ALL[kind]
     assert finding in findings([made(n) for n in range(60)], unit="who")
+
+
+@pytest.mark.parametrize(
+    ("prompt", "completion"),
+    [("Is it late?", " Yes."), ("Is it late?\n", "Yes."), ("Answer:", "Yes."), ("\u8fdf\u4e86\u5417", "\u662f\u7684")],
+)
+def test_a_prompt_that_ends_in_a_mark_or_a_space_is_sound(prompt: str, completion: str) -> None:
+    made = [{"who": f"c{n}", "prompt": f"{n} {prompt}", "completion": f"{completion} {n}."} for n in range(60)]
+    assert findings(made, unit="who") == {}
 
 
 def test_short_answers_are_sound() -> None:

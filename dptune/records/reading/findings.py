@@ -57,6 +57,8 @@ _SHEET_DAY = re.compile(
     re.IGNORECASE,
 )
 _CODED = re.compile(r"\d{1,3}(?:\.\d{3})+|\d+(?:[.,](\d+))?(?:e\+?(\d{1,3}))", re.IGNORECASE)
+#: The end of a prompt and the beginning of its completion, in scripts that put spaces between words.
+_GLUED = re.compile("[A-Za-z0-9.?!\u00c0-\u052f][A-Za-z0-9\u00c0-\u052f]")
 #: Signs of a text by which a name is damaged.
 _DAMAGE = {"wrong_encoding", "lost_characters", "utf7", "escapes", "quoted_printable", "printed_values"}
 #: A text of at least so many characters is not repeated by chance; one of so many may have been cut.
@@ -69,6 +71,8 @@ _KINDS = {
     ),
     "repeated_messages": (0.01, "hold one message twice", "if a join or an export doubled them, remove the second"),
     "repeated_prompt": (0.1, "repeat the prompt in the answer", "if it is no part of the answer, remove it there"),
+    "glued": (0.5, "have no space between prompt and completion, which are read as one word",
+        "end prompts with a new line, or begin completions with a space"),
     "wrapped": (
         0.3, "begin in the middle of a sentence, as lines of wrapped texts do",
         "put an empty line between texts, and choose records_are paragraphs",
@@ -279,6 +283,8 @@ class Findings:
             kind = "repeated_prompt"
         if kind:
             self._kinds[kind].append(row)
+        if isinstance(content, PromptTarget) and _GLUED.fullmatch(content.prompt[-1:] + content.target[:1]):
+            self._kinds["glued"].append(row)
         if isinstance(content, Text):
             if whole[:1].islower() and self._last[0].isalnum():
                 self._kinds["wrapped"].append(row)
