@@ -255,7 +255,7 @@ def _plan(prepared: PreparedRun) -> dict[str, Any]:
 
 def _resources(prepared: PreparedRun) -> dict[str, Any]:
     from dptune.core.settings import RECORD
-    from dptune.job.suggest import estimate
+    from dptune.job.suggest import estimate, widths_of
 
     units, private = prepared.units, prepared.settings.telemetry == "private"
     brought = [units.most] if private else [min(len(members), units.most) for members in units.members]
@@ -263,9 +263,11 @@ def _resources(prepared: PreparedRun) -> dict[str, Any]:
     settings = prepared.settings
     again = settings.gradient_checkpointing
     rows, bands = prepared.plan.physical_batch_size, prepared.mechanism.mechanism.bands
-    found = estimate(prepared.base, prepared.schedule, rows, each, checkpointing=again, bands=bands)
+    widths = None if private else widths_of(prepared.tokens, units, prepared.schedule, rows)
+    found = estimate(prepared.base, prepared.schedule, rows, each, widths=widths, checkpointing=again, bands=bands)
     figures = {"estimated_memory_gib": found.memory / 2**30, "estimated_minutes": found.seconds / 60}
-    follows = "shapes" if private or prepared.units.kind == RECORD else "shapes and the private records of each unit"
+    counted = "lengths" if units.kind == RECORD else "lengths and the numbers of records of each unit"
+    follows = "shapes" if private else f"shapes and private {counted}"
     about = (
         f"projections from {follows}, before any weight is read; time: this device's present speed at a product of the "
         "model's width and at an elementwise operation, times their numbers in all steps, without evaluations "

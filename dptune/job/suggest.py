@@ -2,8 +2,8 @@
 
 Hyper-parameters that were chosen by looking at the private records would cost privacy that no epsilon counts. Public
 records of the same kind may be looked at as often as one likes. A trial trains on them with the noise, batch and number
-of steps of the private run, so that it meets the same noise, and costs no privacy. An estimate reads no records: it
-follows from shapes and from the device's speed of multiplication.
+of steps of the private run, so that it meets the same noise, and costs no privacy. An estimate follows
+from shapes and from the device's speed of multiplication, and of records from their lengths alone.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
@@ -36,13 +36,13 @@ from dptune.mechanisms.registry import build, of_model
 from dptune.privacy.entropy import OsEntropy
 from dptune.records.reading.read import read_sides
 from dptune.records.reading.source import Fractions, RecordSource
-from dptune.training.data import Tokens
+from dptune.training.data import Tokens, by_width
 from dptune.training.evaluation import perplexity
 from dptune.training.gradients.gradient_check import first_evaluation, rehearse
 from dptune.training.gradients.layer_gradients import layer_gradients
 from dptune.training.gradients.per_sample import per_sample_gradients
 from dptune.training.gradients.shared_pass import shared_copy
-from dptune.training.gradients.step_memory import micro_batches
+from dptune.training.gradients.step_memory import micro_batches, public_widths
 from dptune.training.loop import train
 from dptune.training.models.own_weights import groups_of, own_weights
 from dptune.training.privacy_units import PrivacyUnits
@@ -293,6 +293,7 @@ def estimate(
     rows: int,
     records_each: float = 1.0,
     *,
+    widths: Mapping[int, float] | None = None,
     checkpointing: bool = False,
     bands: int = 1,
 ) -> Estimate:
@@ -300,10 +301,12 @@ def estimate(
 
     Args:
         records_each: that a drawn unit brings.
+        widths: share of the units by the width of their micro-batches (``widths_of``); None: all have the widest.
         checkpointing: whether layers keep their inputs alone, and run again.
         bands: steps over which noise is correlated; the noise of all but one is kept in float64.
     """
-    tokens, own = rows * schedule.max_length, base.trained.train != "lora"
+    widths = widths or {schedule.max_length: 1.0}
+    tokens, own = rows * max(widths), base.trained.train != "lora"
     frozen = base.frozen_bytes - (4 * base.dimension if own else 0)  # what trains is counted in the next line
     # float32: weights, gradient, two moments; float64: the sum, and past noise.
     adapters = base.dimension * (4 * 4 + 8 + 8 * (bands - 1))
@@ -312,17 +315,26 @@ def estimate(
     logits = _LOGIT_COPIES * 4 * tokens * base.vocabulary
     kept = _ACTIVATIONS + base.layers if checkpointing else _ACTIVATIONS * base.layers
     activations = kept * tokens * base.width * base.bytes_each
-    passes = schedule.steps * math.ceil(schedule.expected_batch_size * records_each / rows)
+    batch = schedule.expected_batch_size * records_each
+    parts = {width: math.ceil(batch * share / rows) for width, share in widths.items()}
     # Two operations a parameter and token in the forward pass, and two in the backward pass: frozen weights need no
     # gradient. Those that train need two more, and two passes: one for the norms, one for the sum. A checkpointed layer
     # runs forward twice.
     each = (12 if own else 4) + (4 if own and checkpointing else 2 if checkpointing else 0)
-    products = each * base.parameters * tokens / _product_speed(base)
-    vectors = _VECTOR_OPERATIONS * tokens * base.width * base.layers / _vector_speed(base)
+    products = each * base.parameters / _product_speed(base)
+    vectors = _VECTOR_OPERATIONS * base.width * base.layers / _vector_speed(base)
+    step = sum(count * (rows * width * (products + vectors) + _STEP_SECONDS) for width, count in parts.items())
     return Estimate(
         memory=float(frozen + adapters + per_sample + logits + activations),
-        seconds=passes * (products + vectors + _STEP_SECONDS),
+        seconds=schedule.steps * step,
     )
+
+
+def widths_of(tokens: Tokens, units: PrivacyUnits, schedule: TuneSchedule, rows: int) -> dict[int, float]:
+    """Share of the units by the width of the micro-batches that hold all their records. Private."""
+    widths = public_widths(tokens.width, schedule.expected_batch_size, rows)
+    found = by_width([unit for unit in units.members if len(unit)], tokens, widths)
+    return {width: len(held) / len(units.members) for width, held in found}
 
 
 def _product_speed(base: Base) -> float:

@@ -7,6 +7,7 @@ import re
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -18,7 +19,10 @@ from dptune.job.base_model import open_base
 from dptune.job.preparation import calibrated_schedule, prepare, rows_of, weak_signal
 from dptune.job.run_spec import default_batch, default_delta, default_rows, schedule_of, signal_of
 from dptune.job.settings import TuneSettings
+from dptune.job.suggest import estimate, widths_of
 from dptune.records.reading.source import RecordSource
+from dptune.training.data import Tokens
+from dptune.training.privacy_units import PrivacyUnits
 
 
 @given(units=st.integers(1, 10**9))
@@ -87,6 +91,33 @@ def test_a_run_has_the_micro_batches_that_are_chosen_or_asked_for() -> None:
     assert rows_of(short, on_gpu, schedule_of(short, 1000, 1000, None), 1) == math.ceil(
         128 + 3 * math.sqrt(128 * 0.872)
     )
+
+
+def test_an_estimate_counts_the_tokens_that_records_are_padded_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 64 units with 512 tokens at most: records of 9 tokens are padded to 16, a unit is as wide as its longest."""
+    for speed in ("_product_speed", "_vector_speed"):
+        monkeypatch.setattr(f"dptune.job.suggest.{speed}", lambda base: 1e6)
+    base = open_base(checkpoint(), TuneSettings(epsilon=4.0))
+    asked = TuneSettings(epsilon=4.0, max_length=512, expected_batch_size=64)
+    schedule = schedule_of(asked, 256, 1000, None)
+    lengths = [9, 9, 300, 9, 40, 9, 9, 9]
+    tokens = Tokens([np.ones(length, dtype=np.int32) for length in lengths], padding=0, width=512)
+    units = PrivacyUnits.of("customer", np.arange(8) // 2, most=2)
+    shares = widths_of(tokens, units, schedule, rows=16)
+    assert shares == {512: 0.25, 64: 0.25, 16: 0.5}
+
+    def tokens_of_a_step(widths: dict[int, float] | None) -> float:
+        seconds = estimate(base, schedule, 16, widths=widths).seconds / schedule.steps
+        one = estimate(base, replace(schedule, expected_batch_size=16.0), 16, widths={1: 1.0}).seconds / schedule.steps
+        two = estimate(base, replace(schedule, expected_batch_size=16.0), 16, widths={2: 1.0}).seconds / schedule.steps
+        fixed = 2 * one - two  # of each micro-batch
+        parts = 4 if widths is None else sum(math.ceil(4 * share) for share in widths.values())
+        return (seconds - parts * fixed) / (two - one)
+
+    assert tokens_of_a_step(None) == pytest.approx(4 * 512)
+    assert tokens_of_a_step(shares) == pytest.approx(512 + 64 + 2 * 16)
+    memory = [estimate(base, schedule, 16, widths=widths).memory for widths in (None, shares, {64: 1.0}, {16: 1.0})]
+    assert memory[0] == memory[1] > memory[2] > memory[3], "of the widest that records need"
 
 
 def test_what_is_asked_for_is_kept_and_needs_no_reason() -> None:

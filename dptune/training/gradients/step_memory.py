@@ -45,17 +45,22 @@ class MicroBatch:
 
 
 def public_widths(width: int, expected_batch_size: float, rows: int) -> tuple[int, ...]:
-    """The widths that micro-batches may have, descending: ``width``, and halves of it where a batch is large.
+    """The widths that micro-batches may have, descending: ``width``, its half, its quarter and so on.
 
-    Each width has a last micro-batch that is filled up, so that n widths cost up to a micro-batch more than one. There
-    are as many as keep that below a quarter of the batch, at most four, none below 16 tokens.
+    Each width has a last micro-batch that is filled up with padding. There are as many widths as keep all of these but
+    the widest below a quarter of a batch, none below 16 tokens: one where a batch has less than twice ``rows``, and all
+    halves where it has four times as many.
 
     Args:
         rows: physical batch size.
+
+    Example:
+        >>> public_widths(512, 64.0, 16), public_widths(512, 18.0, 16)
+        ((512, 256, 128, 64, 32, 16), (512,))
     """
     halves = [width]
-    while len(halves) < 4 and expected_batch_size >= rows * 2 ** (len(halves) + 1) and halves[-1] >= 32:
-        halves.append(-(-halves[-1] // 2))
+    while (half := -(-halves[-1] // 2)) >= 16 and rows * (sum(halves[1:]) + half) <= expected_batch_size * width / 4:
+        halves.append(half)
     return tuple(halves)
 
 
