@@ -71,7 +71,7 @@ Accounting = Literal["certified", "noise_only", "published"]
 
 def read_options(texts: list[str] | None) -> dict[str, Any]:
     """The mechanism's options by name, values as texts. Raises: ConfigError for one without ``=``, or given twice."""
-    return dict(assignments(texts or []))
+    return {name: value.strip() for name, value in assignments(texts or []).items()}
 
 
 def law_of(

@@ -161,7 +161,10 @@ def records_of(name: str, unit: str | None, options: Mapping[str, str]) -> tuple
         problem = f"source {name} yields texts, which have no column {unit!r}"
         raise ConfigError("data.unit", problem, fix="leave it out, or register the source with rows=True")
     kinds = {key: kind for key in options if (kind := found.kinds.get(key)) in (bool, int, float, str)}
-    values = {key: convert(f"source.{key}", value, kinds.get(key, str)) for key, value in options.items()}
+    values = {
+        key: convert(f"source.{key}", value.strip(), kinds[key]) if kinds.get(key, str) is not str else value
+        for key, value in options.items()
+    }
     settings = SourceSettings(unit=unit or RECORD, options=values)
     found.check(settings)
     return found.rows(settings), label_of(name, values)

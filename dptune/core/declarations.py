@@ -232,10 +232,14 @@ def _range(bounds: tuple[Any, ...]) -> str:
 
 
 def assignments(options: Iterable[str]) -> dict[str, str]:
-    """Values by key, as texts. Raises: ConfigError for an option without ``=`` or key, or a key given twice."""
+    """Values by key, as texts with their white space, which a separator may be made of.
+
+    Raises: ConfigError for an option without ``=`` or key, or a key given twice.
+    """
     values: dict[str, str] = {}
     for option in options:
-        key, equals, value = (part.strip() for part in option.partition("="))
+        key, equals, value = option.partition("=")
+        key = key.strip()
         if not equals:
             raise ConfigError(f"--set {option}", "has no '='", fix="write --set KEY=VALUE")
         if not key:

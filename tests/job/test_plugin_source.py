@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 from pathlib import Path
 
@@ -11,9 +12,12 @@ from typer.testing import CliRunner, Result
 
 from dptune.cli import app
 from dptune.cli.tune import records_of
+from dptune.core.declarations import assignments
 from dptune.core.errors import ConfigError, DataError
 from dptune.job.delivery.verification import check_deliverable
 from dptune.records import catalogue
+from dptune.records.reading.read import read
+from dptune.records.reading.record import Text
 
 MODULE = """
 from dptune.records.catalogue import source
@@ -106,3 +110,9 @@ def test_a_source_that_fails_is_named(plugin: str) -> None:
         list(found.data)
     with pytest.raises(ConfigError, match="customers: 'two' is not a number"):
         records_of("made_up_visits", None, {"customers": "two"})
+
+
+def test_white_space_of_a_text_is_kept_and_that_of_a_number_is_not(plugin: str) -> None:
+    importlib.import_module(plugin)
+    described, _ = records_of("made_up_visits", None, assignments(["customers = 30", "word=\ncat ", "late= true"]))
+    assert [record.content for record in read(described)][:1] == [Text("0 red \ncat  late")]
