@@ -258,16 +258,15 @@ def _plan(prepared: PreparedRun) -> dict[str, Any]:
 
 def _resources(prepared: PreparedRun) -> dict[str, Any]:
     from dptune.core.settings import RECORD
-    from dptune.job.suggest import estimate, widths_of
+    from dptune.job.suggest import estimate, records_by_width
 
     units, private = prepared.units, prepared.settings.telemetry == "private"
-    brought = [units.most] if private else [min(len(members), units.most) for members in units.members]
-    each = sum(brought) / len(brought)  # how many records units have is private: then it is the most
-    settings = prepared.settings
-    again = settings.gradient_checkpointing
-    rows, bands = prepared.plan.physical_batch_size, prepared.mechanism.mechanism.bands
-    widths = None if private else widths_of(prepared.tokens, units, prepared.schedule, rows)
-    found = estimate(prepared.base, prepared.schedule, rows, each, widths=widths, checkpointing=again, bands=bands)
+    schedule, rows, bands = prepared.schedule, prepared.plan.physical_batch_size, prepared.mechanism.mechanism.bands
+    # How many records units have, and how long they are, is private: then it is the most.
+    most = {schedule.max_length: float(units.most)}
+    brought = most if private else records_by_width(prepared.tokens, units, schedule, rows)
+    again = prepared.settings.gradient_checkpointing
+    found = estimate(prepared.base, schedule, rows, brought, checkpointing=again, bands=bands)
     figures = {"estimated_memory_gib": found.memory / 2**30, "estimated_minutes": found.seconds / 60}
     counted = "lengths" if units.kind == RECORD else "lengths and the numbers of records of each unit"
     follows = "shapes" if private else f"shapes and private {counted}"

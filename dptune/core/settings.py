@@ -205,7 +205,7 @@ class ScheduleSettings(StepSettings, UpdateRule, TrainedWeights):
         sampler: how units get into batches: "poisson", each by its own coin; "truncated_poisson", the same, and a batch
             of more than max_batch units is cut at random; "balls_in_bins", each into exactly one batch of every epoch.
         max_batch: most units of a batch of truncated_poisson; left out, so many that cuts take a thousandth of delta.
-        max_length: width of every batch in tokens, including one of padding; longer records are cut, never split.
+        max_length: width of the widest batch in tokens, including one of padding; longer records are cut, never split.
         records_per_unit: most records of one unit in a batch, if the unit is a column.
     """
 

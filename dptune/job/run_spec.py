@@ -157,7 +157,7 @@ def schedule_of(
         measured = "measured with the learning rate"
         reasons["head_rate_ratio"] = measured if settings.train == "lora" else _of_own(settings, parameters)
     if settings.max_length is None:
-        reasons["max_length"] = "the model's context, 512 at most; short texts are padded to a part of it"
+        reasons["max_length"] = "the model's context, 512 at most; less saves memory, and time where texts are longer"
     options = dict(settings.options)
     if settings.mechanism in _AT_RADIUS and "max_grad_norm" not in options:
         options["max_grad_norm"], reasons["max_grad_norm"] = _radius(settings, parameters < _SMALL)

@@ -271,6 +271,7 @@ _ACTIVATIONS = 20  # vectors of the layer's width that each token keeps in each 
 #: Elementwise operations on such vectors, in each layer and both passes: norms, rotations, activations, sums.
 _VECTOR_OPERATIONS = 200
 _ROWS, _MEASURED_SECONDS = 256, 0.2
+_COUNTED = 10_000  # units
 _STEP_SECONDS = 0.02  # fixed cost of a micro-batch, however small the model
 
 
@@ -291,22 +292,20 @@ def estimate(
     base: Base,
     schedule: TuneSchedule,
     rows: int,
-    records_each: float = 1.0,
+    brought: Mapping[int, float] | None = None,
     *,
-    widths: Mapping[int, float] | None = None,
     checkpointing: bool = False,
     bands: int = 1,
 ) -> Estimate:
     """The estimate of a run with micro-batches of ``rows`` records; measures the device for a third of a second.
 
     Args:
-        records_each: that a drawn unit brings.
-        widths: share of the units by the width of their micro-batches (``widths_of``); None: all have the widest.
+        brought: records that a drawn unit brings, by the width of their micro-batches (``records_by_width``); None:
+            one of the greatest width.
         checkpointing: whether layers keep their inputs alone, and run again.
         bands: steps over which noise is correlated; the noise of all but one is kept in float64.
     """
-    widths = widths or {schedule.max_length: 1.0}
-    tokens, own = rows * max(widths), base.trained.train != "lora"
+    tokens, own = rows * schedule.max_length, base.trained.train != "lora"
     frozen = base.frozen_bytes - (4 * base.dimension if own else 0)  # what trains is counted in the next line
     # float32: weights, gradient, two moments; float64: the sum, and past noise.
     adapters = base.dimension * (4 * 4 + 8 + 8 * (bands - 1))
@@ -315,8 +314,8 @@ def estimate(
     logits = _LOGIT_COPIES * 4 * tokens * base.vocabulary
     kept = _ACTIVATIONS + base.layers if checkpointing else _ACTIVATIONS * base.layers
     activations = kept * tokens * base.width * base.bytes_each
-    batch = schedule.expected_batch_size * records_each
-    parts = {width: math.ceil(batch * share / rows) for width, share in widths.items()}
+    brought = brought or {schedule.max_length: 1.0}
+    parts = {width: math.ceil(schedule.expected_batch_size * each / rows) for width, each in brought.items()}
     # Two operations a parameter and token in the forward pass, and two in the backward pass: frozen weights need no
     # gradient. Those that train need two more, and two passes: one for the norms, one for the sum. A checkpointed layer
     # runs forward twice.
@@ -330,11 +329,16 @@ def estimate(
     )
 
 
-def widths_of(tokens: Tokens, units: PrivacyUnits, schedule: TuneSchedule, rows: int) -> dict[int, float]:
-    """Share of the units by the width of the micro-batches that hold all their records. Private."""
+def records_by_width(tokens: Tokens, units: PrivacyUnits, schedule: TuneSchedule, rows: int) -> dict[int, float]:
+    """Records that a unit brings to a batch on average, by the width that they need. Private.
+
+    A unit's records are drawn once, and of many units some thousands are looked at.
+    """
+    chance = np.random.default_rng(0)
+    chosen = chance.permutation(len(units.members))[:_COUNTED]
+    drawn = [chance.permutation(unit)[: units.most] for unit in map(units.members.__getitem__, chosen) if len(unit)]
     widths = public_widths(tokens.width, schedule.expected_batch_size, rows)
-    found = by_width([unit for unit in units.members if len(unit)], tokens, widths)
-    return {width: len(held) / len(units.members) for width, held in found}
+    return {width: sum(map(len, held)) / len(chosen) for width, held in by_width(drawn, tokens, widths)}
 
 
 def _product_speed(base: Base) -> float:

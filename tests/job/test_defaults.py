@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
+import shutil
 from dataclasses import replace
-from typing import Any
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -13,13 +17,15 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from tiny_tuning import checkpoint
+from typer.testing import CliRunner
 
+from dptune.cli import app
 from dptune.core.errors import ConfigError
 from dptune.job.base_model import open_base
 from dptune.job.preparation import calibrated_schedule, prepare, rows_of, weak_signal
 from dptune.job.run_spec import default_batch, default_delta, default_rows, schedule_of, signal_of
 from dptune.job.settings import TuneSettings
-from dptune.job.suggest import estimate, widths_of
+from dptune.job.suggest import estimate, records_by_width
 from dptune.records.reading.source import RecordSource
 from dptune.training.data import Tokens
 from dptune.training.privacy_units import PrivacyUnits
@@ -100,24 +106,57 @@ def test_an_estimate_counts_the_tokens_that_records_are_padded_to(monkeypatch: p
     base = open_base(checkpoint(), TuneSettings(epsilon=4.0))
     asked = TuneSettings(epsilon=4.0, max_length=512, expected_batch_size=64)
     schedule = schedule_of(asked, 256, 1000, None)
-    lengths = [9, 9, 300, 9, 40, 9, 9, 9]
+    lengths = [9, 9, 300, 9, 40, 9, 9]
     tokens = Tokens([np.ones(length, dtype=np.int32) for length in lengths], padding=0, width=512)
-    units = PrivacyUnits.of("customer", np.arange(8) // 2, most=2)
-    shares = widths_of(tokens, units, schedule, rows=16)
-    assert shares == {512: 0.25, 64: 0.25, 16: 0.5}
+    units = PrivacyUnits.of("customer", np.array([0, 0, 1, 1, 2, 2, 3]), most=2)
+    brought = records_by_width(tokens, units, schedule, rows=16)
+    assert brought == {512: 0.5, 64: 0.5, 16: 0.75}
 
-    def tokens_of_a_step(widths: dict[int, float] | None) -> float:
-        seconds = estimate(base, schedule, 16, widths=widths).seconds / schedule.steps
-        one = estimate(base, replace(schedule, expected_batch_size=16.0), 16, widths={1: 1.0}).seconds / schedule.steps
-        two = estimate(base, replace(schedule, expected_batch_size=16.0), 16, widths={2: 1.0}).seconds / schedule.steps
+    def tokens_of_a_step(given: dict[int, float] | None) -> float:
+        small = replace(schedule, expected_batch_size=16.0)
+        seconds = estimate(base, schedule, 16, given).seconds / schedule.steps
+        one, two = (estimate(base, small, 16, {width: 1.0}).seconds / schedule.steps for width in (1, 2))
         fixed = 2 * one - two  # of each micro-batch
-        parts = 4 if widths is None else sum(math.ceil(4 * share) for share in widths.values())
+        parts = 4 if given is None else sum(math.ceil(4 * each) for each in given.values())
         return (seconds - parts * fixed) / (two - one)
 
     assert tokens_of_a_step(None) == pytest.approx(4 * 512)
-    assert tokens_of_a_step(shares) == pytest.approx(512 + 64 + 2 * 16)
-    memory = [estimate(base, schedule, 16, widths=widths).memory for widths in (None, shares, {64: 1.0}, {16: 1.0})]
-    assert memory[0] == memory[1] > memory[2] > memory[3], "of the widest that records need"
+    assert tokens_of_a_step(brought) == pytest.approx(2 * 512 + 2 * 64 + 3 * 16)
+
+
+def test_an_estimate_counts_what_is_drawn_and_units_without_records() -> None:
+    """Of 49 short records and a long one, one is drawn; and half of the units have none, as slots of an auditor."""
+    schedule = schedule_of(TuneSettings(epsilon=4.0, max_length=512, expected_batch_size=64), 256, 1000, None)
+    lengths = ([9] * 49 + [500]) * 40
+    tokens = Tokens([np.ones(length, dtype=np.int32) for length in lengths], padding=0, width=512)
+    few = PrivacyUnits.of("customer", np.arange(2000) // 50, most=1)
+    brought = records_by_width(tokens, few, schedule, rows=16)
+    assert sum(brought.values()) == pytest.approx(1)
+    assert brought[16] > 0.8  # the mean is 0.98 with a deviation of 0.02
+    absent = SimpleNamespace(members=[np.array([number] * (number % 2)) for number in range(40)], most=1)
+    assert records_by_width(tokens, cast(Any, absent), schedule, rows=16) == {16: 0.5}
+
+
+@pytest.mark.parametrize("text", ["a b.", "a b " * 100])
+def test_a_dry_run_tells_of_private_lengths_only_where_the_owner_may_know(text: str, tmp_path: Path) -> None:
+    """A model of 512 positions, of which there are no weights; with widths from 512 to 16."""
+    own = checkpoint()
+    shutil.copytree(own, model := tmp_path / "model", ignore=shutil.ignore_patterns("*.safetensors"))
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 512}))
+    data = tmp_path / "r.jsonl"
+    data.write_text("".join(json.dumps({"text": f"{n} {text}"}) + "\n" for n in range(300)))
+    given = ["tune", "--model", str(model), "--data", str(data), "--epsilon", "8", "--dry-run", "--json"]
+    found = {}
+    for telemetry in ("private", "research"):
+        done = CliRunner().invoke(app, [*given, "--telemetry", telemetry])
+        assert done.exit_code == 0, done.output
+        said = json.loads(done.stdout)
+        assert said["estimates_are"].startswith("projections from shapes, ") == (telemetry == "private")
+        found[telemetry] = said
+    ratio = found["research"]["estimated_minutes"] / found["private"]["estimated_minutes"]
+    # Under private telemetry all records are taken to be as long as they may be.
+    assert ratio < 0.5 if text == "a b." else ratio > 0.5
 
 
 def test_what_is_asked_for_is_kept_and_needs_no_reason() -> None:

@@ -339,6 +339,13 @@ ALL: dict[str, tuple[Callable[[int], dict[str, Any]], str]] = {
     "doubled": (lambda n: {"who": f"c{n}", "messages": chat(LONG, "Yes.", LONG, "Yes.")}, "repeated_messages"),
     "echo": (lambda n: {"who": f"c{n}", "prompt": LONG, "completion": LONG + " Sorry."}, "repeated_prompt"),
     "no space": (lambda n: {"who": f"c{n}", "prompt": f"name: Inn {n}", "completion": "A fine inn."}, "glued"),
+    "no space after a mark": (lambda n: {"who": f"c{n}", "prompt": f"{n}: Late?", "completion": '"Yes."'}, "glued"),
+    "no space, accents": (lambda n: {"who": f"c{n}", "prompt": f"{n}: caf\u00e9", "completion": "\u00dcber"}, "glued"),
+    "no space, Korean": (lambda n: {"who": f"c{n}", "prompt": f"{n}\ubc29", "completion": "\ub124"}, "glued"),
+    "no space in many": (
+        lambda n: {"who": f"c{n}", "prompt": f"{n}: Late?" + "\n" * (n % 9 < 4), "completion": "Yes."},
+        "glued",
+    ),
     "wrapped": (
         lambda n: {"who": f"c{n}", "text": ("The letters of May", "which came so late")[n % 2] + " were such as no"},
         "wrapped",
@@ -362,6 +369,11 @@ def test_what_records_have_in_common_is_warned_about(kind: str) -> None:
 )
 def test_a_prompt_that_ends_in_a_mark_or_a_space_is_sound(prompt: str, completion: str) -> None:
     made = [{"who": f"c{n}", "prompt": f"{n} {prompt}", "completion": f"{completion} {n}."} for n in range(60)]
+    assert findings(made, unit="who") == {}
+
+
+def test_a_few_prompts_without_a_space_are_sound() -> None:
+    made = [{"who": f"c{n}", "prompt": f"{n}: Late?" + "\n" * (n % 9 > 3), "completion": f"{n}."} for n in range(60)]
     assert findings(made, unit="who") == {}
 
 

@@ -58,7 +58,8 @@ _SHEET_DAY = re.compile(
 )
 _CODED = re.compile(r"\d{1,3}(?:\.\d{3})+|\d+(?:[.,](\d+))?(?:e\+?(\d{1,3}))", re.IGNORECASE)
 #: The end of a prompt and the beginning of its completion, in scripts that put spaces between words.
-_GLUED = re.compile("[A-Za-z0-9.?!\u00c0-\u052f][A-Za-z0-9\u00c0-\u052f]")
+_LETTER = "A-Za-z0-9\u00c0-\u00d6\u00d8-\u00f6\u00f8-\u0dff\u10a0-\u167f\u1e00-\u1fff\uac00-\ud7a3"
+_GLUED = re.compile(f'[{_LETTER}.,;?!)\u2026][{_LETTER}("$\u00ab\u201c]')
 #: Signs of a text by which a name is damaged.
 _DAMAGE = {"wrong_encoding", "lost_characters", "utf7", "escapes", "quoted_printable", "printed_values"}
 #: A text of at least so many characters is not repeated by chance; one of so many may have been cut.
@@ -71,7 +72,7 @@ _KINDS = {
     ),
     "repeated_messages": (0.01, "hold one message twice", "if a join or an export doubled them, remove the second"),
     "repeated_prompt": (0.1, "repeat the prompt in the answer", "if it is no part of the answer, remove it there"),
-    "glued": (0.5, "have no space between prompt and completion, which are read as one word",
+    "glued": (0.5, "have nothing between prompt and completion, which are read as one text",
         "end prompts with a new line, or begin completions with a space"),
     "wrapped": (
         0.3, "begin in the middle of a sentence, as lines of wrapped texts do",

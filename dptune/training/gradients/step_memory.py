@@ -47,9 +47,9 @@ class MicroBatch:
 def public_widths(width: int, expected_batch_size: float, rows: int) -> tuple[int, ...]:
     """The widths that micro-batches may have, descending: ``width``, its half, its quarter and so on.
 
-    Each width has a last micro-batch that is filled up with padding. There are as many widths as keep all of these but
-    the widest below a quarter of a batch, none below 16 tokens: one where a batch has less than twice ``rows``, and all
-    halves where it has four times as many.
+    Each width has a last micro-batch that is filled up with padding. There are as many widths as keep these, but for
+    the widest, below a quarter of an expected batch of one record a unit on one device, none below 16 tokens: one width
+    where a batch has less than twice ``rows``, and all halves where it has four times as many.
 
     Args:
         rows: physical batch size.
