@@ -189,7 +189,10 @@ def spending_of(folder: Path) -> Spending | None:
         return unknown_cost(folder, "its ledger holds no release") if released else None
     if contents.releases < witnessed_releases(folder):
         return unknown_cost(folder, "its ledger was cut: files beside it rely on more releases")
-    header, certified = contents.header, contents.epsilons.certified
+    try:
+        header, certified = contents.header, contents.epsilons.certified
+    except ConfigError as error:  # a sampler of which no accountant bounds so many steps, say
+        return unknown_cost(folder, f"its ledger has no price: {error.problem}")
     return Spending(folder.name, header.unit, header.data, contents.releases, certified, header.delta)
 
 

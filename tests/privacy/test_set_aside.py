@@ -20,7 +20,7 @@ from dptune.core.errors import ConfigError, DptuneError
 from dptune.core.files import locked
 from dptune.privacy.ledger import Ledger
 from dptune.privacy.ledger_file import LedgerError, discard_unborn, read_ledger
-from dptune.privacy.release import Release
+from dptune.privacy.release import Release, Sampler
 from dptune.privacy.run_folder import (
     FOLDER,
     RunFolder,
@@ -104,6 +104,19 @@ def test_a_damaged_ledger_counts_as_infinite(tmp_path: Path) -> None:
     spent = spending_of(tmp_path)
     assert spent is not None
     assert (spent.epsilon, spent.problem) == (math.inf, "its ledger is damaged")
+
+
+def test_a_ledger_that_nothing_prices_counts_as_infinite_and_stops_no_other_run(tmp_path: Path) -> None:
+    """Batches that are cut at every step: a run that was made beside ``tune``, which refuses them."""
+    header = RunHeader("static", "gdp_clt", "certified", None, DELTA, "record", 8, data="records")
+    with Ledger.create(tmp_path / "old" / "ledger.jsonl", header, Counter()) as ledger:
+        for _ in range(30):
+            ledger.charge(Release(0.5, 4.0, sampler=Sampler("truncated_poisson", units=8, max_batch=4)))
+    spent = spending_of(tmp_path / "old")
+    assert spent is not None
+    assert spent.epsilon == math.inf
+    assert spent.problem.startswith("its ledger has no price: a batch is cut to 4 with a chance of 1 in 30 steps")
+    assert "so it counts as infinite" in fresh_start(tmp_path / "old")
 
 
 @pytest.mark.parametrize("cut", [1, 40])
