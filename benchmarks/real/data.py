@@ -49,9 +49,8 @@ class Sst2:
         return Rows(own, dev, test, {"text": "text", "label": "label"})
 
 
-#: What stands between a meaning and its sentence. The papers' separator is GPT-2's end-of-text token, which no other
-#: model was trained to read there: SmolLM2-135M-Instruct has a perplexity of 43 on dev sentences after it, and 12 after
-#: this line.
+#: What stands between a meaning and its sentence. The papers take GPT-2's end-of-text token: SmolLM2-135M-Instruct has
+#: a perplexity of 43 on dev sentences after that token, and of 12 after this line.
 E2E_SEPARATOR = "\nDescription:"
 
 

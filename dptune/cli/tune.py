@@ -160,11 +160,10 @@ def records_of(name: str, unit: str | None, options: Mapping[str, str]) -> tuple
     if unit is not None and found.units is not None and unit not in found.units:
         problem = f"source {name} yields texts, which have no column {unit!r}"
         raise ConfigError("data.unit", problem, fix="leave it out, or register the source with rows=True")
-    kinds = {key: kind for key in options if (kind := found.kinds.get(key)) in (bool, int, float, str)}
-    values = {
-        key: convert(f"source.{key}", value.strip(), kinds[key]) if kinds.get(key, str) is not str else value
-        for key, value in options.items()
-    }
+    kinds = {key: kind if (kind := found.kinds.get(key)) in (bool, int, float) else str for key in options}
+    # A separator may be made of white space, and a number is not.
+    texts = {key: value if kinds[key] is str else value.strip() for key, value in options.items()}
+    values = {key: convert(f"source.{key}", text, kinds[key]) for key, text in texts.items()}
     settings = SourceSettings(unit=unit or RECORD, options=values)
     found.check(settings)
     return found.rows(settings), label_of(name, values)

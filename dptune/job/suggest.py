@@ -2,8 +2,8 @@
 
 Hyper-parameters that were chosen by looking at the private records would cost privacy that no epsilon counts. Public
 records of the same kind may be looked at as often as one likes. A trial trains on them with the noise, batch and number
-of steps of the private run, so that it meets the same noise, and costs no privacy. An estimate follows
-from shapes and from the device's speed of multiplication, and of records from their lengths alone.
+of steps of the private run, so that it meets the same noise, and costs no privacy. An estimate follows from
+shapes, from the lengths of records, and from the device's speed of multiplication.
 """
 
 from __future__ import annotations
@@ -332,7 +332,7 @@ def estimate(
 def records_by_width(tokens: Tokens, units: PrivacyUnits, schedule: TuneSchedule, rows: int) -> dict[int, float]:
     """Records that a unit brings to a batch on average, by the width that they need. Private.
 
-    A unit's records are drawn once, and of many units some thousands are looked at.
+    Each unit's records are drawn once. Of more than 10,000 units, 10,000 are drawn too.
     """
     chance = np.random.default_rng(0)
     chosen = chance.permutation(len(units.members))[:_COUNTED]

@@ -191,7 +191,7 @@ def publish(folder: Path, name: str) -> None:
     write_index()
     if (checkout := checkout_of(Path.cwd())) is None:
         return
-    # One copy at a time: the index reads the pages of all copies, and another copy may be replacing its own.
+    # The index reads the pages of all copies of the checkout, and none of them may replace its pages meanwhile.
     with locked(checkout / DATA / "pages.lock", wait=True):
         keep_pages(folder, name)
         write_index(checkout / DATA)

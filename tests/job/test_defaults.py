@@ -100,7 +100,7 @@ def test_a_run_has_the_micro_batches_that_are_chosen_or_asked_for() -> None:
 
 
 def test_an_estimate_counts_the_tokens_that_records_are_padded_to(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of 64 units with 512 tokens at most: records of 9 tokens are padded to 16, a unit is as wide as its longest."""
+    """A record of 9 tokens is padded to 16 where 512 are allowed, and a unit's records are as wide as its longest."""
     for speed in ("_product_speed", "_vector_speed"):
         monkeypatch.setattr(f"dptune.job.suggest.{speed}", lambda base: 1e6)
     base = open_base(checkpoint(), TuneSettings(epsilon=4.0))
@@ -125,7 +125,7 @@ def test_an_estimate_counts_the_tokens_that_records_are_padded_to(monkeypatch: p
 
 
 def test_an_estimate_counts_what_is_drawn_and_units_without_records() -> None:
-    """Of 49 short records and a long one, one is drawn; and half of the units have none, as slots of an auditor."""
+    """A unit of 49 short records and a long one mostly brings a short one, and a unit without records brings none."""
     schedule = schedule_of(TuneSettings(epsilon=4.0, max_length=512, expected_batch_size=64), 256, 1000, None)
     lengths = ([9] * 49 + [500]) * 40
     tokens = Tokens([np.ones(length, dtype=np.int32) for length in lengths], padding=0, width=512)
@@ -139,7 +139,7 @@ def test_an_estimate_counts_what_is_drawn_and_units_without_records() -> None:
 
 @pytest.mark.parametrize("text", ["a b.", "a b " * 100])
 def test_a_dry_run_tells_of_private_lengths_only_where_the_owner_may_know(text: str, tmp_path: Path) -> None:
-    """A model of 512 positions, of which there are no weights; with widths from 512 to 16."""
+    """The dry run of a model with 512 positions uses widths from 512 to 16. It needs no weights, so none are there."""
     own = checkpoint()
     shutil.copytree(own, model := tmp_path / "model", ignore=shutil.ignore_patterns("*.safetensors"))
     config = json.loads((model / "config.json").read_text())

@@ -332,7 +332,7 @@ def test_a_dry_run_takes_the_configuration_of_a_model_that_is_not_there(tmp_path
         assert said["noise_multiplier"] > 0
         memory[" ".join(more)] = said["estimated_memory_gib"] * 2**30
     weights = 6_738_415_616
-    assert memory[""] > memory["--gradient-checkpointing"] > 0.98 * 4 * weights  # two digits are told
+    assert memory[""] > memory["--gradient-checkpointing"] > 4 * weights
     assert 4 * weights > memory["--dtype bfloat16"] > 2 * weights
 
 

@@ -34,6 +34,7 @@ from dptune.privacy.run_folder import (
     spending_within,
 )
 from dptune.privacy.run_header import RunHeader
+from dptune.privacy.spent_budgets.register import Register
 
 ROOT = Path(__file__).parents[2]
 DELTA = 1e-5
@@ -107,7 +108,7 @@ def test_a_damaged_ledger_counts_as_infinite(tmp_path: Path) -> None:
 
 
 def test_a_ledger_that_nothing_prices_counts_as_infinite_and_stops_no_other_run(tmp_path: Path) -> None:
-    """Batches that are cut at every step: a run that was made beside ``tune``, which refuses them."""
+    """The old run cut its batches at every step, which ``tune`` refuses and a caller of the training loop may do."""
     header = RunHeader("static", "gdp_clt", "certified", None, DELTA, "record", 8, data="records")
     with Ledger.create(tmp_path / "old" / "ledger.jsonl", header, Counter()) as ledger:
         for _ in range(30):
@@ -117,6 +118,7 @@ def test_a_ledger_that_nothing_prices_counts_as_infinite_and_stops_no_other_run(
     assert spent.epsilon == math.inf
     assert spent.problem.startswith("its ledger has no price: a batch is cut to 4 with a chance of 1 in 30 steps")
     assert "so it counts as infinite" in fresh_start(tmp_path / "old")
+    assert [one.epsilon for one in Register(tmp_path / "spent.jsonl").earlier("people")] == [math.inf]
 
 
 @pytest.mark.parametrize("cut", [1, 40])

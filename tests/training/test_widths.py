@@ -83,7 +83,7 @@ def test_widths_are_halves_and_their_last_micro_batches_cost_little(width: int, 
 
 @given(lengths=st.lists(st.integers(0, 510), min_size=1, max_size=300), rows=st.integers(1, 16))
 def test_more_widths_never_cost_more_than_a_quarter_of_the_expected_batch(lengths: list[int], rows: int) -> None:
-    """Padded tokens of a batch, in micro-batches that are filled up, beside those of the widest micro-batches alone."""
+    """The micro-batches of all widths have at most that many more tokens than micro-batches of the widest alone."""
     units = [np.array([number]) for number in range(len(lengths))]
     tokens = Tokens([np.ones(length, dtype=np.int32) for length in lengths], padding=0, width=512)
 

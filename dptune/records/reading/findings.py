@@ -57,7 +57,7 @@ _SHEET_DAY = re.compile(
     re.IGNORECASE,
 )
 _CODED = re.compile(r"\d{1,3}(?:\.\d{3})+|\d+(?:[.,](\d+))?(?:e\+?(\d{1,3}))", re.IGNORECASE)
-#: The end of a prompt and the beginning of its completion, in scripts that put spaces between words.
+#: A prompt's last character and its completion's first that lack a space, in scripts with spaces between words.
 _LETTER = "A-Za-z0-9\u00c0-\u00d6\u00d8-\u00f6\u00f8-\u0dff\u10a0-\u167f\u1e00-\u1fff\uac00-\ud7a3"
 _GLUED = re.compile(f'[{_LETTER}.,;?!)\u2026][{_LETTER}("$\u00ab\u201c]')
 #: Signs of a text by which a name is damaged.
@@ -73,7 +73,7 @@ _KINDS = {
     "repeated_messages": (0.01, "hold one message twice", "if a join or an export doubled them, remove the second"),
     "repeated_prompt": (0.1, "repeat the prompt in the answer", "if it is no part of the answer, remove it there"),
     "glued": (0.5, "have nothing between prompt and completion, which are read as one text",
-        "end prompts with a new line, or begin completions with a space"),
+              "end prompts with a new line, or begin completions with a space"),
     "wrapped": (
         0.3, "begin in the middle of a sentence, as lines of wrapped texts do",
         "put an empty line between texts, and choose records_are paragraphs",

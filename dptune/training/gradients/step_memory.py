@@ -47,9 +47,10 @@ class MicroBatch:
 def public_widths(width: int, expected_batch_size: float, rows: int) -> tuple[int, ...]:
     """The widths that micro-batches may have, descending: ``width``, its half, its quarter and so on.
 
-    Each width has a last micro-batch that is filled up with padding. There are as many widths as keep these, but for
-    the widest, below a quarter of an expected batch of one record a unit on one device, none below 16 tokens: one width
-    where a batch has less than twice ``rows``, and all halves where it has four times as many.
+    Padding fills up the last micro-batch of each width. So a half is added as long as the micro-batches of all added
+    halves, one of each, have at most a quarter of the tokens of an expected batch at the full width, and as long as it
+    has 16 tokens: no half where a batch has less than twice ``rows``, and all where it has four times as many. That
+    bound is one for units of one record, on one device: each device fills up its own micro-batches.
 
     Args:
         rows: physical batch size.
