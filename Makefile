@@ -69,7 +69,7 @@ benchmarks: $(SETUP)
 search: $(SETUP)
 	@$(ACTIVATE) exec env OMP_NUM_THREADS=1 python -m flows.search $(if $(PROFILE),--profile $(PROFILE))
 
-# A cell that trained on prompts with targets needs PROMPTS=FILE; one without a certified epsilon NO_GUARANTEE=1.
+# A cell that trained on prompts with targets or chats needs PROMPTS=FILE; one without a certified epsilon NO_GUARANTEE=1.
 sample: $(SETUP)
 	@$(ACTIVATE) python -m tasks.synthetic $(if $(RUN),"$(RUN)") $(if $(RECORDS),--records "$(RECORDS)") \
 		$(if $(PROMPTS),--prompts "$(PROMPTS)") $(if $(NO_GUARANTEE),--no-guarantee)

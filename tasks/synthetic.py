@@ -23,7 +23,7 @@ from dptune.cli.console import show_progress
 from dptune.core.digits import at_most
 from dptune.core.errors import ConfigError
 from dptune.core.files import locked, private_directory, read_json, write_text
-from dptune.job.delivery.finished_adapter import FinishedAdapter, open_adapter
+from dptune.job.delivery.finished_adapter import PROMPTED, FinishedAdapter, open_adapter
 from dptune.job.delivery.privacy_section import NO_GUARANTEE, has_guarantee, why_not
 from dptune.job.path_checks import card_beside
 from dptune.job.result import RunResult
@@ -71,7 +71,7 @@ class OpenedCell:
     Attributes:
         path: its folder.
         result: content of its result.json.
-        form: form of the records that it trained on, one of ``corpus.records.FORMS``; None if nothing here shows it.
+        form: form of the records that it trained on, one of ``parquet_file.FORMS``; None if nothing here shows it.
     """
 
     path: Path
@@ -87,7 +87,7 @@ def sample_cell(
 
     Args:
         records: number of texts; None draws 1,000, or one for each prompt.
-        prompts: public prompts, for a cell that trained on prompts with targets.
+        prompts: public prompts, for a cell that trained on prompts with targets, or chats, for one that did on chats.
         no_guarantee: also sample a cell without a certified epsilon; card and page say so.
 
     Returns: the page, and the sentence that it opens with.
@@ -97,9 +97,10 @@ def sample_cell(
     opened = open_cell(run, no_guarantee=no_guarantee)
     out = SYNTHETIC / f"{opened.path.name}.jsonl"
     made = (out, card_beside(out), out.with_suffix(".png"), out.with_suffix(".html"))
-    if opened.form == "pair" and prompts is None:
-        problem = "are missing: the cell trained on prompts with targets"
-        raise ConfigError("prompts", problem, fix="give a file of public prompts: make sample RUN=... PROMPTS=FILE")
+    if opened.form in PROMPTED and prompts is None:
+        learned, asked = PROMPTED[opened.form]
+        problem, fix = f"are missing: the cell trained on {learned}", f"give a file of {asked}"
+        raise ConfigError("prompts", problem, fix=f"{fix}: make sample RUN=... PROMPTS=FILE")
     work = private_directory(SYNTHETIC) / f".{out.stem}.partial"
     with locked(RunFolder(opened.path).lock):
         _forget_unfinished(work, made)
@@ -142,11 +143,7 @@ def open_cell(run: Path, *, no_guarantee: bool = False) -> OpenedCell:
         problem = f"{run} has no certified epsilon ({why_not(contents.epsilons.leaks)})"
         fix = "give another cell, or allow texts without any guarantee: make sample RUN=... NO_GUARANTEE=1"
         raise ConfigError("run", problem, fix=fix)
-    form = form_of_records(result.data)
-    if form == "messages":
-        fix = "render public messages by its chat template for transformers' generate, which costs nothing either"
-        raise ConfigError("run", f"{run} was trained on chats, which are not sampled yet", fix=fix)
-    return OpenedCell(run.resolve(), cell, result, form)
+    return OpenedCell(run.resolve(), cell, result, form_of_records(result.data))
 
 
 def _write(
@@ -190,7 +187,7 @@ def write_page(found: Sampled, result: RunResult, file: Path) -> str:
         result: of the cell that wrote the texts.
     """
     name, header = file.stem, found.adapter.contents.header
-    figure = lengths(name, [list(row.values())[-1] for row in found.rows])
+    figure = lengths(name, found.written)
     save(figure, file.with_suffix(".png"))
     opening = answer(found, result.mechanism)
     write(
@@ -285,7 +282,9 @@ def main(
     records: Annotated[
         int | None, typer.Option(help="number of texts (default: 1,000, or one for each prompt)")
     ] = None,
-    prompts: Annotated[Path | None, typer.Option(help="public prompts, for a cell of prompts with targets")] = None,
+    prompts: Annotated[
+        Path | None, typer.Option(help="public prompts or chats, for a cell of prompts with targets or of chats")
+    ] = None,
     no_guarantee: Annotated[
         bool, typer.Option("--no-guarantee", help="allow a cell without a certified epsilon")
     ] = False,

@@ -179,9 +179,11 @@ def sample(
     ),
     prompts: Annotated[
         Path | None,
-        typer.Option(help="File of public prompts, used in turn; for an adapter tuned on prompts and completions."),
+        typer.Option(help="File of public prompts or chats, used in turn, for an adapter that was tuned on such."),
     ] = None,
-    prompt: Annotated[str | None, typer.Option(help="Column that holds the prompts (default: prompt).")] = None,
+    prompt: Annotated[
+        str | None, typer.Option(help="Column of the prompts (default: prompt; for chats: messages).")
+    ] = None,
     revision: Revision = None,
     temperature: Annotated[
         float, typer.Option(help="Sampling temperature: 1 keeps the model's probabilities; less prefers likely texts.")

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from transformers import GenerationConfig
 from dptune.core.errors import ConfigError
 from dptune.core.progress import Meter
 from dptune.training.models.causal import evaluation_mode, most_positions
+from dptune.training.tokens.encoding import chat_ids, ends_of_answers
 
 #: Seeds as ``dptune.core.declarations.Seed`` has them.
 _LARGEST_SEED = 2**31 - 1
@@ -87,8 +89,8 @@ class Continuation:
 
     Attributes:
         text: its text without special tokens, white space as it was written.
-        tokens: number of tokens, the end-of-text token left out.
-        ended: whether the model ended it, by the end-of-text token; else it was cut.
+        tokens: number of tokens, the one that ended it left out.
+        ended: whether the model ended it, by the end-of-text token or another end; else it was cut.
     """
 
     text: str
@@ -96,7 +98,9 @@ class Continuation:
     ended: bool
 
 
-def decode(model: Any, tokenizer: Any, prompts: Sequence[str], decoding: Decoding, rows: int = 16) -> list[str]:
+def decode(
+    model: Any, tokenizer: Any, prompts: Sequence[str], decoding: Decoding, rows: int = 16, *, chats: bool = False
+) -> list[str]:
     """The text that the model writes after each prompt, up to its end-of-text token, without spaces at its ends.
 
     Post-processing of the model: where the model is private and prompts are public, it costs no budget.
@@ -104,11 +108,14 @@ def decode(model: Any, tokenizer: Any, prompts: Sequence[str], decoding: Decodin
     Args:
         prompts: as the model saw them in training (``data.prompt``), in any order.
         rows: prompts of a batch.
+        chats: whether the prompts are chats that wait for an answer, special tokens included
+            (``encoding.waiting_chat``); the token with which the template ends an answer ends an output too.
 
     Raises: ConfigError if a prompt and ``max_new_tokens`` are more than the model's context, or a prompt has no token.
     """
+    starts = [chat_ids(one, tokenizer) for one in prompts] if chats else open_ids(prompts, tokenizer)
     with seeded(decoding):
-        found = continuations(model, tokenizer, open_ids(prompts, tokenizer), decoding, rows)
+        found = continuations(model, tokenizer, starts, decoding, rows, ends_of_answers(tokenizer) if chats else ())
     return [one.text.strip() for one in found]
 
 
@@ -122,9 +129,17 @@ def seeded(decoding: Decoding) -> Iterator[None]:
 
 
 def continuations(
-    model: Any, tokenizer: Any, prompts: Sequence[Sequence[int]], decoding: Decoding, rows: int = 16
+    model: Any,
+    tokenizer: Any,
+    prompts: Sequence[Sequence[int]],
+    decoding: Decoding,
+    rows: int = 16,
+    ends: Sequence[int] = (),
 ) -> list[Continuation]:
     """What the model writes after each prompt, given as token ids. Draws go on from torch's state: see ``seeded``.
+
+    Args:
+        ends: tokens that end an output, beside the end-of-text token.
 
     Raises: ConfigError as ``decode``.
     """
@@ -141,7 +156,7 @@ def continuations(
         for start in range(0, len(order), rows):
             chosen = order[start : start + rows]
             some = [list(prompts[one]) for one in chosen]
-            found |= zip(chosen, _write(model, tokenizer, some, decoding, device), strict=True)
+            found |= zip(chosen, _write(model, tokenizer, some, decoding, device, ends), strict=True)
             meter.update(len(found))
     return [found[place] for place in range(len(prompts))]
 
@@ -176,8 +191,9 @@ def _no_defaults_of(model: Any) -> Iterator[None]:
 
 
 def _write(
-    model: Any, tokenizer: Any, ids: list[list[int]], decoding: Decoding, device: torch.device
+    model: Any, tokenizer: Any, ids: list[list[int]], decoding: Decoding, device: torch.device, others: Sequence[int]
 ) -> list[Continuation]:
+    ends = [one for one in dict.fromkeys([tokenizer.eos_token_id, *others]) if one is not None]
     width, padding = max(map(len, ids)), tokenizer.pad_token_id
     # On the left: what is written must follow the prompt.
     batch = torch.tensor([[padding] * (width - len(one)) + one for one in ids], device=device)
@@ -190,18 +206,17 @@ def _write(
         num_beams=decoding.beams,
         do_sample=decoding.sample,
         no_repeat_ngram_size=decoding.no_repeat_ngram,
-        eos_token_id=tokenizer.eos_token_id,
+        eos_token_id=ends or None,
         pad_token_id=padding,
         **(options if decoding.sample else {}),
         **({"length_penalty": decoding.length_penalty} if decoding.beams > 1 else {}),
     )
-    return [_continuation(one, row, tokenizer) for one, row in zip(ids, output[:, width:].tolist(), strict=True)]
+    return [_continuation(one, row, tokenizer, ends) for one, row in zip(ids, output[:, width:].tolist(), strict=True)]
 
 
-def _continuation(prompt: list[int], ids: list[int], tokenizer: Any) -> Continuation:
-    end = tokenizer.eos_token_id
-    ended = end is not None and end in ids
-    kept = ids[: ids.index(end)] if ended else ids
+def _continuation(prompt: list[int], ids: list[int], tokenizer: Any, ends: Sequence[int]) -> Continuation:
+    kept = list(takewhile(lambda one: one not in ends, ids))
+    ended = len(kept) < len(ids)
     # Decoded after its prompt, for alone a first token may lose the space before it.
     before, whole = (str(tokenizer.decode(some, skip_special_tokens=True)) for some in (prompt, prompt + kept))
     alone = str(tokenizer.decode(kept, skip_special_tokens=True))

@@ -15,11 +15,11 @@ from dptune.core.errors import ConfigError
 from dptune.core.files import fsync_directory, replacing, sha256, write_text
 from dptune.generation.decoding import Continuation, Decoding, check_lengths, continuations, open_ids, seeded
 from dptune.job.delivery.adapter_loading import check_base, check_vocabulary, load_adapter
-from dptune.job.delivery.finished_adapter import FinishedAdapter, open_adapter
+from dptune.job.delivery.finished_adapter import PROMPTED, FinishedAdapter, open_adapter
 from dptune.job.delivery.synthetic_card import synthetic_card
 from dptune.job.path_checks import card_beside, check_model, check_new_file
 from dptune.records.reading.read import read
-from dptune.records.reading.record import Text
+from dptune.records.reading.record import Chat, Content, Text
 from dptune.records.reading.source import Data, RecordSource
 from dptune.training.models.causal import beginning_of, most_positions
 from dptune.training.models.model import (
@@ -31,13 +31,14 @@ from dptune.training.models.model import (
     without_weights,
 )
 from dptune.training.models.model_names import name_of
+from dptune.training.tokens.encoding import chat_ids, ends_of_answers, waiting_chat
 
 _log = logging.getLogger(__name__)
 
 #: How often a text that says nothing is drawn again.
 _ROUNDS = 20
-#: Column of prompts where none is named.
-PROMPT = "prompt"
+#: Columns of prompts and of chats where none is named.
+PROMPT, MESSAGES = "prompt", "messages"
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,8 @@ class Sampled:
     """SYNTHETIC texts: sampled from a model, none of them a record. Public, if the adapter and the prompts are.
 
     Attributes:
-        rows: the texts in columns that ``tune`` reads: ``text``, or ``prompt`` and ``completion``.
+        rows: the texts in columns that ``tune`` reads: ``text``, ``prompt`` and ``completion``, or ``messages``. The
+            last column ends in what the model wrote.
         figures: summary of the texts, see ``summary_of``.
         settings: how they were drawn, for the card.
         adapter: the adapter, whose guarantee is the texts' too.
@@ -53,12 +55,18 @@ class Sampled:
         notes: what the reader of the texts should know.
     """
 
-    rows: Sequence[Mapping[str, str]] = field(repr=False)
+    rows: Sequence[Mapping[str, Any]] = field(repr=False)
     figures: Mapping[str, float]
     settings: Mapping[str, Any]
     adapter: FinishedAdapter
     prompts: str = ""
     notes: tuple[str, ...] = ()
+
+    @property
+    def written(self) -> list[str]:
+        """What the model wrote in each row."""
+        last = [list(row.values())[-1] for row in self.rows]
+        return [one if isinstance(one, str) else one[-1]["content"] for one in last]
 
     def save(self, out: str | Path) -> Path:
         """Write the texts as JSON, one object a line, and beside them a card with the guarantee; both whole or not.
@@ -122,8 +130,9 @@ def sample(
             where it was opened before.
         model: the model that it was tuned on: a folder, or a hub id with ``revision``.
         records: number of texts; None writes one for each prompt.
-        prompts: public prompts, for an adapter that was tuned on prompts and completions; used in turn.
-        prompt: the column of the prompts; None is "prompt".
+        prompts: public prompts, for an adapter that was tuned on prompts and completions, or chats that wait for an
+            answer, for one that was tuned on chats; used in turn.
+        prompt: the column of the prompts; None is "prompt", or "messages" for chats.
         temperature: divides the logits; 1 draws from the model that was tuned.
         top_p: share of the probability from which tokens are drawn, the likeliest first.
         max_new_tokens: of a text; None takes the length that records had in training.
@@ -157,6 +166,7 @@ def sample(
     base = ModelSource(check_model(str(model), revision), revision, dtype, load_in_4bit)
     tokenizer = load_tokenizer(ModelSource(str(adapter.path)))
     positions = _positions(adapter, base, tokenizer)
+    ends = ends_of_answers(tokenizer) if adapter.form == "messages" else ()
     starts, asked, notes = _starts(adapter, tokenizer, records, prompts, prompt)
     if max_new_tokens is None:
         decoding = replace(decoding, max_new_tokens=_length(adapter, starts, positions, learned=not notes))
@@ -165,16 +175,14 @@ def sample(
     for note in notes:
         warn(note)
     loaded = load_adapter(adapter.path, base, load_base(base, where))
-    found, again = _draw(loaded, tokenizer, starts, decoding, rows)
-    texts = [{"text": one.text} for one in found]
-    if asked:
-        texts = [{"prompt": given, "completion": one.text} for given, one in zip(asked, found, strict=True)]
+    found, again = _draw(loaded, tokenizer, starts, decoding, rows, ends)
+    texts = [_row(given, one.text) for given, one in zip(asked, found, strict=True)]
     return Sampled(
         texts,
         summary_of(texts, found, again),
         _settings(base, decoding, where, rows),
         adapter,
-        (Path(prompts).name if isinstance(prompts, str | Path) else "given from Python") if asked else "",
+        (Path(prompts).name if isinstance(prompts, str | Path) else "given from Python") if prompts is not None else "",
         notes,
     )
 
@@ -182,15 +190,11 @@ def sample(
 def check_form(adapter: FinishedAdapter, *, prompted: bool, records: int | None) -> None:
     """Check that an adapter can be sampled as it is asked for.
 
-    Raises: ConfigError for chats, for prompts that are missing or that nothing was tuned on, and for no number.
+    Raises: ConfigError for prompts that are missing or that nothing was tuned on, and for no number.
     """
-    if adapter.form == "messages":
-        problem = f"{adapter.path} was tuned on chats, which are not sampled yet"
-        fix = "render public messages by its chat template for transformers' generate, which costs nothing either"
-        raise ConfigError("adapter", problem, fix=fix)
-    if adapter.form == "pair" and not prompted:
-        problem = "are missing: the adapter was tuned on prompts and completions"
-        raise ConfigError("prompts", problem, fix="give public prompts")
+    if adapter.form in PROMPTED and not prompted:
+        learned, asked = PROMPTED[adapter.form]
+        raise ConfigError("prompts", f"are missing: the adapter was tuned on {learned}", fix=f"give {asked}")
     if adapter.form == "text" and prompted:
         raise ConfigError("prompts", "are given, and the adapter was tuned on whole texts", fix="leave them out")
     if records is None and not prompted:
@@ -199,17 +203,15 @@ def check_form(adapter: FinishedAdapter, *, prompted: bool, records: int | None)
 
 def _starts(
     adapter: FinishedAdapter, tokenizer: Any, records: int | None, prompts: Data | None, column: str | None
-) -> tuple[list[list[int]], list[str], tuple[str, ...]]:
+) -> tuple[list[list[int]], Sequence[Content | None], tuple[str, ...]]:
     """Token ids that each text begins after, the prompts behind them, and what to know of such beginnings."""
     if prompts is not None:
-        read_prompts = read(RecordSource(prompts, text=column or PROMPT), public=True)
-        given = [record.content.text for record in read_prompts if isinstance(record.content, Text)]
-        asked = [given[place % len(given)] for place in range(records or len(given))]
-        known = dict(zip(given, open_ids(given, tokenizer), strict=True))
-        return [known[one] for one in asked], asked, ()
+        given, ids = _prompts(adapter, tokenizer, prompts, column)
+        turns = [place % len(given) for place in range(records or len(given))]
+        return [ids[place] for place in turns], [given[place] for place in turns], ()
     assert records is not None  # check_form
     if begins := beginning_of(tokenizer):
-        return [begins] * records, [], ()
+        return [begins] * records, [None] * records, ()
     first = tokenizer.bos_token_id if tokenizer.bos_token_id is not None else tokenizer.eos_token_id
     if first is None:
         fix = "tune with one, and with add_bos_token"
@@ -218,7 +220,25 @@ def _starts(
         "nothing taught the adapter how texts begin: its tokenizer puts no token before them, so first words are "
         "the base model's guess; add_bos_token of dptune tune teaches it"
     )
-    return [[first]] * records, [], (problem,)
+    return [[first]] * records, [None] * records, (problem,)
+
+
+def _prompts(
+    adapter: FinishedAdapter, tokenizer: Any, prompts: Data, column: str | None
+) -> tuple[list[Content], list[list[int]]]:
+    """Public prompts, or chats that wait for an answer, and their token ids."""
+    if adapter.form != "messages":
+        texts = [record.content for record in read(RecordSource(prompts, text=column or PROMPT), public=True)]
+        return texts, open_ids([text.text for text in texts if isinstance(text, Text)], tokenizer)
+    chats = read(RecordSource(prompts, messages=column or MESSAGES), public=True)
+    return [record.content for record in chats], [chat_ids(waiting_chat(one, tokenizer), tokenizer) for one in chats]
+
+
+def _row(prompt: Content | None, text: str) -> dict[str, Any]:
+    """The row of a text that was written after a prompt, or after nothing."""
+    if isinstance(prompt, Chat):
+        return {**prompt.inputs, "messages": [*prompt.messages, {"role": "assistant", "content": text}]}
+    return {"prompt": prompt.text, "completion": text} if isinstance(prompt, Text) else {"text": text}
 
 
 def _positions(adapter: FinishedAdapter, base: ModelSource, tokenizer: Any) -> int | None:
@@ -255,7 +275,7 @@ def _length(adapter: FinishedAdapter, starts: list[list[int]], positions: int | 
 
 
 def _draw(
-    model: Any, tokenizer: Any, starts: list[list[int]], decoding: Decoding, rows: int
+    model: Any, tokenizer: Any, starts: list[list[int]], decoding: Decoding, rows: int, ends: Sequence[int]
 ) -> tuple[list[Continuation], int]:
     """A text after each start, and how often one was drawn again because it said nothing that ``read`` takes.
 
@@ -266,7 +286,7 @@ def _draw(
     with seeded(decoding):
         for _ in range(_ROUNDS):
             waiting = [place for place in range(len(starts)) if place not in found]
-            drawn = continuations(model, tokenizer, [starts[place] for place in waiting], decoding, rows)
+            drawn = continuations(model, tokenizer, [starts[place] for place in waiting], decoding, rows, ends)
             found |= {place: one for place, one in zip(waiting, drawn, strict=True) if _says_something(one.text)}
             if len(found) == len(starts):
                 return [found[place] for place in range(len(starts))], again
@@ -279,14 +299,14 @@ def _says_something(text: str) -> bool:
     return bool(text.strip()) and "\0" not in text
 
 
-def summary_of(rows: Sequence[Mapping[str, str]], found: Sequence[Continuation], again: int = 0) -> dict[str, float]:
+def summary_of(rows: Sequence[Mapping[str, Any]], found: Sequence[Continuation], again: int = 0) -> dict[str, float]:
     """Figures of sampled texts, which read no record and cost nothing.
 
     Returns: ``texts``; ``mean_tokens`` and ``mean_characters`` of what was written; ``share_duplicates``, the share of
-        rows that equal an earlier row to the last character; ``share_ended``, the share that the model ended, by its
-        end-of-text token, before it was cut; and ``drawn_again``, empty draws that others stand for.
+        rows that equal an earlier row to the last character; ``share_ended``, the share that the model ended itself,
+        before it was cut; and ``drawn_again``, empty draws that others stand for.
     """
-    distinct = {tuple(row.items()) for row in rows}
+    distinct = {json.dumps(row, sort_keys=True) for row in rows}
     count = len(rows)
     return {
         "texts": count,

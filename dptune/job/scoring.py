@@ -22,8 +22,8 @@ from dptune.job.delivery.weights import LORA, form_within
 from dptune.job.preparation import DEFAULT_LABEL
 from dptune.job.settings import check_labels
 from dptune.records.reading.fields import WAYS
-from dptune.records.reading.read import Records, read_and_say
-from dptune.records.reading.record import Chat, PromptTarget, Text
+from dptune.records.reading.read import read_and_say
+from dptune.records.reading.record import Chat, PromptTarget, Record, Text
 from dptune.records.reading.source import RecordSource, make_same_texts
 from dptune.training.data import Tokens
 from dptune.training.evaluation import BlockScores, beginning, in_blocks, score_blocks, score_classifier
@@ -45,7 +45,7 @@ from dptune.training.models.model import (
     load_tokenizer,
     without_weights,
 )
-from dptune.training.tokens.encoding import labelled_tokens, tokens_of
+from dptune.training.tokens.encoding import as_prompt, labelled_tokens, tokens_of
 
 _log = logging.getLogger(__name__)
 
@@ -91,7 +91,8 @@ def score_adapter(
 ) -> Scored:
     """Score an adapter that ``tune`` delivered on ``source.data``: by what it writes, by its labels, or by perplexity.
 
-    Rows with one prompt are one input with several references. Texts without a target are read in blocks of tokens
+    Rows with one prompt are one input with several references. A chat is what stands before its last answer, as the
+    tokenizer's template renders it, with that answer. Texts without a target are read in blocks of tokens
     (``training.blocks``), each as ``tune`` reads it, followed by the end-of-text token; the model without the adapter
     is scored beside.
 
@@ -128,7 +129,8 @@ def score_adapter(
     if are_texts:
         check_left_out(given, "is about what an adapter writes, and these records are texts, scored by perplexity")
     else:
-        references = references_of(records)
+        in_chats = any(isinstance(record.content, Chat) for record in records)
+        references = references_of([_asked(record, tokenizer) for record in records])
         if judge is not None:
             check_number(len(references))
         check_left_out({"block": block}, "is about texts, and these records are prompts with targets")
@@ -151,7 +153,7 @@ def score_adapter(
         tuned = score_blocks(model, blocks, texts, rows, begins=begins, label="scoring the adapter")
         return _scored_texts(tuned, untuned, texts, blocks)
     return _score_written(
-        model, tokenizer, references, len(records), decoding or Decoding(), metrics, judge, rows, keep
+        model, tokenizer, references, len(records), decoding or Decoding(), metrics, judge, rows, keep, chats=in_chats
     )
 
 
@@ -198,9 +200,11 @@ def _score_written(
     judge: Judge | None,
     rows: int,
     keep: Callable[[dict[str, str]], None] | None,
+    *,
+    chats: bool,
 ) -> Scored:
     """Metrics of what the model writes for each prompt, of ``count`` references."""
-    outputs = decode(model, tokenizer, list(references), decoding, rows)
+    outputs = decode(model, tokenizer, list(references), decoding, rows, chats=chats)
     by_prompt = dict(zip(references, outputs, strict=True))
     if keep is not None:
         keep(by_prompt)
@@ -214,7 +218,12 @@ def _score_written(
     )
 
 
-def references_of(records: Records) -> dict[str, list[str]]:
+def _asked(record: Record, tokenizer: Any) -> Record:
+    """The record, as a prompt with a target if it is a chat."""
+    return as_prompt(record, tokenizer) if isinstance(record.content, Chat) else record
+
+
+def references_of(records: Sequence[Record]) -> dict[str, list[str]]:
     """The targets of each distinct prompt, in order of first appearance, white space collapsed.
 
     Raises: DataError for a record that is no prompt with a target.
@@ -222,8 +231,9 @@ def references_of(records: Records) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     for record in records:
         if not isinstance(record.content, PromptTarget):
-            what = "a chat" if isinstance(record.content, Chat) else "a text, as not all records are"
-            problem = f"is {what}, and scores of what an adapter writes need prompts with targets"
+            problem = (
+                "is a text, as not all records are, and scores of what an adapter writes need prompts with targets"
+            )
             fix = "name the columns of prompts and completions, or give only texts, for their perplexity"
             raise DataError(problem, fix=fix, file=record.file, row=record.row)
         found.setdefault(record.content.prompt, []).append(" ".join(record.content.target.split()))

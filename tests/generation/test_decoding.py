@@ -9,7 +9,7 @@ import pytest
 import torch
 from scipy.stats import chisquare
 from tiny_models import adapted
-from tiny_tokenizers import learned_pieces, tokenizer
+from tiny_tokenizers import CHATML, learned_pieces, tokenizer
 
 from dptune.core.errors import ConfigError
 from dptune.generation.decoding import Continuation, Decoding, continuations, decode, seeded
@@ -82,6 +82,21 @@ def test_an_output_ends_at_the_end_of_text(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(own, "generate", lambda input_ids, **_: torch.tensor([[*input_ids[0], letter, end, letter]]))
     assert decode(own, words, ["ab"], Decoding(max_new_tokens=4)) == ["c"]
     assert len(ids) == 2
+
+
+def test_an_answer_in_a_chat_ends_where_its_template_ends_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    own, words, seen = model(), tokenizer(begins=True, template=CHATML), []
+    words.add_special_tokens({"extra_special_tokens": ["<e>"]})
+    asked = "<s>user:ab<e><s>assistant:"
+    letter, end = words.convert_tokens_to_ids(["c", "<e>"])
+
+    def write(input_ids: torch.Tensor, **options: Any) -> torch.Tensor:
+        seen.append((input_ids[0].tolist(), options["eos_token_id"]))
+        return torch.tensor([[*input_ids[0], letter, end, letter]])
+
+    monkeypatch.setattr(own, "generate", write)
+    assert decode(own, words, [asked], Decoding(max_new_tokens=4), chats=True) == ["c"]
+    assert seen == [(words(asked, add_special_tokens=False)["input_ids"], [words.eos_token_id, end])]
 
 
 def test_a_prompt_that_ends_in_a_separator_keeps_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -36,7 +36,7 @@ from dptune.privacy.ledger_file import read_ledger
 from dptune.privacy.release import Release
 from dptune.privacy.run_header import RunHeader
 from dptune.records.reading.read import read
-from dptune.records.reading.record import PromptTarget, Text
+from dptune.records.reading.record import Chat, PromptTarget, Text
 from dptune.records.reading.source import RecordSource
 from dptune.training.models.model import ModelSource, load_base
 
@@ -55,6 +55,14 @@ def pairs_adapter() -> Path:
     pairs = [{"mr": f"{n} red cat", "ref": " blue dog."} for n in range(40)]
     found = dptune.tune(checkpoint(), pairs, epsilon=8, prompt="mr", completion="ref", **QUICK)
     return found.folder / "adapter"
+
+
+@lru_cache(maxsize=1)
+def chats_adapter() -> Path:
+    said = [
+        [{"role": "user", "content": f"{n} red cat"}, {"role": "assistant", "content": "Old dog."}] for n in range(40)
+    ]
+    return dptune.tune(checkpoint(), [{"messages": one} for one in said], epsilon=8, **QUICK).folder / "adapter"
 
 
 def command(adapter: Path, *arguments: str, model: Path | None = None) -> Result:
@@ -165,6 +173,39 @@ def test_prompts_are_used_in_turn_and_stay_as_they_are() -> None:
     assert f"at most {23 - longest} tokens" in once.settings["decoding"]
 
 
+def test_chats_get_an_answer_and_can_be_tuned_on() -> None:
+    """The model reads what its template makes of the messages, tools included, and its answer is the last message."""
+    asked = [{"messages": [{"role": "user", "content": text}]} for text in ("red cat", "new dog")]
+    path = write_jsonl(Path("asked.jsonl"), asked)
+    done = command(chats_adapter(), "--prompts", str(path), "--records", "5", "--max-new-tokens", "6")
+    assert done.exit_code == 0, done.output
+    chats = [record.content for record in read(RecordSource("synthetic.jsonl"))]
+    assert all(isinstance(chat, Chat) for chat in chats)
+    assert [list(chat.messages[:-1]) for chat in chats] == [asked[n % 2]["messages"] for n in range(5)]
+    assert {chat.messages[-1]["role"] for chat in chats} == {"assistant"}
+    assert "| prompts | asked.jsonl |" in Path("synthetic.md").read_text("utf-8")
+    tools = [{"type": "function", "function": {"name": "look", "parameters": {}}}]
+    found = dptune.sample(chats_adapter(), checkpoint(), prompts=[{**one, "tools": tools} for one in asked], seed=1)
+    assert [list(row) for row in found.rows] == [["tools", "messages"]] * 2
+    assert found.written == [row["messages"][-1]["content"] for row in found.rows]
+    assert all(found.written)
+
+
+def test_chats_that_cannot_be_answered_are_refused() -> None:
+    assert "--prompts: are missing: the adapter was tuned on chats. Fix: give public chats" in refused(
+        chats_adapter(), "--records", "3"
+    )
+    said = [{"role": "user", "content": "red cat"}, {"role": "assistant", "content": "blue dog."}]
+    whole = write_jsonl(Path("whole.jsonl"), [{"messages": said[:1]}, {"messages": said}])
+    told = refused(chats_adapter(), "--prompts", str(whole))
+    assert "whole.jsonl, row 2, column 'messages': the chat ends in an answer. Fix: leave its last message out" in told
+    other = write_jsonl(Path("other.jsonl"), [{"prompt": said[:1]}])
+    told = refused(chats_adapter(), "--prompts", str(other))
+    assert "other.jsonl, row 1, column 'messages': this column does not exist. Fix: name one of 'prompt'" in told
+    named = dptune.sample(chats_adapter(), checkpoint(), prompts=str(other), prompt="prompt")
+    assert named.rows[0]["messages"][0] == said[0]
+
+
 def test_a_summary_counts_by_hand() -> None:
     texts = ["a cat", "a cat", "a dog", "a cat "]
     found = [
@@ -273,25 +314,16 @@ def _cut_ledger(folder: Path) -> None:
     ledger.write_bytes(b"".join(ledger.read_bytes().splitlines(keepends=True)[:-1]))
 
 
-def _of_chats(folder: Path) -> None:
-    (folder / "records.json").write_text('{"form": "messages", "tokens": 23}')
-
-
 def _of_no_form(folder: Path) -> None:
     (folder / "records.json").write_text('{"form": "poems", "tokens": 23}')
 
 
-def test_a_run_without_an_end_and_chats_are_refused(tmp_path: Path) -> None:
+def test_a_run_without_an_end_and_other_forms_are_refused(tmp_path: Path) -> None:
     cut = Path(shutil.copytree(texts_adapter(), tmp_path / "cut"))
     _cut_ledger(cut)
     assert "has no end, so that more may have been released" in refused(cut, "--records", "3")
-    for change, said in (
-        (_of_chats, "was tuned on chats, which are not sampled yet"),
-        (_of_no_form, "says no form and tokens of records"),
-    ):
-        copy = changed(texts_adapter(), tmp_path, change)
-        assert said in refused(copy, "--records", "3")
-        shutil.rmtree(copy)
+    copy = changed(texts_adapter(), tmp_path, _of_no_form)
+    assert "says no form and tokens of records" in refused(copy, "--records", "3")
 
 
 def test_an_adapter_of_an_earlier_version_is_told_how_long_texts_are(tmp_path: Path) -> None:

@@ -12,8 +12,9 @@ from functools import lru_cache
 from pathlib import Path
 
 import pytest
-from tiny_tuning import QUICK, as_earlier, checkpoint, rows, write_csv
-from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+from peft import PeftModel
+from tiny_tuning import QUICK, as_earlier, checkpoint, rows, write_csv, write_jsonl
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 from typer.testing import CliRunner, Result
 
 import dptune
@@ -69,8 +70,41 @@ def test_references_are_grouped_in_order_with_white_space_collapsed() -> None:
     said = "row 1: is a text, as not all records are, and scores of what an adapter writes need.*or give only texts"
     with pytest.raises(DataError, match=said):
         references_of(read(RecordSource([{"text": "a"}])))
-    with pytest.raises(DataError, match="row 1: is a chat, and scores"):
-        references_of(read(RecordSource([{"messages": [{"role": "user", "content": "a"}]}])))
+
+
+def test_chats_are_scored_by_their_last_answers(tmp_path: Path) -> None:
+    """Chats that differ in the last answer alone are one input; the model reads all that stands before it."""
+    said = [[*turns("red cat", "blue dog."), *turns("new cat", last)] for last in ("new dog.", "old dog.")]
+    learned = [{"messages": turns(f"{n} red cat", "blue dog.")} for n in range(40)]
+    tuned = dptune.tune(str(checkpoint()), learned, epsilon=8, **QUICK).folder
+    path, out = write_jsonl(tmp_path / "test.jsonl", [{"messages": one} for one in said]), tmp_path / "out.jsonl"
+    given = [str(tuned), "--model", str(checkpoint()), "--data", str(path), "--max-new-tokens", "4", "--json"]
+    told = command(*given, "--outputs", str(out))
+    assert told.exit_code == 0, told.output
+    found = json.loads(told.stdout)
+    assert (found["inputs"], found["references"]) == (1, 2)
+    (line,) = (json.loads(line) for line in out.read_text().splitlines())
+    assert line["prompt"] == "red catblue dog.<|endoftext|>new cat"
+    (answer,) = decoded(tuned / "adapter", line["prompt"])
+    assert line["output"] == answer
+    write_jsonl(path, [{"messages": said[0]}, {"messages": said[0][:-1]}])
+    told = command(*given)
+    assert told.exit_code == 2
+    assert "test.jsonl, row 2, column 'messages': the chat does not end in an assistant's text" in told.stderr
+
+
+def turns(*said: str) -> list[dict[str, str]]:
+    return [{"role": role, "content": text} for role, text in zip(("user", "assistant"), said, strict=True)]
+
+
+def decoded(adapter: Path, prompt: str) -> list[str]:
+    """Greedy, by PEFT and transformers alone."""
+    tokenizer = AutoTokenizer.from_pretrained(adapter)
+    model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(checkpoint()), adapter)
+    asked = tokenizer(prompt, add_special_tokens=False, return_tensors="pt")
+    found = model.generate(**asked, max_new_tokens=4, do_sample=False, pad_token_id=tokenizer.pad_token_id)
+    texts = tokenizer.batch_decode(found[:, asked["input_ids"].shape[1] :], skip_special_tokens=True)
+    return [text.strip() for text in texts]
 
 
 def test_texts_are_scored_by_perplexity_with_the_adapter_and_without(tmp_path: Path) -> None:

@@ -202,14 +202,12 @@ def test_what_was_sampled_before_is_not_replaced(study: Path, ending: str) -> No
 
 
 @pytest.mark.parametrize(
-    ("form", "said"), [("pair", r"prompts: are missing.*PROMPTS=FILE"), ("messages", "was trained on chats")]
+    ("form", "said"), [("pair", "trained on prompts and completions"), ("messages", "trained on chats")]
 )
-def test_prompts_are_asked_for_and_chats_refused(
-    study: Path, monkeypatch: pytest.MonkeyPatch, form: str, said: str
-) -> None:
+def test_prompts_are_asked_for(study: Path, monkeypatch: pytest.MonkeyPatch, form: str, said: str) -> None:
     label = read_json(run_of("static") / "result.json")["data"]
     monkeypatch.setattr(adapter_model, "read_about", lambda path: {"label": label, "form": form})
-    with pytest.raises(DptuneError, match=said):
+    with pytest.raises(DptuneError, match=rf"prompts: are missing: the cell {said}\. .*PROMPTS=FILE"):
         sample_cell(run_of("static"), 3)
     assert not SYNTHETIC.exists()
 

@@ -15,6 +15,12 @@ from dptune.privacy.ledger_file import LedgerContents
 from dptune.privacy.run_folder import RunFolder
 from dptune.records.parquet_file import FORMS
 
+#: What an adapter was tuned on that is sampled after prompts, by form, and which prompts those are.
+PROMPTED: dict[str | None, tuple[str, str]] = {
+    "pair": ("prompts and completions", "public prompts"),
+    "messages": ("chats", "public chats that wait for an answer"),
+}
+
 
 @dataclass(frozen=True)
 class FinishedAdapter:
@@ -25,7 +31,7 @@ class FinishedAdapter:
         contents: content of its ledger.
         certificate: certificate of the search whose winner it is; None for a run of its own.
         base, revision: the model that it was tuned on, as its configuration names it.
-        form: form of the records that it was tuned on, one of ``corpus.records.FORMS``; None where an earlier version
+        form: form of the records that it was tuned on, one of ``parquet_file.FORMS``; None where an earlier version
             of dptune delivered it, which did not say.
         tokens: the most tokens of such a record; None likewise.
     """

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from difflib import SequenceMatcher
+from itertools import product
 from typing import Any
 
 from dptune.core.errors import ConfigError, first_line
@@ -39,6 +40,17 @@ def render_chat(messages: Sequence[Mapping[str, Any]], tokenizer: Any, **options
     return render(with_content(messages, render))
 
 
+def end_of_answer(tokenizer: Any) -> str:
+    """What the chat template puts behind an answer that ends a chat; empty for one that takes no made-up chat."""
+    for system, parts in product((False, True), repeat=2):
+        try:
+            one, other = (render_chat(_made_up(text, system=system, parts=parts), tokenizer) for text in ("Yes", "No"))
+        except Exception:  # whatever a template may raise
+            continue
+        return one[len(one) - _shared(one[::-1], other[::-1]) :]
+    return ""
+
+
 def check_template(tokenizer: Any) -> None:
     """Try a chat template on made-up chats: what it makes of them must follow what they say.
 
@@ -52,15 +64,14 @@ def check_template(tokenizer: Any) -> None:
     except ValueError:
         return
     said, errors = [], []
-    for system in (False, True):
-        for parts in (False, True):
-            texts: list[str] = []
-            try:
-                made_up = [_made_up(text, system=system, parts=parts) for text in ("Yes.", "No.", "Yes.")]
-                texts = [render_chat(messages, tokenizer) for messages in made_up]
-            except Exception as error:  # whatever a template may raise
-                errors.append(error)
-            said += [texts] if texts else []
+    for system, parts in product((False, True), repeat=2):
+        texts: list[str] = []
+        try:
+            made_up = [_made_up(text, system=system, parts=parts) for text in ("Yes.", "No.", "Yes.")]
+            texts = [render_chat(messages, tokenizer) for messages in made_up]
+        except Exception as error:  # whatever a template may raise
+            errors.append(error)
+        said += [texts] if texts else []
     fix = "correct chat_template.jinja, or chat_template in tokenizer_config.json; or use another model"
     if not said:
         problem = f"fails on a made-up chat of a user and an assistant ({type(errors[0]).__name__}: "

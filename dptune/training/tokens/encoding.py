@@ -13,6 +13,7 @@ import copy
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -27,7 +28,14 @@ from dptune.records.parquet_file import decode_content
 from dptune.records.reading.record import Chat, Labelled, PromptTarget, Record, Text
 from dptune.records.reading.report import TokenCounts
 from dptune.training.data import Tokens, tokenize, with_context
-from dptune.training.tokens.chat_template import TurnError, Turns, dated_template, render_chat, with_content
+from dptune.training.tokens.chat_template import (
+    TurnError,
+    Turns,
+    dated_template,
+    end_of_answer,
+    render_chat,
+    with_content,
+)
 from dptune.training.tokens.token_file import token_batch
 
 _MARKED = re.compile(r"\{%-?\s*generation\s*-?%\}")
@@ -179,7 +187,7 @@ def _chat(record: Record, chat: Chat, tokenizer: Any, *, every: bool) -> Counted
                 problem = f"message {place} has only tool_calls, which the chat template does not know"
                 raise _refusal(record, problem, "use a model whose template does, or give what it says as content")
     turns = Turns(chat.messages, partial(_render, record, chat, tokenizer))
-    ids = _plain(turns.text, tokenizer)
+    ids = chat_ids(turns.text, tokenizer)
     if every:
         return _whole(ids)
     counts = np.zeros(len(ids), dtype=bool)
@@ -187,10 +195,10 @@ def _chat(record: Record, chat: Chat, tokenizer: Any, *, every: bool) -> Counted
         if chat.prompt:
             # All that follows the prompt for it, as far as the chat begins so, is the completion: that is TRL's rule.
             prompted = _render(record, chat, tokenizer, chat.messages[: chat.prompt], add_generation_prompt=True)
-            own = _common_prefix(_plain(turns.text[: turns.start(chat.prompt)], tokenizer), ids)
-            counts[max(own, _common_prefix(_plain(prompted, tokenizer), ids)) :] = True
+            own = _common_prefix(chat_ids(turns.text[: turns.start(chat.prompt)], tokenizer), ids)
+            counts[max(own, _common_prefix(chat_ids(prompted, tokenizer), ids)) :] = True
         for place in () if chat.prompt else learned:
-            ends = (_plain(turns.text[:end], tokenizer) for end in turns.span(place))
+            ends = (chat_ids(turns.text[:end], tokenizer) for end in turns.span(place))
             first, last = (_common_prefix(own, ids) for own in ends)
             counts[first:last] = True
     except TurnError as error:
@@ -200,6 +208,49 @@ def _chat(record: Record, chat: Chat, tokenizer: Any, *, every: bool) -> Counted
         fix = "use a template that marks generations, or training.loss_on: all"
         raise _refusal(record, problem, fix) from None
     return ids, counts
+
+
+def as_prompt(record: Record, tokenizer: Any) -> Record:
+    """A chat's record as a prompt, all that the model reads before the last answer, and what that answer says.
+
+    The prompt holds the template's special tokens already (``chat_ids``).
+
+    Raises: DataError naming the record for a chat that does not end in what an assistant says, or that the template
+        does not take; ConfigError for a tokenizer without a template.
+    """
+    chat = record.content
+    assert isinstance(chat, Chat)
+    *before, last = chat.messages
+    if not before or last["role"] != "assistant" or not str(last.get("content") or "").strip():
+        problem = "the chat does not end in an assistant's text, which an answer could be compared with"
+        raise _refusal(record, problem, "give one as the last message, or leave the row out")
+    waiting = replace(record, content=replace(chat, messages=tuple(before), prompt=0))
+    return replace(record, content=PromptTarget(waiting_chat(waiting, tokenizer), str(last["content"])))
+
+
+def waiting_chat(record: Record, tokenizer: Any) -> str:
+    """What the model reads before it answers a chat: its messages, and the template's prompt for an answer.
+
+    Raises: DataError naming the record for a chat that ends in an answer; and as ``as_prompt``.
+    """
+    chat = record.content
+    assert isinstance(chat, Chat)
+    if chat.messages[-1]["role"] == "assistant":
+        raise _refusal(record, "the chat ends in an answer", "leave its last message out, which the model is to write")
+    _template(tokenizer)
+    return _render(record, chat, tokenizer, chat.messages, add_generation_prompt=True)
+
+
+def chat_ids(text: str, tokenizer: Any) -> list[int]:
+    """Ids of a rendered chat, which holds its special tokens already."""
+    return list(tokenizer(text, add_special_tokens=False, truncation=False, verbose=False)["input_ids"])
+
+
+def ends_of_answers(tokenizer: Any) -> list[int]:
+    """The special token with which the chat template ends an answer; empty if it has none. It need not be the
+    tokenizer's end-of-text token: Gemma's template writes ``<end_of_turn>``."""
+    special = {number for number, token in tokenizer.added_tokens_decoder.items() if token.special}
+    return [one for one in chat_ids(end_of_answer(tokenizer), tokenizer) if one in special][:1]
 
 
 def _encode_marked(record: Record, chat: Chat, tokenizer: Any) -> Counted:
@@ -251,11 +302,6 @@ def _template_errors(record: Record) -> Iterator[None]:
         raise _refusal(
             record, problem, "give the roles and the order that the model knows, and each message a content"
         ) from error
-
-
-def _plain(text: str, tokenizer: Any) -> list[int]:
-    """Ids of a rendered chat, which holds its special tokens already."""
-    return list(tokenizer(text, add_special_tokens=False, truncation=False, verbose=False)["input_ids"])
 
 
 def _refusal(record: Record, problem: str, fix: str) -> DataError:
