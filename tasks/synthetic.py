@@ -59,8 +59,8 @@ _FIGURES = {
     "drawn_again": "empty texts that were drawn again",
 }
 _UNKNOWN_FORM = (
-    "the records that lie here now are others than the cell trained on, so whether those were texts, or prompts with "
-    "targets, was not checked"
+    "the records that lie here now are others than the cell trained on, so whether those were texts, prompts with "
+    "targets or chats was not checked"
 )
 
 

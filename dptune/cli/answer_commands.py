@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dptune.cli.console import by_option, notice, set_up_logs, show
-from dptune.cli.options import AsJson, Completion, Model, Prompt, Revision, Template, Text, takes_settings
+from dptune.cli.options import AsJson, Completion, Messages, Model, Prompt, Revision, Template, Text, takes_settings
 from dptune.cli.tune import records_of_options
 from dptune.cli.tune_result import comparison, printed_scores
 from dptune.core.digits import at_most
@@ -47,6 +47,7 @@ def score(
     prompt: Prompt = None,
     completion: Completion = None,
     text: Text = None,
+    messages: Messages = None,
     template: Template = None,
     label: Annotated[
         str | None, typer.Option(help="Column that holds the labels, for a classifier (default: label).")
@@ -87,8 +88,8 @@ def score(
 
     adapter = adapter_within(adapter)
     classifies = is_classifier(adapter, label)
-    columns = {"text": text, "prompt": prompt, "completion": completion, "template": template, "label": label}
-    records, _ = records_of_options(data, source, source_options, None, columns)
+    columns = {"text": text, "prompt": prompt, "completion": completion, "messages": messages, "template": template}
+    records, _ = records_of_options(data, source, source_options, None, columns | {"label": label})
     check_model(model, revision)
     _check_mauve(mauve_model, mauve_revision)
     check_data(records)

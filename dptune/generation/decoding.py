@@ -16,7 +16,7 @@ from transformers import GenerationConfig
 from dptune.core.errors import ConfigError
 from dptune.core.progress import Meter
 from dptune.training.models.causal import evaluation_mode, most_positions
-from dptune.training.tokens.encoding import chat_ids, ends_of_answers
+from dptune.training.tokens.encoding import chat_ids
 
 #: Seeds as ``dptune.core.declarations.Seed`` has them.
 _LARGEST_SEED = 2**31 - 1
@@ -99,7 +99,12 @@ class Continuation:
 
 
 def decode(
-    model: Any, tokenizer: Any, prompts: Sequence[str], decoding: Decoding, rows: int = 16, *, chats: bool = False
+    model: Any,
+    tokenizer: Any,
+    prompts: Sequence[str],
+    decoding: Decoding,
+    rows: int = 16,
+    ends: Sequence[int] | None = None,
 ) -> list[str]:
     """The text that the model writes after each prompt, up to its end-of-text token, without spaces at its ends.
 
@@ -108,14 +113,14 @@ def decode(
     Args:
         prompts: as the model saw them in training (``data.prompt``), in any order.
         rows: prompts of a batch.
-        chats: whether the prompts are chats that wait for an answer, special tokens included
-            (``encoding.waiting_chat``); the token with which the template ends an answer ends an output too.
+        ends: None for texts; for chats that wait for an answer, with their special tokens (``answers.Waiting``), the
+            tokens that end one. There the checkpoint's own ends count too.
 
     Raises: ConfigError if a prompt and ``max_new_tokens`` are more than the model's context, or a prompt has no token.
     """
-    starts = [chat_ids(one, tokenizer) for one in prompts] if chats else open_ids(prompts, tokenizer)
+    starts = open_ids(prompts, tokenizer) if ends is None else [chat_ids(one, tokenizer) for one in prompts]
     with seeded(decoding):
-        found = continuations(model, tokenizer, starts, decoding, rows, ends_of_answers(tokenizer) if chats else ())
+        found = continuations(model, tokenizer, starts, decoding, rows, ends)
     return [one.text.strip() for one in found]
 
 
@@ -134,19 +139,19 @@ def continuations(
     prompts: Sequence[Sequence[int]],
     decoding: Decoding,
     rows: int = 16,
-    ends: Sequence[int] = (),
+    ends: Sequence[int] | None = None,
 ) -> list[Continuation]:
     """What the model writes after each prompt, given as token ids. Draws go on from torch's state: see ``seeded``.
 
     Args:
-        ends: tokens that end an output, beside the end-of-text token.
+        ends: as ``decode`` takes them.
 
     Raises: ConfigError as ``decode``.
     """
     check_lengths(prompts, most_positions(model), decoding.max_new_tokens)
     found: dict[int, Continuation] = {}
     order = np.argsort([len(one) for one in prompts], kind="stable").tolist()
-    device = next(model.parameters()).device
+    device, stops = next(model.parameters()).device, _stops(model, tokenizer, ends)
     with (
         evaluation_mode(model),
         torch.no_grad(),
@@ -156,9 +161,23 @@ def continuations(
         for start in range(0, len(order), rows):
             chosen = order[start : start + rows]
             some = [list(prompts[one]) for one in chosen]
-            found |= zip(chosen, _write(model, tokenizer, some, decoding, device, ends), strict=True)
+            found |= zip(chosen, _write(model, tokenizer, some, decoding, device, stops), strict=True)
             meter.update(len(found))
     return [found[place] for place in range(len(prompts))]
+
+
+def _stops(model: Any, tokenizer: Any, ends: Sequence[int] | None) -> list[int]:
+    """Tokens that end an output."""
+    found = [tokenizer.eos_token_id]
+    if ends is not None:  # the checkpoint's own: GLM's answers end in the token before what a user says
+        own = _owner(model).generation_config.eos_token_id
+        found += [*ends, *(own if isinstance(own, list) else [own])]
+    return [one for one in dict.fromkeys(found) if one is not None]
+
+
+def _owner(model: Any) -> Any:
+    """The model itself, without PEFT's around it."""
+    return model.get_base_model() if hasattr(model, "get_base_model") else model
 
 
 def open_ids(prompts: Sequence[str], tokenizer: Any) -> list[list[int]]:
@@ -182,7 +201,7 @@ def check_lengths(ids: Sequence[Sequence[int]], positions: int | None, new: int)
 def _no_defaults_of(model: Any) -> Iterator[None]:
     """Context in which a checkpoint's own defaults are left out, such as a penalty of repetition: what decides the
     outputs is in ``Decoding`` alone."""
-    owner = model.get_base_model() if hasattr(model, "get_base_model") else model
+    owner = _owner(model)
     before, owner.generation_config = owner.generation_config, GenerationConfig()
     try:
         yield
@@ -191,9 +210,8 @@ def _no_defaults_of(model: Any) -> Iterator[None]:
 
 
 def _write(
-    model: Any, tokenizer: Any, ids: list[list[int]], decoding: Decoding, device: torch.device, others: Sequence[int]
+    model: Any, tokenizer: Any, ids: list[list[int]], decoding: Decoding, device: torch.device, ends: list[int]
 ) -> list[Continuation]:
-    ends = [one for one in dict.fromkeys([tokenizer.eos_token_id, *others]) if one is not None]
     width, padding = max(map(len, ids)), tokenizer.pad_token_id
     # On the left: what is written must follow the prompt.
     batch = torch.tensor([[padding] * (width - len(one)) + one for one in ids], device=device)

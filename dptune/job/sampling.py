@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from dptune.core.errors import ConfigError
+from dptune.core.errors import ConfigError, DataError
 from dptune.core.files import fsync_directory, replacing, sha256, write_text
 from dptune.generation.decoding import Continuation, Decoding, check_lengths, continuations, open_ids, seeded
 from dptune.job.delivery.adapter_loading import check_base, check_vocabulary, load_adapter
@@ -31,14 +31,15 @@ from dptune.training.models.model import (
     without_weights,
 )
 from dptune.training.models.model_names import name_of
-from dptune.training.tokens.encoding import chat_ids, ends_of_answers, waiting_chat
+from dptune.training.tokens.answers import ends_of_answers, waiting
+from dptune.training.tokens.encoding import chat_ids
 
 _log = logging.getLogger(__name__)
 
 #: How often a text that says nothing is drawn again.
 _ROUNDS = 20
-#: Columns of prompts and of chats where none is named.
-PROMPT, MESSAGES = "prompt", "messages"
+#: Column of prompts where none is named.
+PROMPT = "prompt"
 
 
 @dataclass(frozen=True)
@@ -77,8 +78,7 @@ class Sampled:
         check_new_file(target)
         try:
             with replacing(target) as partial:
-                lines = (json.dumps(row, ensure_ascii=False) + "\n" for row in self.rows)
-                partial.write_text("".join(lines), encoding="utf-8")
+                partial.write_text("".join(map(_line, self.rows)), encoding="utf-8")
                 fsync_directory(partial)  # a card that is left alone is known by it, see ``check_new_file``
                 write_text(card_beside(target), self.card(target.name, sha256(partial)))
         except BaseException:
@@ -132,7 +132,7 @@ def sample(
         records: number of texts; None writes one for each prompt.
         prompts: public prompts, for an adapter that was tuned on prompts and completions, or chats that wait for an
             answer, for one that was tuned on chats; used in turn.
-        prompt: the column of the prompts; None is "prompt", or "messages" for chats.
+        prompt: the column of the prompts; None is "prompt", and of chats what ``tune`` finds.
         temperature: divides the logits; 1 draws from the model that was tuned.
         top_p: share of the probability from which tokens are drawn, the likeliest first.
         max_new_tokens: of a text; None takes the length that records had in training.
@@ -166,8 +166,7 @@ def sample(
     base = ModelSource(check_model(str(model), revision), revision, dtype, load_in_4bit)
     tokenizer = load_tokenizer(ModelSource(str(adapter.path)))
     positions = _positions(adapter, base, tokenizer)
-    ends = ends_of_answers(tokenizer) if adapter.form == "messages" else ()
-    starts, asked, notes = _starts(adapter, tokenizer, records, prompts, prompt)
+    starts, asked, ends, notes = _starts(adapter, tokenizer, records, prompts, prompt)
     if max_new_tokens is None:
         decoding = replace(decoding, max_new_tokens=_length(adapter, starts, positions, learned=not notes))
     check_lengths(starts, positions, decoding.max_new_tokens)
@@ -203,15 +202,15 @@ def check_form(adapter: FinishedAdapter, *, prompted: bool, records: int | None)
 
 def _starts(
     adapter: FinishedAdapter, tokenizer: Any, records: int | None, prompts: Data | None, column: str | None
-) -> tuple[list[list[int]], Sequence[Content | None], tuple[str, ...]]:
-    """Token ids that each text begins after, the prompts behind them, and what to know of such beginnings."""
+) -> tuple[list[list[int]], Sequence[Content | None], list[int] | None, tuple[str, ...]]:
+    """Token ids that each text begins after, the prompts behind them, what ends an answer (of chats), and notes."""
     if prompts is not None:
-        given, ids = _prompts(adapter, tokenizer, prompts, column)
+        given, ids, ends = _prompts(adapter, tokenizer, prompts, column)
         turns = [place % len(given) for place in range(records or len(given))]
-        return [ids[place] for place in turns], [given[place] for place in turns], ()
+        return [ids[place] for place in turns], [given[place] for place in turns], ends, ()
     assert records is not None  # check_form
     if begins := beginning_of(tokenizer):
-        return [begins] * records, [None] * records, ()
+        return [begins] * records, [None] * records, None, ()
     first = tokenizer.bos_token_id if tokenizer.bos_token_id is not None else tokenizer.eos_token_id
     if first is None:
         fix = "tune with one, and with add_bos_token"
@@ -220,24 +219,30 @@ def _starts(
         "nothing taught the adapter how texts begin: its tokenizer puts no token before them, so first words are "
         "the base model's guess; add_bos_token of dptune tune teaches it"
     )
-    return [[first]] * records, [None] * records, (problem,)
+    return [[first]] * records, [None] * records, None, (problem,)
 
 
 def _prompts(
     adapter: FinishedAdapter, tokenizer: Any, prompts: Data, column: str | None
-) -> tuple[list[Content], list[list[int]]]:
-    """Public prompts, or chats that wait for an answer, and their token ids."""
+) -> tuple[list[Content], list[list[int]], list[int] | None]:
+    """Public prompts, or chats that wait for an answer, their token ids, and what ends an answer."""
     if adapter.form != "messages":
         texts = [record.content for record in read(RecordSource(prompts, text=column or PROMPT), public=True)]
-        return texts, open_ids([text.text for text in texts if isinstance(text, Text)], tokenizer)
-    chats = read(RecordSource(prompts, messages=column or MESSAGES), public=True)
-    return [record.content for record in chats], [chat_ids(waiting_chat(one, tokenizer), tokenizer) for one in chats]
+        return texts, open_ids([text.text for text in texts if isinstance(text, Text)], tokenizer), None
+    records = read(RecordSource(prompts, messages=column), public=True)
+    if not isinstance(records[0].content, Chat):
+        fix = 'write it as {"messages": [{"role": "user", "content": "..."}]}, or name the column of messages'
+        first = records[0]
+        raise DataError("is no chat, and the adapter was tuned on chats", fix=fix, file=first.file, row=first.row)
+    chats = [waiting(record, tokenizer) for record in records]
+    ids = [chat_ids(chat.prompt, tokenizer) for chat in chats]
+    return [record.content for record in records], ids, ends_of_answers(chats, tokenizer)
 
 
 def _row(prompt: Content | None, text: str) -> dict[str, Any]:
     """The row of a text that was written after a prompt, or after nothing."""
     if isinstance(prompt, Chat):
-        return {**prompt.inputs, "messages": [*prompt.messages, {"role": "assistant", "content": text}]}
+        return {**prompt.inputs, "messages": [*prompt.messages, {"role": "assistant", "content": text.strip()}]}
     return {"prompt": prompt.text, "completion": text} if isinstance(prompt, Text) else {"text": text}
 
 
@@ -275,7 +280,7 @@ def _length(adapter: FinishedAdapter, starts: list[list[int]], positions: int | 
 
 
 def _draw(
-    model: Any, tokenizer: Any, starts: list[list[int]], decoding: Decoding, rows: int, ends: Sequence[int]
+    model: Any, tokenizer: Any, starts: list[list[int]], decoding: Decoding, rows: int, ends: list[int] | None
 ) -> tuple[list[Continuation], int]:
     """A text after each start, and how often one was drawn again because it said nothing that ``read`` takes.
 
@@ -295,6 +300,11 @@ def _draw(
     raise ConfigError("records", problem, fix="raise temperature or top_p, give other prompts, or train longer")
 
 
+def _line(row: Mapping[str, Any]) -> str:
+    """A row as the file has it. A time in a chat's messages is text there, as in the records that ``tune`` keeps."""
+    return json.dumps(row, ensure_ascii=False, default=str) + "\n"
+
+
 def _says_something(text: str) -> bool:
     return bool(text.strip()) and "\0" not in text
 
@@ -306,7 +316,7 @@ def summary_of(rows: Sequence[Mapping[str, Any]], found: Sequence[Continuation],
         rows that equal an earlier row to the last character; ``share_ended``, the share that the model ended itself,
         before it was cut; and ``drawn_again``, empty draws that others stand for.
     """
-    distinct = {json.dumps(row, sort_keys=True) for row in rows}
+    distinct = {_line(row) for row in rows}
     count = len(rows)
     return {
         "texts": count,

@@ -23,7 +23,7 @@ from dptune.job.preparation import DEFAULT_LABEL
 from dptune.job.settings import check_labels
 from dptune.records.reading.fields import WAYS
 from dptune.records.reading.read import read_and_say
-from dptune.records.reading.record import Chat, PromptTarget, Record, Text
+from dptune.records.reading.record import Chat, PromptTarget, Record, Text, form_of
 from dptune.records.reading.source import RecordSource, make_same_texts
 from dptune.training.data import Tokens
 from dptune.training.evaluation import BlockScores, beginning, in_blocks, score_blocks, score_classifier
@@ -45,7 +45,8 @@ from dptune.training.models.model import (
     load_tokenizer,
     without_weights,
 )
-from dptune.training.tokens.encoding import as_prompt, labelled_tokens, tokens_of
+from dptune.training.tokens.answers import ends_of_answers, without_answer
+from dptune.training.tokens.encoding import labelled_tokens, tokens_of
 
 _log = logging.getLogger(__name__)
 
@@ -129,12 +130,12 @@ def score_adapter(
     if are_texts:
         check_left_out(given, "is about what an adapter writes, and these records are texts, scored by perplexity")
     else:
-        in_chats = any(isinstance(record.content, Chat) for record in records)
-        references = references_of([_asked(record, tokenizer) for record in records])
+        asked, ends = _asked(records, tokenizer)
+        references = references_of(asked)
         if judge is not None:
             check_number(len(references))
-        check_left_out({"block": block}, "is about texts, and these records are prompts with targets")
-    notes = (*notes, *check_base(adapter, base), *other_way(adapter, maker.way, source))
+        check_left_out({"block": block}, "is about texts, and these records are prompts with targets or chats")
+    notes = (*notes, *check_base(adapter, base), *other_way(adapter, maker.way, source, form_of(records)))
     empty = without_weights(base, load_config(base))
     check_vocabulary(adapter, base, empty, tokenizer)
     if are_texts:
@@ -153,7 +154,7 @@ def score_adapter(
         tuned = score_blocks(model, blocks, texts, rows, begins=begins, label="scoring the adapter")
         return _scored_texts(tuned, untuned, texts, blocks)
     return _score_written(
-        model, tokenizer, references, len(records), decoding or Decoding(), metrics, judge, rows, keep, chats=in_chats
+        model, tokenizer, references, ends, len(records), decoding or Decoding(), metrics, judge, rows, keep
     )
 
 
@@ -194,17 +195,16 @@ def _score_written(
     model: Any,
     tokenizer: Any,
     references: Mapping[str, list[str]],
+    ends: Sequence[int] | None,
     count: int,
     decoding: Decoding,
     metrics: Sequence[str] | None,
     judge: Judge | None,
     rows: int,
     keep: Callable[[dict[str, str]], None] | None,
-    *,
-    chats: bool,
 ) -> Scored:
     """Metrics of what the model writes for each prompt, of ``count`` references."""
-    outputs = decode(model, tokenizer, list(references), decoding, rows, chats=chats)
+    outputs = decode(model, tokenizer, list(references), decoding, rows, ends)
     by_prompt = dict(zip(references, outputs, strict=True))
     if keep is not None:
         keep(by_prompt)
@@ -218,9 +218,17 @@ def _score_written(
     )
 
 
-def _asked(record: Record, tokenizer: Any) -> Record:
-    """The record, as a prompt with a target if it is a chat."""
-    return as_prompt(record, tokenizer) if isinstance(record.content, Chat) else record
+def _asked(records: Sequence[Record], tokenizer: Any) -> tuple[Sequence[Record], list[int] | None]:
+    """Chats as prompts with their last answers as targets, and the tokens that end an answer; None for other records.
+
+    Raises: DataError for a chat that does not end in an answer; ConfigError for a tokenizer without a template.
+    """
+    if not isinstance(records[0].content, Chat):
+        return records, None
+    chats = [without_answer(record, tokenizer) for record in records]
+    pairs = zip(records, chats, strict=True)
+    found = [replace(record, content=PromptTarget(chat.prompt, chat.answer)) for record, chat in pairs]
+    return found, ends_of_answers(chats, tokenizer)
 
 
 def references_of(records: Sequence[Record]) -> dict[str, list[str]]:
@@ -240,16 +248,20 @@ def references_of(records: Sequence[Record]) -> dict[str, list[str]]:
     return found
 
 
-def other_way(adapter: Path, way: str, source: RecordSource) -> tuple[str, ...]:
+def other_way(adapter: Path, way: str, source: RecordSource, form: str) -> tuple[str, ...]:
     """A note if texts are made of rows in another way than those that the adapter was tuned on, or by another template.
 
-    An adapter of an earlier version of dptune does not say how its texts were made.
+    Chats are chats, whether a column holds them whole or two hold prompts and completions. An adapter of an earlier
+    version of dptune does not say how its texts were made.
 
     Raises: ConfigError if all columns were written out, which nobody asked for, and were not in training.
     """
     said = read_json(adapter / RECORDS) if (adapter / RECORDS).is_file() else {}
     tuned = said.get("way", way)
-    if tuned == way:
+    chats = [one == "messages" for one in (said.get("form", form), form)]
+    if all(chats):
+        return ()
+    if tuned == way and not any(chats):
         return _otherwise_made(adapter, said, source)
     if way == "columns":
         problem = f"is missing: the adapter was tuned on {WAYS[tuned]}, and these rows would be {WAYS[way]}"
@@ -257,7 +269,8 @@ def other_way(adapter: Path, way: str, source: RecordSource) -> tuple[str, ...]:
         if template := said.get("template"):
             raise ConfigError("data.template", problem, fix=f"{fix}; the one of the training is {template!r}")
         raise ConfigError("data.text", problem, fix=fix)
-    return (f"the adapter was tuned on {WAYS[tuned]}, and these records are {WAYS[way]}: other texts, maybe",)
+    kinds = ["chats" if chat else WAYS[one] for chat, one in zip(chats, (tuned, way), strict=True)]
+    return (f"the adapter was tuned on {kinds[0]}, and these records are {kinds[1]}: other texts, maybe",)
 
 
 def _otherwise_made(adapter: Path, said: Mapping[str, Any], source: RecordSource) -> tuple[str, ...]:
@@ -321,7 +334,7 @@ def _score_labels(
     empty = empty_classifier(base, config)
     check_vocabulary(adapter, base, empty, tokenizer)
     records, maker = read_and_say(source, public=True)
-    notes = (*notes, *check_base(adapter, base), *other_way(adapter, maker.way, source))
+    notes = (*notes, *check_base(adapter, base), *other_way(adapter, maker.way, source, form_of(records)))
     width = min(most_positions(empty) or _WIDEST, _WIDEST)
     check_labels(records, labels, source.label or DEFAULT_LABEL, "leave out records of labels that it never learned")
     tokens = labelled_tokens(records, tokenizer, width, labels)

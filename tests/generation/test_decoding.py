@@ -86,17 +86,20 @@ def test_an_output_ends_at_the_end_of_text(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_an_answer_in_a_chat_ends_where_its_template_ends_one(monkeypatch: pytest.MonkeyPatch) -> None:
     own, words, seen = model(), tokenizer(begins=True, template=CHATML), []
-    words.add_special_tokens({"extra_special_tokens": ["<e>"]})
     asked = "<s>user:ab<e><s>assistant:"
-    letter, end = words.convert_tokens_to_ids(["c", "<e>"])
+    letter, end, own_end = words.convert_tokens_to_ids(["c", "<e>", "d"])
+    own.get_base_model().generation_config.eos_token_id = [own_end, words.eos_token_id]
 
     def write(input_ids: torch.Tensor, **options: Any) -> torch.Tensor:
         seen.append((input_ids[0].tolist(), options["eos_token_id"]))
         return torch.tensor([[*input_ids[0], letter, end, letter]])
 
     monkeypatch.setattr(own, "generate", write)
-    assert decode(own, words, [asked], Decoding(max_new_tokens=4), chats=True) == ["c"]
-    assert seen == [(words(asked, add_special_tokens=False)["input_ids"], [words.eos_token_id, end])]
+    assert decode(own, words, [asked], Decoding(max_new_tokens=4), ends=[end]) == ["c"]
+    assert seen == [(words(asked, add_special_tokens=False)["input_ids"], [words.eos_token_id, end, own_end])]
+    own.get_base_model().generation_config.eos_token_id = own_end
+    decode(own, words, ["ab"], Decoding(max_new_tokens=4))
+    assert seen[1][1] == [words.eos_token_id], "a text ends where texts ended in training"
 
 
 def test_a_prompt_that_ends_in_a_separator_keeps_it(monkeypatch: pytest.MonkeyPatch) -> None:

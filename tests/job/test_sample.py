@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable
+from datetime import datetime
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ import pytest
 import torch
 from killed_process import killed_at_each_call
 from peft import PeftModel
-from tiny_tuning import QUICK, as_earlier, checkpoint, rows, write_csv, write_jsonl
+from tiny_tuning import CHAT, QUICK, as_earlier, checkpoint, rows, write_csv, write_jsonl
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from typer.testing import CliRunner, Result
 
@@ -184,11 +185,41 @@ def test_chats_get_an_answer_and_can_be_tuned_on() -> None:
     assert [list(chat.messages[:-1]) for chat in chats] == [asked[n % 2]["messages"] for n in range(5)]
     assert {chat.messages[-1]["role"] for chat in chats} == {"assistant"}
     assert "| prompts | asked.jsonl |" in Path("synthetic.md").read_text("utf-8")
-    tools = [{"type": "function", "function": {"name": "look", "parameters": {}}}]
-    found = dptune.sample(chats_adapter(), checkpoint(), prompts=[{**one, "tools": tools} for one in asked], seed=1)
-    assert [list(row) for row in found.rows] == [["tools", "messages"]] * 2
+    named = write_jsonl(Path("other.jsonl"), [{"prompt": one["messages"]} for one in asked])
+    found = dptune.sample(chats_adapter(), checkpoint(), prompts=str(named), prompt="prompt", seed=1)
+    assert [row["messages"][:-1] for row in found.rows] == [one["messages"] for one in asked]
     assert found.written == [row["messages"][-1]["content"] for row in found.rows]
-    assert all(found.written)
+
+
+TOOLING = "{% if tools %}{{ tools[0].function.name }}: {% endif %}"
+
+
+def test_a_chat_is_sampled_as_training_would_read_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its template's tokens alone, tools included, and not as a text is read; the template's end of an answer ends one;
+    what a row holds beside its messages stays, times as text; spaces around answers go."""
+
+    def with_tools(folder: Path) -> None:
+        (folder / "chat_template.jinja").write_text(f"{TOOLING}{CHAT}")
+
+    own = changed(chats_adapter(), tmp_path, with_tools)
+    tools = [{"type": "function", "function": {"name": "look", "parameters": {}}}]
+    said = [{"role": "user", "content": "red cat", "at": datetime(2026, 1, 2)}]
+    seen: list[Any] = []
+
+    def played(model: Any, tokenizer: Any, prompts: list[list[int]], *given: Any) -> list[Continuation]:
+        seen.append((tokenizer.batch_decode(prompts), given[-1]))
+        return [Continuation(" old dog. ", 1, True) for _ in prompts]
+
+    monkeypatch.setattr(sampling, "continuations", played)
+    monkeypatch.setattr(sampling, "open_ids", None)
+    found = dptune.sample(own, checkpoint(), prompts=[{"messages": said, "tools": tools}])
+    eos = AutoTokenizer.from_pretrained(own).eos_token_id
+    assert seen == [(["look: red cat"], [eos])]
+    assert [list(row) for row in found.rows] == [["tools", "messages"]]
+    assert found.written == ["old dog."]
+    row = json.loads(found.save("synthetic.jsonl").read_text("utf-8"))
+    assert row["messages"] == [said[0] | {"at": "2026-01-02 00:00:00"}, {"role": "assistant", "content": "old dog."}]
+    assert read(RecordSource("synthetic.jsonl"))[0].content.stored["inputs"] == {"tools": tools}
 
 
 def test_chats_that_cannot_be_answered_are_refused() -> None:
@@ -199,11 +230,9 @@ def test_chats_that_cannot_be_answered_are_refused() -> None:
     whole = write_jsonl(Path("whole.jsonl"), [{"messages": said[:1]}, {"messages": said}])
     told = refused(chats_adapter(), "--prompts", str(whole))
     assert "whole.jsonl, row 2, column 'messages': the chat ends in an answer. Fix: leave its last message out" in told
-    other = write_jsonl(Path("other.jsonl"), [{"prompt": said[:1]}])
-    told = refused(chats_adapter(), "--prompts", str(other))
-    assert "other.jsonl, row 1, column 'messages': this column does not exist. Fix: name one of 'prompt'" in told
-    named = dptune.sample(chats_adapter(), checkpoint(), prompts=str(other), prompt="prompt")
-    assert named.rows[0]["messages"][0] == said[0]
+    Path("lines.txt").write_text("red cat\nnew dog\n")
+    told = refused(chats_adapter(), "--prompts", "lines.txt")
+    assert "lines.txt, row 1: is no chat, and the adapter was tuned on chats. Fix: write it as" in told
 
 
 def test_a_summary_counts_by_hand() -> None:

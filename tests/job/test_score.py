@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 from peft import PeftModel
@@ -21,7 +22,8 @@ import dptune
 from dptune.cli import app
 from dptune.cli.console import set_up_logs
 from dptune.core.errors import ConfigError, DataError
-from dptune.generation.decoding import Decoding
+from dptune.generation import decoding
+from dptune.generation.decoding import Continuation, Decoding
 from dptune.job.delivery.verification import check_deliverable
 from dptune.job.scoring import references_of, score_adapter
 from dptune.records.reading.read import read
@@ -87,10 +89,39 @@ def test_chats_are_scored_by_their_last_answers(tmp_path: Path) -> None:
     assert line["prompt"] == "red catblue dog.<|endoftext|>new cat"
     (answer,) = decoded(tuned / "adapter", line["prompt"])
     assert line["output"] == answer
+    assert "other texts" not in told.stderr
+    write_jsonl(path, [{"talk": one} for one in said])
+    assert json.loads(command(*given, "--messages", "talk").stdout) == found
+    parts = [{"prompt": one[:-1], "completion": one[-1:]} for one in said]
+    told = command(*given[:3], "--data", str(write_jsonl(path, parts)), *given[5:])
+    assert json.loads(told.stdout) == found
+    assert "other texts" not in told.stderr, "chats are chats, however a row holds them"
+    told = command(*given[:3], "--data", str(write_jsonl(path, PAIRS)), "--prompt", "mr", "--completion", "ref")
+    assert "was tuned on chats, and these records are prompts with completions: other texts" in told.stderr
     write_jsonl(path, [{"messages": said[0]}, {"messages": said[0][:-1]}])
     told = command(*given)
     assert told.exit_code == 2
     assert "test.jsonl, row 2, column 'messages': the chat does not end in an assistant's text" in told.stderr
+
+
+def test_the_ends_of_answers_reach_the_decoding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And prompts of chats are not read as texts are, before which tokenizers put tokens of their own."""
+    learned = [{"messages": turns(f"{n} red cat", "blue dog.")} for n in range(40)]
+    tuned = dptune.tune(str(checkpoint()), learned, epsilon=8, **QUICK).folder / "adapter"
+    seen: list[Any] = []
+
+    def played(model: Any, tokenizer: Any, prompts: list[list[int]], *given: Any) -> list[Continuation]:
+        seen.append((tokenizer.batch_decode(prompts), given[-1] == [tokenizer.eos_token_id]))
+        return [Continuation("Blue dog.", 2, True) for _ in prompts]
+
+    monkeypatch.setattr(decoding, "continuations", played)
+    monkeypatch.setattr(decoding, "open_ids", None)
+    base = ModelSource(str(checkpoint()))
+    found = score_adapter(
+        tuned, base, RecordSource([{"messages": turns("new cat", "blue dog.")}]), metrics=["bleu_e2e"]
+    )
+    assert seen == [(["new cat"], True)]
+    assert found.outputs == {"new cat": "Blue dog."}
 
 
 def turns(*said: str) -> list[dict[str, str]]:

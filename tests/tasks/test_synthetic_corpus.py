@@ -222,6 +222,21 @@ def test_prompts_go_with_their_completions(study: Path, monkeypatch: pytest.Monk
     assert "and the public prompts" in words(page)
 
 
+def test_a_page_of_chats_shows_each_message(study: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The lengths are those of answers alone; a call of tools, which says nothing, is shown as it is."""
+    calls = [{"function": {"name": "<look>"}}]
+    asked = [{"role": "user", "content": "Where <is> it?"}, {"role": "assistant", "tool_calls": calls}]
+    row = {"messages": [*asked, {"role": "tool", "content": "Here."}, {"role": "assistant", "content": "On its way."}]}
+    own = sampling.sample
+    monkeypatch.setattr(sampling, "sample", lambda *given, **more: replace(own(*given, **more), rows=[row] * 3))
+    drawn: list[Any] = []
+    monkeypatch.setattr(synthetic, "lengths", lambda name, texts: drawn.append(texts) or lengths(name, texts))
+    page, _ = sample_cell(run_of("static"), 3)
+    assert drawn == [["On its way."] * 3]
+    for said in ("Where &lt;is&gt; it?", "&lt;look&gt;", "Here.", "On its way."):
+        assert page.read_text("utf-8").count(said) == 3
+
+
 def test_no_record_is_needed(study: Path) -> None:
     """Sampling is post-processing."""
     for folder in ("canaries", "splits", "validation", "secrets", "tokens"):

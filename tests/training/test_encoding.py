@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import assume, given
+from hypothesis import given
 from hypothesis import strategies as st
 from tiny_models import CPU
 from tiny_tokenizers import CHATML, LETTERS, MARKED, chat, learned_pieces, records, tokenizer
@@ -23,16 +23,7 @@ from dptune.training.data import Tokens, plain_ids, tokenize
 from dptune.training.losses import sequence_losses
 from dptune.training.tokens import token_file
 from dptune.training.tokens.chat_template import render_chat
-from dptune.training.tokens.encoding import (
-    as_prompt,
-    chat_ids,
-    ends_of_answers,
-    record_batches,
-    stored_tokens,
-    summary,
-    tokens_of,
-    waiting_chat,
-)
+from dptune.training.tokens.encoding import record_batches, stored_tokens, summary, tokens_of
 
 WIDTH = 40
 IGNORED = -100
@@ -209,45 +200,6 @@ def test_a_chat_is_its_template_and_nothing_more(template: str) -> None:
     ids, counts = encoded(chat("ab", "1"), tokens, "all")
     assert "".join(tokens.convert_ids_to_tokens(ids)) == "<s>user:ab<e><s>assistant:1<e>"
     assert all(counts)
-
-
-@pytest.mark.parametrize("template", [CHATML, MARKED], ids=["by prefixes", "by marks"])
-@given(said=turns)
-def test_a_chat_waits_for_the_tokens_that_training_counts(template: str, said: list[str]) -> None:
-    """What a model reads before its last answer is what training showed it there; the answer is all that follows."""
-    said = said[: len(said) // 2 * 2]
-    assume(said[-1].strip())
-    tokens = tokenizer(template=template)
-    (record,) = records(chat(*said))
-    asked = as_prompt(record, tokens).content
-    assert isinstance(asked, PromptTarget)
-    assert asked.target == said[-1]
-    ids, counts = encoded(chat(*said), tokens, width=400)
-    before = chat_ids(asked.prompt, tokens)
-    assert ids[: len(before)] == before
-    assert counts[len(before) - 1 :] == [False] + [True] * (len(ids) - len(before))
-
-
-def test_a_chat_that_ends_otherwise_is_refused_by_name() -> None:
-    tokens = tokenizer(template=CHATML)
-    calls = Chat((*chat("a").messages, {"role": "assistant", "tool_calls": [{"name": "b"}]}))
-    for said in (chat("a"), chat("a", "b", "c"), chat("a", " "), calls, Chat(chat("a", "b").messages[1:])):
-        with pytest.raises(DataError, match=r"a\.jsonl, row 1, .*does not end in an assistant's text.*Fix: give one"):
-            as_prompt(records(said)[0], tokens)
-    with pytest.raises(DataError, match=r"a\.jsonl, row 1, .*the chat ends in an answer.*Fix: leave its last message"):
-        waiting_chat(records(chat("a", "b"))[0], tokens)
-    with pytest.raises(ConfigError, match="the tokenizer has no chat template"):
-        waiting_chat(records(chat("a"))[0], tokenizer())
-
-
-def test_an_answer_ends_with_the_templates_special_token() -> None:
-    """Gemma's template ends a turn with a token that is not the tokenizer's end of a text."""
-    tokens = tokenizer(template=CHATML)
-    assert ends_of_answers(tokens) == [], "<e> is no special token here"
-    tokens.add_special_tokens({"extra_special_tokens": ["<e>"]})
-    assert ends_of_answers(tokens) == [tokens.convert_tokens_to_ids("<e>")]
-    tokens.chat_template = "{{ raise_exception('no') }}"
-    assert ends_of_answers(tokens) == []
 
 
 def test_a_template_that_rewrites_earlier_turns_is_refused_by_name() -> None:

@@ -14,13 +14,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tiny_tokenizers import records, tokenizer
 
-from dptune.core.errors import DataError
+from dptune.core.errors import ConfigError, DataError
 from dptune.records.parquet_file import decode_content, encode_content
 from dptune.records.reading.read import read
 from dptune.records.reading.record import Chat
 from dptune.records.reading.source import RecordSource
 from dptune.training.data import plain_ids
-from dptune.training.tokens.encoding import tokens_of
+from dptune.training.tokens.answers import ends_of_answers, waiting, without_answer
+from dptune.training.tokens.encoding import chat_ids, tokens_of
 
 WIDTH = 400
 _LAST = (
@@ -111,6 +112,90 @@ def test_the_header_of_an_assistant_who_speaks_first_is_not_learned(name: str, c
     content = Chat(({"role": "assistant", "content": greeting}, *rest), content.inputs)
     found, expected = (counted(content, tokens_with(TEMPLATES[name], marked=marked)) for marked in (False, True))
     assert found == expected
+
+
+@pytest.mark.parametrize("name", [*TEMPLATES, "marked"])
+@given(content=chats())
+def test_an_answer_is_asked_for_and_compared_as_it_was_learned(name: str, content: Chat) -> None:
+    """The model reads what training showed it, and one that learned the answer by heart writes the reference."""
+    marked = name == "marked"
+    tokens = tokens_with(TEMPLATES["the last one thinks" if marked else name], marked=marked)
+    (record,) = records(content)
+    found = without_answer(record, tokens)
+    ids, counts = counted(content, tokens)
+    before = chat_ids(found.prompt, tokens)
+    assert ids[: len(before)] == before
+    assert all(counts[len(before) :])
+    written = "".join(tokens.convert_ids_to_tokens(ids[len(before) :]))
+    assert written.endswith(found.behind)
+    assert found.answer == written.removesuffix(found.behind).strip()
+    assert found.answer.endswith(str(content.messages[-1]["content"]).split("]")[-1].strip())
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+@given(content=chats())
+def test_a_chat_that_nobody_answered_reads_as_one_whose_answer_was_taken_out(name: str, content: Chat) -> None:
+    *before, last = content.messages
+    answer = {"role": "assistant", "content": str(last["content"]).split("]")[-1]}  # without a thought
+    tokens = tokens_with(TEMPLATES[name], marked=False)
+    answered, open_chat = (Chat(tuple(some), content.inputs) for some in ([*before, answer], before))
+    (one,), (other,) = records(answered), records(open_chat)
+    taken_out, found = without_answer(one, tokens), waiting(other, tokens)
+    assert (found.prompt, found.behind) == (taken_out.prompt, taken_out.behind)
+
+
+def test_a_space_before_an_answer_belongs_to_its_first_token() -> None:
+    template = "{% for m in messages %}{{ m.role }}: {{ m.content }} <e>{% endfor %}"
+    tokens = tokenizer(template=template, merges=(" a",))
+    (record,) = records(Chat(({"role": "user", "content": "b"}, {"role": "assistant", "content": "ab"})))
+    found = without_answer(record, tokens)
+    assert (found.prompt, found.answer, found.behind) == ("user: b <e>assistant:", "ab", " <e>")
+    ids, before = counted(record.content, tokens)[0], chat_ids(found.prompt, tokens)  # type: ignore[arg-type]
+    assert ids[: len(before)] == before
+
+
+def test_special_tokens_within_an_answer_are_not_compared() -> None:
+    """As gpt-oss writes a thought and then what it says: outputs are decoded without special tokens too."""
+    template = (
+        "{% for m in messages %}<s>{{ m.role }}:{% if m.reasoning_content %}{{ m.reasoning_content }}<s>{% endif %}"
+        "{{ m.content }}<e>{% endfor %}"
+    )
+    answer = {"role": "assistant", "content": "a", "reasoning_content": "bc"}
+    (record,) = records(Chat(({"role": "user", "content": "1"}, answer)))
+    assert without_answer(record, tokenizer(template=template)).answer == "bca"
+
+
+def test_an_answer_ends_at_the_templates_own_token() -> None:
+    """Gemma's template ends a turn with a token that is not the tokenizer's end of a text; Phi's writes two."""
+    template = "{% for m in messages %}<s>{{ m.role }}:{{ m.content }}\n<e><end>{% endfor %}"
+    tokens = tokenizer(template=template)
+    (record,) = records(Chat(({"role": "user", "content": "a"},)))
+    end, eos = tokens.convert_tokens_to_ids(["<e>", "<end>"])
+    assert ends_of_answers([waiting(record, tokens)], tokens) == [eos], "<e> is one of many letters here"
+    tokens.add_tokens(["<e>"], special_tokens=False)
+    assert ends_of_answers([waiting(record, tokens)] * 2, tokens) == [end]
+    tokens.chat_template = "{% for m in messages %}{{ m.role }}:{{ m.content }}{% endfor %}"
+    assert ends_of_answers([waiting(record, tokens)], tokens) == []
+
+
+def test_a_chat_that_ends_otherwise_is_refused_by_name() -> None:
+    tokens = tokens_with(TEMPLATES["the last one thinks"], marked=False)
+    asked, answer = {"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}
+    calls = answer | {"tool_calls": [{"function": {"name": "b"}}]}
+    for said in ([asked], [asked, answer, asked], [asked, answer | {"content": " "}], [asked, calls], [answer]):
+        with pytest.raises(DataError, match=r"a\.jsonl, row 1, .*does not end in an assistant's text.*Fix: give one"):
+            without_answer(records(Chat(tuple(said)))[0], tokens)
+    with pytest.raises(DataError, match=r"a\.jsonl, row 1, .*the chat ends in an answer.*Fix: leave its last message"):
+        waiting(records(Chat((asked, answer)))[0], tokens)
+    silent = {"role": "assistant", "tool_calls": [{"function": {"name": "b"}}]}
+    for template, said in (
+        ("{% for m in messages %}{{ m.role }}:{{ m.content }}<e>{% endfor %}", [silent, asked]),
+        ("{% for m in messages if m.role == 'user' %}{{ m.content }}<e>{% endfor %}", [asked]),
+    ):
+        with pytest.raises(DataError, match=r"a\.jsonl, row 1, .*(has only tool_calls|leaves out what)"):
+            waiting(records(Chat(tuple(said)))[0], tokenizer(template=template))
+    with pytest.raises(ConfigError, match="the tokenizer has no chat template"):
+        waiting(records(Chat((asked,)))[0], tokenizer())
 
 
 def test_a_thought_that_the_prompt_opens_is_not_learned_where_the_answer_has_it() -> None:

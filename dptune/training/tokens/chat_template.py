@@ -40,17 +40,6 @@ def render_chat(messages: Sequence[Mapping[str, Any]], tokenizer: Any, **options
     return render(with_content(messages, render))
 
 
-def end_of_answer(tokenizer: Any) -> str:
-    """What the chat template puts behind an answer that ends a chat; empty for one that takes no made-up chat."""
-    for system, parts in product((False, True), repeat=2):
-        try:
-            one, other = (render_chat(_made_up(text, system=system, parts=parts), tokenizer) for text in ("Yes", "No"))
-        except Exception:  # whatever a template may raise
-            continue
-        return one[len(one) - _shared(one[::-1], other[::-1]) :]
-    return ""
-
-
 def check_template(tokenizer: Any) -> None:
     """Try a chat template on made-up chats: what it makes of them must follow what they say.
 
@@ -169,6 +158,18 @@ class Turns:
         if start >= end and self._messages[place].get("content"):
             raise TurnError(place)
         return start, end
+
+    def last_said(self) -> tuple[int, int]:
+        """Where what the last message says begins and ends in ``text``: behind all that the template opens it with, and
+        before all that closes it.
+
+        Raises: TurnError if it is not found, or has no character left.
+        """
+        other = self._render(self._changed(len(self._messages) - 1))
+        start, behind = _shared(self.text, other), _shared(self.text[::-1], other[::-1])
+        if self._mark not in other or start + behind >= len(self.text):
+            raise TurnError(len(self._messages) - 1)
+        return start, len(self.text) - behind
 
     def start(self, place: int) -> int:
         """Where what a message says begins in ``text``: behind the prompt for it, or where it leaves that prompt.

@@ -13,7 +13,6 @@ import copy
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -28,14 +27,7 @@ from dptune.records.parquet_file import decode_content
 from dptune.records.reading.record import Chat, Labelled, PromptTarget, Record, Text
 from dptune.records.reading.report import TokenCounts
 from dptune.training.data import Tokens, tokenize, with_context
-from dptune.training.tokens.chat_template import (
-    TurnError,
-    Turns,
-    dated_template,
-    end_of_answer,
-    render_chat,
-    with_content,
-)
+from dptune.training.tokens.chat_template import TurnError, Turns, dated_template, render_chat, with_content
 from dptune.training.tokens.token_file import token_batch
 
 _MARKED = re.compile(r"\{%-?\s*generation\s*-?%\}")
@@ -178,15 +170,11 @@ def _common_prefix(first: Sequence[int], second: Sequence[int]) -> int:
 def _chat(record: Record, chat: Chat, tokenizer: Any, *, every: bool) -> Counted:
     learned = [place for place, message in enumerate(chat.messages) if message["role"] == "assistant"]
     if not every and not learned and not chat.prompt:
-        raise _refusal(record, "no message is an assistant's", "give one, or use training.loss_on: all")
-    if not every and not chat.prompt and tokenizer.is_fast and _MARKED.search(_template(tokenizer)):
+        raise refusal(record, "no message is an assistant's", "give one, or use training.loss_on: all")
+    if not every and not chat.prompt and tokenizer.is_fast and _MARKED.search(template_of(tokenizer)):
         return _encode_marked(record, chat, tokenizer)
-    if "tool_calls" not in _template(tokenizer):
-        for place, message in enumerate(chat.messages, start=1):
-            if message.get("tool_calls") and not message.get("content"):  # else an empty answer would be learned
-                problem = f"message {place} has only tool_calls, which the chat template does not know"
-                raise _refusal(record, problem, "use a model whose template does, or give what it says as content")
-    turns = Turns(chat.messages, partial(_render, record, chat, tokenizer))
+    check_calls(record, chat, tokenizer)
+    turns = Turns(chat.messages, partial(render_record, record, chat, tokenizer))
     ids = chat_ids(turns.text, tokenizer)
     if every:
         return _whole(ids)
@@ -194,7 +182,7 @@ def _chat(record: Record, chat: Chat, tokenizer: Any, *, every: bool) -> Counted
     try:
         if chat.prompt:
             # All that follows the prompt for it, as far as the chat begins so, is the completion: that is TRL's rule.
-            prompted = _render(record, chat, tokenizer, chat.messages[: chat.prompt], add_generation_prompt=True)
+            prompted = render_record(record, chat, tokenizer, chat.messages[: chat.prompt], add_generation_prompt=True)
             own = _common_prefix(chat_ids(turns.text[: turns.start(chat.prompt)], tokenizer), ids)
             counts[max(own, _common_prefix(chat_ids(prompted, tokenizer), ids)) :] = True
         for place in () if chat.prompt else learned:
@@ -206,39 +194,8 @@ def _chat(record: Record, chat: Chat, tokenizer: Any, *, every: bool) -> Counted
             f"the chat template renders message {error.place + 1} otherwise in a longer chat, and leaves its text out"
         )
         fix = "use a template that marks generations, or training.loss_on: all"
-        raise _refusal(record, problem, fix) from None
+        raise refusal(record, problem, fix) from None
     return ids, counts
-
-
-def as_prompt(record: Record, tokenizer: Any) -> Record:
-    """A chat's record as a prompt, all that the model reads before the last answer, and what that answer says.
-
-    The prompt holds the template's special tokens already (``chat_ids``).
-
-    Raises: DataError naming the record for a chat that does not end in what an assistant says, or that the template
-        does not take; ConfigError for a tokenizer without a template.
-    """
-    chat = record.content
-    assert isinstance(chat, Chat)
-    *before, last = chat.messages
-    if not before or last["role"] != "assistant" or not str(last.get("content") or "").strip():
-        problem = "the chat does not end in an assistant's text, which an answer could be compared with"
-        raise _refusal(record, problem, "give one as the last message, or leave the row out")
-    waiting = replace(record, content=replace(chat, messages=tuple(before), prompt=0))
-    return replace(record, content=PromptTarget(waiting_chat(waiting, tokenizer), str(last["content"])))
-
-
-def waiting_chat(record: Record, tokenizer: Any) -> str:
-    """What the model reads before it answers a chat: its messages, and the template's prompt for an answer.
-
-    Raises: DataError naming the record for a chat that ends in an answer; and as ``as_prompt``.
-    """
-    chat = record.content
-    assert isinstance(chat, Chat)
-    if chat.messages[-1]["role"] == "assistant":
-        raise _refusal(record, "the chat ends in an answer", "leave its last message out, which the model is to write")
-    _template(tokenizer)
-    return _render(record, chat, tokenizer, chat.messages, add_generation_prompt=True)
 
 
 def chat_ids(text: str, tokenizer: Any) -> list[int]:
@@ -246,11 +203,13 @@ def chat_ids(text: str, tokenizer: Any) -> list[int]:
     return list(tokenizer(text, add_special_tokens=False, truncation=False, verbose=False)["input_ids"])
 
 
-def ends_of_answers(tokenizer: Any) -> list[int]:
-    """The special token with which the chat template ends an answer; empty if it has none. It need not be the
-    tokenizer's end-of-text token: Gemma's template writes ``<end_of_turn>``."""
-    special = {number for number, token in tokenizer.added_tokens_decoder.items() if token.special}
-    return [one for one in chat_ids(end_of_answer(tokenizer), tokenizer) if one in special][:1]
+def check_calls(record: Record, chat: Chat, tokenizer: Any) -> None:
+    """Raise DataError for a message that only calls tools, where the template knows none: nothing would be rendered."""
+    if "tool_calls" not in template_of(tokenizer):
+        for place, message in enumerate(chat.messages, start=1):
+            if message.get("tool_calls") and not message.get("content"):  # else an empty answer would be learned
+                problem = f"message {place} has only tool_calls, which the chat template does not know"
+                raise refusal(record, problem, "use a model whose template does, or give what it says as content")
 
 
 def _encode_marked(record: Record, chat: Chat, tokenizer: Any) -> Counted:
@@ -279,7 +238,7 @@ def _encode_marked(record: Record, chat: Chat, tokenizer: Any) -> Counted:
     return list(found["input_ids"]), counts
 
 
-def _template(tokenizer: Any) -> str:
+def template_of(tokenizer: Any) -> str:
     try:
         return str(tokenizer.get_chat_template())
     except ValueError:
@@ -287,7 +246,7 @@ def _template(tokenizer: Any) -> str:
         raise ConfigError("data.messages", "the tokenizer has no chat template", fix=fix) from None
 
 
-def _render(record: Record, chat: Chat, tokenizer: Any, messages: Sequence[Any], **options: Any) -> str:
+def render_record(record: Record, chat: Chat, tokenizer: Any, messages: Sequence[Any], **options: Any) -> str:
     with _template_errors(record):
         return render_chat(messages, tokenizer, **chat.options, **options)
 
@@ -299,12 +258,12 @@ def _template_errors(record: Record) -> Iterator[None]:
         yield
     except Exception as error:
         problem = f"the chat template does not take these messages ({type(error).__name__})"
-        raise _refusal(
+        raise refusal(
             record, problem, "give the roles and the order that the model knows, and each message a content"
         ) from error
 
 
-def _refusal(record: Record, problem: str, fix: str) -> DataError:
+def refusal(record: Record, problem: str, fix: str) -> DataError:
     return DataError(problem, fix=fix, file=record.file, row=record.row, column="messages")
 
 
