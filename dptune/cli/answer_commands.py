@@ -130,9 +130,8 @@ def score(
         notice("warning", "texts are scored by their perplexity: nothing was written to --outputs")
     counts = {"inputs": found.inputs} | ({"references": found.references} if found.references else {})
     signed = {f"{name}_is": signature for name, signature in found.signatures.items()}
-    not_covered = {"not_covered": _NOT_COVERED}
     figures = printed_scores(found.figures, found.inputs) if classifies else found.figures
-    show(counts | figures | (signed | not_covered if as_json else {}), as_json)
+    show(counts | figures | (signed | {"not_covered": _NOT_COVERED} if as_json else {}), as_json)
     if not as_json:
         if classifies:
             typer.echo(comparison(found.figures, found.inputs))

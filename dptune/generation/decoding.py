@@ -113,7 +113,7 @@ def decode(
     Args:
         prompts: as the model saw them in training (``data.prompt``), in any order.
         rows: prompts of a batch.
-        ends: None for texts; for chats that wait for an answer, with their special tokens (``answers.Waiting``), the
+        ends: None for texts; for chats that wait for an answer, with their special tokens (``waiting_chats``), the
             tokens that end one. There the checkpoint's own ends count too.
 
     Raises: ConfigError if a prompt and ``max_new_tokens`` are more than the model's context, or a prompt has no token.

@@ -31,8 +31,8 @@ from dptune.training.models.model import (
     without_weights,
 )
 from dptune.training.models.model_names import name_of
-from dptune.training.tokens.answers import ends_of_answers, waiting
 from dptune.training.tokens.encoding import chat_ids
+from dptune.training.tokens.waiting_chats import ends_of_answers, waiting
 
 _log = logging.getLogger(__name__)
 

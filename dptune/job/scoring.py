@@ -45,8 +45,8 @@ from dptune.training.models.model import (
     load_tokenizer,
     without_weights,
 )
-from dptune.training.tokens.answers import ends_of_answers, without_answer
 from dptune.training.tokens.encoding import labelled_tokens, tokens_of
+from dptune.training.tokens.waiting_chats import ends_of_answers, without_answer
 
 _log = logging.getLogger(__name__)
 

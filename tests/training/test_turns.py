@@ -20,8 +20,8 @@ from dptune.records.reading.read import read
 from dptune.records.reading.record import Chat
 from dptune.records.reading.source import RecordSource
 from dptune.training.data import plain_ids
-from dptune.training.tokens.answers import ends_of_answers, waiting, without_answer
 from dptune.training.tokens.encoding import chat_ids, tokens_of
+from dptune.training.tokens.waiting_chats import ends_of_answers, waiting, without_answer
 
 WIDTH = 400
 _LAST = (
