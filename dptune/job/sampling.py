@@ -32,7 +32,7 @@ from dptune.training.models.model import (
 )
 from dptune.training.models.model_names import name_of
 from dptune.training.tokens.encoding import chat_ids
-from dptune.training.tokens.waiting_chats import ends_of_answers, waiting
+from dptune.training.tokens.waiting_chats import ends_of_answers, unanswered
 
 _log = logging.getLogger(__name__)
 
@@ -234,7 +234,7 @@ def _prompts(
         fix = 'write it as {"messages": [{"role": "user", "content": "..."}]}, or name the column of messages'
         first = records[0]
         raise DataError("is no chat, and the adapter was tuned on chats", fix=fix, file=first.file, row=first.row)
-    chats = [waiting(record, tokenizer) for record in records]
+    chats = unanswered(records, tokenizer)
     ids = [chat_ids(chat.prompt, tokenizer) for chat in chats]
     return [record.content for record in records], ids, ends_of_answers(chats, tokenizer)
 

@@ -46,7 +46,7 @@ from dptune.training.models.model import (
     without_weights,
 )
 from dptune.training.tokens.encoding import labelled_tokens, tokens_of
-from dptune.training.tokens.waiting_chats import ends_of_answers, without_answer
+from dptune.training.tokens.waiting_chats import ends_of_answers, without_answers
 
 _log = logging.getLogger(__name__)
 
@@ -225,7 +225,7 @@ def _asked(records: Sequence[Record], tokenizer: Any) -> tuple[Sequence[Record],
     """
     if not isinstance(records[0].content, Chat):
         return records, None
-    chats = [without_answer(record, tokenizer) for record in records]
+    chats = without_answers(records, tokenizer)
     pairs = zip(records, chats, strict=True)
     found = [replace(record, content=PromptTarget(chat.prompt, chat.answer)) for record, chat in pairs]
     return found, ends_of_answers(chats, tokenizer)
@@ -239,9 +239,8 @@ def references_of(records: Sequence[Record]) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     for record in records:
         if not isinstance(record.content, PromptTarget):
-            problem = (
-                "is a text, as not all records are, and scores of what an adapter writes need prompts with targets"
-            )
+            what = "a chat" if isinstance(record.content, Chat) else "a text, as not all records are"
+            problem = f"is {what}, and scores of what an adapter writes need prompts with targets"
             fix = "name the columns of prompts and completions, or give only texts, for their perplexity"
             raise DataError(problem, fix=fix, file=record.file, row=record.row)
         found.setdefault(record.content.prompt, []).append(" ".join(record.content.target.split()))

@@ -175,7 +175,7 @@ def test_prompts_are_used_in_turn_and_stay_as_they_are() -> None:
 
 
 def test_chats_get_an_answer_and_can_be_tuned_on() -> None:
-    """The model reads what its template makes of the messages, tools included, and its answer is the last message."""
+    """Each public chat is used in turn, and the model's answer is the last message of its row."""
     asked = [{"messages": [{"role": "user", "content": text}]} for text in ("red cat", "new dog")]
     path = write_jsonl(Path("asked.jsonl"), asked)
     done = command(chats_adapter(), "--prompts", str(path), "--records", "5", "--max-new-tokens", "6")
@@ -195,8 +195,10 @@ TOOLING = "{% if tools %}{{ tools[0].function.name }}: {% endif %}"
 
 
 def test_a_chat_is_sampled_as_training_would_read_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its template's tokens alone, tools included, and not as a text is read; the template's end of an answer ends one;
-    what a row holds beside its messages stays, times as text; spaces around answers go."""
+    """The model reads the tokens of the template, tools included, and none that the tokenizer puts before texts.
+
+    The template's own token ends an answer. A row keeps what stands beside its messages, and a time in it as text.
+    """
 
     def with_tools(folder: Path) -> None:
         (folder / "chat_template.jinja").write_text(f"{TOOLING}{CHAT}")

@@ -72,6 +72,8 @@ def test_references_are_grouped_in_order_with_white_space_collapsed() -> None:
     said = "row 1: is a text, as not all records are, and scores of what an adapter writes need.*or give only texts"
     with pytest.raises(DataError, match=said):
         references_of(read(RecordSource([{"text": "a"}])))
+    with pytest.raises(DataError, match="row 1: is a chat, and scores"):
+        references_of(read(RecordSource([{"messages": [{"role": "user", "content": "a"}]}])))
 
 
 def test_chats_are_scored_by_their_last_answers(tmp_path: Path) -> None:

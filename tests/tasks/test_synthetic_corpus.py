@@ -223,7 +223,7 @@ def test_prompts_go_with_their_completions(study: Path, monkeypatch: pytest.Monk
 
 
 def test_a_page_of_chats_shows_each_message(study: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The lengths are those of answers alone; a call of tools, which says nothing, is shown as it is."""
+    """A message that only calls tools is shown by its calls, and the chart counts the characters of answers alone."""
     calls = [{"function": {"name": "<look>"}}]
     asked = [{"role": "user", "content": "Where <is> it?"}, {"role": "assistant", "tool_calls": calls}]
     row = {"messages": [*asked, {"role": "tool", "content": "Here."}, {"role": "assistant", "content": "On its way."}]}

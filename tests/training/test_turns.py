@@ -21,7 +21,7 @@ from dptune.records.reading.record import Chat
 from dptune.records.reading.source import RecordSource
 from dptune.training.data import plain_ids
 from dptune.training.tokens.encoding import chat_ids, tokens_of
-from dptune.training.tokens.waiting_chats import ends_of_answers, waiting, without_answer
+from dptune.training.tokens.waiting_chats import ends_of_answers, unanswered, without_answers
 
 WIDTH = 400
 _LAST = (
@@ -121,7 +121,7 @@ def test_an_answer_is_asked_for_and_compared_as_it_was_learned(name: str, conten
     marked = name == "marked"
     tokens = tokens_with(TEMPLATES["the last one thinks" if marked else name], marked=marked)
     (record,) = records(content)
-    found = without_answer(record, tokens)
+    (found,) = without_answers([record], tokens)
     ids, counts = counted(content, tokens)
     before = chat_ids(found.prompt, tokens)
     assert ids[: len(before)] == before
@@ -140,7 +140,7 @@ def test_a_chat_that_nobody_answered_reads_as_one_whose_answer_was_taken_out(nam
     tokens = tokens_with(TEMPLATES[name], marked=False)
     answered, open_chat = (Chat(tuple(some), content.inputs) for some in ([*before, answer], before))
     (one,), (other,) = records(answered), records(open_chat)
-    taken_out, found = without_answer(one, tokens), waiting(other, tokens)
+    (taken_out,), (found,) = without_answers([one], tokens), unanswered([other], tokens)
     assert (found.prompt, found.behind) == (taken_out.prompt, taken_out.behind)
 
 
@@ -148,21 +148,22 @@ def test_a_space_before_an_answer_belongs_to_its_first_token() -> None:
     template = "{% for m in messages %}{{ m.role }}: {{ m.content }} <e>{% endfor %}"
     tokens = tokenizer(template=template, merges=(" a",))
     (record,) = records(Chat(({"role": "user", "content": "b"}, {"role": "assistant", "content": "ab"})))
-    found = without_answer(record, tokens)
+    (found,) = without_answers([record], tokens)
     assert (found.prompt, found.answer, found.behind) == ("user: b <e>assistant:", "ab", " <e>")
     ids, before = counted(record.content, tokens)[0], chat_ids(found.prompt, tokens)  # type: ignore[arg-type]
     assert ids[: len(before)] == before
 
 
 def test_special_tokens_within_an_answer_are_not_compared() -> None:
-    """As gpt-oss writes a thought and then what it says: outputs are decoded without special tokens too."""
+    """gpt-oss puts special tokens between a thought and an answer, which neither outputs nor references hold."""
     template = (
         "{% for m in messages %}<s>{{ m.role }}:{% if m.reasoning_content %}{{ m.reasoning_content }}<s>{% endif %}"
         "{{ m.content }}<e>{% endfor %}"
     )
     answer = {"role": "assistant", "content": "a", "reasoning_content": "bc"}
     (record,) = records(Chat(({"role": "user", "content": "1"}, answer)))
-    assert without_answer(record, tokenizer(template=template)).answer == "bca"
+    (found,) = without_answers([record], tokenizer(template=template))
+    assert found.answer == "bca"
 
 
 def test_an_answer_ends_at_the_templates_own_token() -> None:
@@ -171,11 +172,11 @@ def test_an_answer_ends_at_the_templates_own_token() -> None:
     tokens = tokenizer(template=template)
     (record,) = records(Chat(({"role": "user", "content": "a"},)))
     end, eos = tokens.convert_tokens_to_ids(["<e>", "<end>"])
-    assert ends_of_answers([waiting(record, tokens)], tokens) == [eos], "<e> is one of many letters here"
+    assert ends_of_answers(unanswered([record], tokens), tokens) == [eos], "<e> is one of many letters here"
     tokens.add_tokens(["<e>"], special_tokens=False)
-    assert ends_of_answers([waiting(record, tokens)] * 2, tokens) == [end]
+    assert ends_of_answers(unanswered([record] * 2, tokens), tokens) == [end]
     tokens.chat_template = "{% for m in messages %}{{ m.role }}:{{ m.content }}{% endfor %}"
-    assert ends_of_answers([waiting(record, tokens)], tokens) == []
+    assert ends_of_answers(unanswered([record], tokens), tokens) == []
 
 
 def test_a_chat_that_ends_otherwise_is_refused_by_name() -> None:
@@ -184,18 +185,18 @@ def test_a_chat_that_ends_otherwise_is_refused_by_name() -> None:
     calls = answer | {"tool_calls": [{"function": {"name": "b"}}]}
     for said in ([asked], [asked, answer, asked], [asked, answer | {"content": " "}], [asked, calls], [answer]):
         with pytest.raises(DataError, match=r"a\.jsonl, row 1, .*does not end in an assistant's text.*Fix: give one"):
-            without_answer(records(Chat(tuple(said)))[0], tokens)
+            without_answers(records(Chat(tuple(said))), tokens)
     with pytest.raises(DataError, match=r"a\.jsonl, row 1, .*the chat ends in an answer.*Fix: leave its last message"):
-        waiting(records(Chat((asked, answer)))[0], tokens)
+        unanswered(records(Chat((asked, answer))), tokens)
     silent = {"role": "assistant", "tool_calls": [{"function": {"name": "b"}}]}
     for template, said in (
         ("{% for m in messages %}{{ m.role }}:{{ m.content }}<e>{% endfor %}", [silent, asked]),
         ("{% for m in messages if m.role == 'user' %}{{ m.content }}<e>{% endfor %}", [asked]),
     ):
         with pytest.raises(DataError, match=r"a\.jsonl, row 1, .*(has only tool_calls|leaves out what)"):
-            waiting(records(Chat(tuple(said)))[0], tokenizer(template=template))
+            unanswered(records(Chat(tuple(said))), tokenizer(template=template))
     with pytest.raises(ConfigError, match="the tokenizer has no chat template"):
-        waiting(records(Chat((asked,)))[0], tokenizer())
+        unanswered(records(Chat((asked,))), tokenizer())
 
 
 def test_a_thought_that_the_prompt_opens_is_not_learned_where_the_answer_has_it() -> None:

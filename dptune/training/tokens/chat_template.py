@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from difflib import SequenceMatcher
-from itertools import product
 from typing import Any
 
 from dptune.core.errors import ConfigError, first_line
@@ -53,14 +52,15 @@ def check_template(tokenizer: Any) -> None:
     except ValueError:
         return
     said, errors = [], []
-    for system, parts in product((False, True), repeat=2):
-        texts: list[str] = []
-        try:
-            made_up = [_made_up(text, system=system, parts=parts) for text in ("Yes.", "No.", "Yes.")]
-            texts = [render_chat(messages, tokenizer) for messages in made_up]
-        except Exception as error:  # whatever a template may raise
-            errors.append(error)
-        said += [texts] if texts else []
+    for system in (False, True):
+        for parts in (False, True):
+            texts: list[str] = []
+            try:
+                made_up = [_made_up(text, system=system, parts=parts) for text in ("Yes.", "No.", "Yes.")]
+                texts = [render_chat(messages, tokenizer) for messages in made_up]
+            except Exception as error:  # whatever a template may raise
+                errors.append(error)
+            said += [texts] if texts else []
     fix = "correct chat_template.jinja, or chat_template in tokenizer_config.json; or use another model"
     if not said:
         problem = f"fails on a made-up chat of a user and an assistant ({type(errors[0]).__name__}: "

@@ -23,7 +23,8 @@ class Waiting:
         prompt: all that stands before what the answer says, special tokens included (``encoding.chat_ids``). Training
             showed the model the same, with what the template opens an answer with, such as an empty thought.
         behind: what the template puts behind the answer.
-        answer: what the chat's own last message says, as the template renders it, without special tokens.
+        answer: what the chat's own last message says, as the template renders it, without special tokens; empty where
+            nobody answered.
     """
 
     prompt: str = field(repr=False)
@@ -31,31 +32,41 @@ class Waiting:
     answer: str = field(repr=False)
 
 
-def without_answer(record: Record, tokenizer: Any) -> Waiting:
-    """A chat without its last answer, which outputs are compared with.
+def without_answers(records: Iterable[Record], tokenizer: Any) -> list[Waiting]:
+    """Chats without their last answers, which outputs are compared with.
 
     Raises: DataError naming the record for a chat that does not end in an assistant's text, or that the template does
         not take; ConfigError for a tokenizer without a template.
     """
-    *before, last = _chat(record).messages
-    text = str(last.get("content") or "").strip()
-    if not before or last["role"] != "assistant" or not text or last.get("tool_calls"):
-        problem = "the chat does not end in an assistant's text, which an output could be compared with"
-        raise refusal(record, problem, "give one as the last message, without tool_calls, or leave the row out")
-    return _waiting(record, tokenizer)
+    found = []
+    special = [re.escape(token.content) for token in tokenizer.added_tokens_decoder.values() if token.special]
+    specials = re.compile("|".join(special) or "$^")
+    for record in records:
+        *before, last = _chat(record).messages
+        text = str(last.get("content") or "").strip()
+        if not before or last["role"] != "assistant" or not text or last.get("tool_calls"):
+            problem = "the chat does not end in an assistant's text, which an output could be compared with"
+            raise refusal(record, problem, "give one as the last message, without tool_calls, or leave the row out")
+        chat = _waiting(record, tokenizer)
+        found.append(replace(chat, answer=specials.sub("", chat.answer).strip()))
+    return found
 
 
-def waiting(record: Record, tokenizer: Any) -> Waiting:
-    """A chat whose answer nobody has written. Its answer has no thoughts before it.
+def unanswered(records: Iterable[Record], tokenizer: Any) -> list[Waiting]:
+    """Chats whose answers nobody has written. These answers have no thoughts before them.
 
     Raises: DataError naming the record for a chat that ends in an answer, or that the template does not take;
         ConfigError for a tokenizer without a template.
     """
-    chat = _chat(record)
-    if chat.messages[-1]["role"] == "assistant":
-        raise refusal(record, "the chat ends in an answer", "leave its last message out, which the model is to write")
-    answered = replace(chat, messages=(*chat.messages, _MADE_UP))
-    return _waiting(replace(record, content=answered), tokenizer)
+    found = []
+    for record in records:
+        chat = _chat(record)
+        if chat.messages[-1]["role"] == "assistant":
+            fix = "leave its last message out, which the model is to write"
+            raise refusal(record, "the chat ends in an answer", fix)
+        answered = replace(chat, messages=(*chat.messages, _MADE_UP))
+        found.append(replace(_waiting(replace(record, content=answered), tokenizer), answer=""))
+    return found
 
 
 def _chat(record: Record) -> Chat:
@@ -73,9 +84,7 @@ def _waiting(record: Record, tokenizer: Any) -> Waiting:
         problem = "the chat template leaves out what the last answer says, or writes it otherwise than others"
         raise refusal(record, problem, "use another chat template, or leave the row out") from None
     # A space before an answer is part of the answer's first token.
-    prompt, answer = turns.text[:start].rstrip(" "), turns.text[start:end]
-    special = [re.escape(token.content) for token in tokenizer.added_tokens_decoder.values() if token.special]
-    return Waiting(prompt, turns.text[end:], re.sub("|".join(special) or "$^", "", answer).strip())
+    return Waiting(turns.text[:start].rstrip(" "), turns.text[end:], turns.text[start:end])
 
 
 def ends_of_answers(chats: Iterable[Waiting], tokenizer: Any) -> list[int]:
