@@ -102,8 +102,10 @@ _SST2: dict[str, Any] = {"task": "classify", "labels": ("0", "1"), "max_length":
 _E2E: dict[str, Any] = {"max_length": 128}
 _TEXT: dict[str, Any] = {"unit": "patient", "max_length": 448}
 _READMISSION = {**_TEXT, "task": "classify", "labels": data.READMITTED}
-_TO_CLASSIFY: dict[str, Any] = {"model": "minilm", "rates": (0.001, 0.003, 0.01), "radii": (1.0, 10.0)}
-_TO_WRITE: dict[str, Any] = {"model": "smollm2", "rates": (0.0005, 0.002, 0.005), "radii": (0.1, 1.0)}
+_TO_CLASSIFY: dict[str, Any] = {"model": "minilm", "rates": (0.0003, 0.001, 0.003, 0.01), "radii": (1.0, 3.0)}
+_TO_WRITE: dict[str, Any] = {"model": "smollm2", "rates": (0.0005, 0.002, 0.005, 0.01), "radii": (0.1, 1.0)}
+#: Steps of a setting of the grid, and how many default batches each takes: the default's cost, and twice that.
+_COSTS = ((100, 1), (100, 2), (200, 1))
 _FEW_PATIENTS = 4000
 WEIGHTS = "weights"
 #: Learning rates of part weights, by what trains. A new head has 0.01 beside all but the last, whose rates are its own.
@@ -178,7 +180,7 @@ def grid(case: Case) -> list[Run]:
     """The run with defaults alone, which the case's own part has too, and 24 settings around them."""
     batch = default_batch(case.units)
     found = [Run(case, case.grid_budget)]
-    for steps, times, rate, radius in product((100, 300), (1, 2), case.rates, case.radii):
+    for (steps, times), rate, radius in product(_COSTS, case.rates, case.radii):
         expected = times * batch
         changes = {
             "learning_rate": rate,

@@ -186,11 +186,17 @@ def _grids(found: Lines, cases: Sequence[Case]) -> Iterator[str]:
         yield f"{plainly}; the best of {len(done)} settings: **{best:.4g}**."
         yield f"{len(others) - len(done)} of {len(others)} settings have not run, or diverged."
         yield ""
-        yield from _head("rate", "radius", "expected batch", "epochs", heading)
+        yield from _head(
+            "rate", "radius", "expected batch", "epochs", "dev rows", *(shown for _, shown, _ in metrics[1:]), heading
+        )
         for line in done:
             one = line["changes"]
             numbers = (one["learning_rate"], one["options"]["max_grad_norm"], one["expected_batch_size"], one["epochs"])
-            yield _cells(*(f"{number:g}" for number in numbers), f"{factor * line['scores'][name][0]:.4g}")
+            rest = [(scale, line["scores"].get(key)) for key, _, scale in metrics[1:]]
+            dev = (factor, line.get("dev", {}).get(name, [])[1:])
+            scores = (dev, *rest, (factor, line["scores"][name]))
+            shown = (f"{scale * pair[0]:.4g}" if pair else "" for scale, pair in scores)
+            yield _cells(*(f"{number:g}" for number in numbers), *shown)
         yield ""
 
 

@@ -15,6 +15,7 @@ from transformers import GenerationConfig
 
 from dptune.core.errors import ConfigError
 from dptune.core.progress import Meter
+from dptune.records.reading.record import Record
 from dptune.training.models.causal import evaluation_mode, most_positions
 from dptune.training.tokens.encoding import chat_ids
 
@@ -105,6 +106,7 @@ def decode(
     decoding: Decoding,
     rows: int = 16,
     ends: Sequence[int] | None = None,
+    records: Sequence[Record | None] = (),
 ) -> list[str]:
     """The text that the model writes after each prompt, up to its end-of-text token, without spaces at its ends.
 
@@ -115,12 +117,13 @@ def decode(
         rows: prompts of a batch.
         ends: None for texts; for chats that wait for an answer, with their special tokens (``waiting_chats``), the
             tokens that end one. There the checkpoint's own ends count too.
+        records: as ``check_lengths`` takes them.
 
     Raises: ConfigError if a prompt and ``max_new_tokens`` are more than the model's context, or a prompt has no token.
     """
     starts = open_ids(prompts, tokenizer) if ends is None else [chat_ids(one, tokenizer) for one in prompts]
     with seeded(decoding):
-        found = continuations(model, tokenizer, starts, decoding, rows, ends)
+        found = continuations(model, tokenizer, starts, decoding, rows, ends, records=records)
     return [one.text.strip() for one in found]
 
 
@@ -140,15 +143,16 @@ def continuations(
     decoding: Decoding,
     rows: int = 16,
     ends: Sequence[int] | None = None,
+    records: Sequence[Record | None] = (),
 ) -> list[Continuation]:
     """What the model writes after each prompt, given as token ids. Draws go on from torch's state: see ``seeded``.
 
     Args:
-        ends: as ``decode`` takes them.
+        ends, records: as ``decode`` takes them.
 
     Raises: ConfigError as ``decode``.
     """
-    check_lengths(prompts, most_positions(model), decoding.max_new_tokens)
+    check_lengths(prompts, most_positions(model), decoding.max_new_tokens, records)
     found: dict[int, Continuation] = {}
     order = np.argsort([len(one) for one in prompts], kind="stable").tolist()
     device, stops = next(model.parameters()).device, _stops(model, tokenizer, ends)
@@ -187,14 +191,39 @@ def open_ids(prompts: Sequence[str], tokenizer: Any) -> list[list[int]]:
     return [ids[:-1] for ids in found] if adds_end else found
 
 
-def check_lengths(ids: Sequence[Sequence[int]], positions: int | None, new: int) -> None:
-    """Raises: ConfigError for a prompt without a token, and for one that leaves less than ``new`` of the positions."""
-    if any(not one for one in ids):
-        raise ConfigError("data.prompt", "holds one without a token", fix="give it a text")
-    longest = max((len(one) for one in ids), default=0)
+def check_lengths(
+    ids: Sequence[Sequence[int]], positions: int | None, new: int, records: Sequence[Record | None] = ()
+) -> None:
+    """Check that the model can read each prompt and write after it.
+
+    Args:
+        ids: token ids of each prompt.
+        positions: the most tokens that the model reads; None for no limit.
+        new: tokens to write after each.
+        records: a public record of each prompt, which an error names; empty where none is known.
+
+    Raises: ConfigError for a prompt without a token, and if the longest leaves less than ``new`` of the positions.
+    """
+    lengths = [len(one) for one in ids]
+    if 0 in lengths:
+        problem = f"holds one without a token{located(records, lengths.index(0))}"
+        raise ConfigError("data.prompt", problem, fix="give it a text")
+    longest = max(lengths, default=0)
     if positions is not None and longest + new > positions:
-        problem = f"{new} beside a prompt of {longest} tokens is more than the model's {positions}"
+        where = located(records, lengths.index(longest))
+        problem = f"{new} beside a prompt of {longest} tokens{where} is more than the model's {positions}"
         raise ConfigError("decoding.max_new_tokens", problem, fix="lower it, or shorten the prompts")
+
+
+def located(records: Sequence[Record | None], place: int) -> str:
+    """Where the prompt at one place was read from, in brackets; empty if nobody knows.
+
+    >>> from dptune.records.reading.record import Text
+    >>> located([Record(Text("Hello"), unit=1, file="prompts.csv", row=2)], 0)
+    ' (prompts.csv, row 2)'
+    """
+    record = records[place] if records else None
+    return "" if record is None else f" ({record.file}, row {record.row})"
 
 
 @contextmanager

@@ -13,13 +13,13 @@ import torch
 
 from dptune.core.errors import ConfigError, DataError
 from dptune.core.files import fsync_directory, replacing, sha256, write_text
-from dptune.generation.decoding import Continuation, Decoding, check_lengths, continuations, open_ids, seeded
+from dptune.generation.decoding import Continuation, Decoding, check_lengths, continuations, located, open_ids, seeded
 from dptune.job.delivery.adapter_loading import check_base, check_vocabulary, load_adapter
 from dptune.job.delivery.finished_adapter import PROMPTED, FinishedAdapter, open_adapter
 from dptune.job.delivery.synthetic_card import synthetic_card
 from dptune.job.path_checks import card_beside, check_model, check_new_file
 from dptune.records.reading.read import read
-from dptune.records.reading.record import Chat, Content, Text
+from dptune.records.reading.record import Chat, Content, Record, Text
 from dptune.records.reading.source import Data, RecordSource
 from dptune.training.models.causal import beginning_of, most_positions
 from dptune.training.models.model import (
@@ -168,14 +168,14 @@ def sample(
     positions = _positions(adapter, base, tokenizer)
     starts, asked, ends, notes = _starts(adapter, tokenizer, records, prompts, prompt)
     if max_new_tokens is None:
-        decoding = replace(decoding, max_new_tokens=_length(adapter, starts, positions, learned=not notes))
-    check_lengths(starts, positions, decoding.max_new_tokens)
+        decoding = replace(decoding, max_new_tokens=_length(adapter, starts, asked, positions, learned=not notes))
+    check_lengths(starts, positions, decoding.max_new_tokens, asked)
     notes = (*notes, *check_base(adapter.path, base))
     for note in notes:
         warn(note)
     loaded = load_adapter(adapter.path, base, load_base(base, where))
     found, again = _draw(loaded, tokenizer, starts, decoding, rows, ends)
-    texts = [_row(given, one.text) for given, one in zip(asked, found, strict=True)]
+    texts = [_row(given.content if given else None, one.text) for given, one in zip(asked, found, strict=True)]
     return Sampled(
         texts,
         summary_of(texts, found, again),
@@ -202,8 +202,8 @@ def check_form(adapter: FinishedAdapter, *, prompted: bool, records: int | None)
 
 def _starts(
     adapter: FinishedAdapter, tokenizer: Any, records: int | None, prompts: Data | None, column: str | None
-) -> tuple[list[list[int]], Sequence[Content | None], list[int] | None, tuple[str, ...]]:
-    """Token ids that each text begins after, the prompts behind them, what ends an answer (of chats), and notes."""
+) -> tuple[list[list[int]], Sequence[Record | None], list[int] | None, tuple[str, ...]]:
+    """Token ids that each text begins after, records of the prompts, what ends an answer (of chats), and notes."""
     if prompts is not None:
         given, ids, ends = _prompts(adapter, tokenizer, prompts, column)
         turns = [place % len(given) for place in range(records or len(given))]
@@ -224,11 +224,12 @@ def _starts(
 
 def _prompts(
     adapter: FinishedAdapter, tokenizer: Any, prompts: Data, column: str | None
-) -> tuple[list[Content], list[list[int]], list[int] | None]:
+) -> tuple[Sequence[Record], list[list[int]], list[int] | None]:
     """Public prompts, or chats that wait for an answer, their token ids, and what ends an answer."""
     if adapter.form != "messages":
-        texts = [record.content for record in read(RecordSource(prompts, text=column or PROMPT), public=True)]
-        return texts, open_ids([text.text for text in texts if isinstance(text, Text)], tokenizer), None
+        records = read(RecordSource(prompts, text=column or PROMPT), public=True)
+        texts = [record.content.text for record in records if isinstance(record.content, Text)]
+        return records, open_ids(texts, tokenizer), None
     records = read(RecordSource(prompts, messages=column), public=True)
     if not isinstance(records[0].content, Chat):
         fix = 'write it as {"messages": [{"role": "user", "content": "..."}]}, or name the column of messages'
@@ -236,7 +237,7 @@ def _prompts(
         raise DataError("is no chat, and the adapter was tuned on chats", fix=fix, file=first.file, row=first.row)
     chats = unanswered(records, tokenizer)
     ids = [chat_ids(chat.prompt, tokenizer) for chat in chats]
-    return [record.content for record in records], ids, ends_of_answers(chats, tokenizer)
+    return records, ids, ends_of_answers(chats, tokenizer)
 
 
 def _row(prompt: Content | None, text: str) -> dict[str, Any]:
@@ -265,7 +266,14 @@ def _settings(base: ModelSource, decoding: Decoding, device: torch.device, rows:
     }
 
 
-def _length(adapter: FinishedAdapter, starts: list[list[int]], positions: int | None, *, learned: bool) -> int:
+def _length(
+    adapter: FinishedAdapter,
+    starts: list[list[int]],
+    asked: Sequence[Record | None],
+    positions: int | None,
+    *,
+    learned: bool,
+) -> int:
     """Tokens that a record had left in training after such a start, which counted there if it was ``learned``."""
     if adapter.tokens is None:
         problem = "is missing, and an adapter of an earlier dptune does not say how long its records were"
@@ -274,7 +282,8 @@ def _length(adapter: FinishedAdapter, starts: list[list[int]], positions: int | 
     left = adapter.tokens - (longest if learned else 0)
     found = left if positions is None else min(left, positions - longest)
     if found < 1:
-        problem = f"has a prompt of {longest} tokens, and records had at most {adapter.tokens} with what follows"
+        where = located(asked, starts.index(max(starts, key=len)))
+        problem = f"has a prompt of {longest} tokens{where}, and records had at most {adapter.tokens} with what follows"
         raise ConfigError("prompts", problem, fix="shorten it, or give max_new_tokens")
     return found
 

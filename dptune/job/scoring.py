@@ -153,9 +153,7 @@ def score_adapter(
     if are_texts:
         tuned = score_blocks(model, blocks, texts, rows, begins=begins, label="scoring the adapter")
         return _scored_texts(tuned, untuned, texts, blocks)
-    return _score_written(
-        model, tokenizer, references, ends, len(records), decoding or Decoding(), metrics, judge, rows, keep
-    )
+    return _score_written(model, tokenizer, asked, ends, decoding or Decoding(), metrics, judge, rows, keep)
 
 
 def check_left_out(given: Mapping[str, Any], problem: str) -> None:
@@ -194,24 +192,28 @@ def _scored_texts(tuned: BlockScores, untuned: BlockScores, texts: Sequence[str]
 def _score_written(
     model: Any,
     tokenizer: Any,
-    references: Mapping[str, list[str]],
+    asked: Sequence[Record],
     ends: Sequence[int] | None,
-    count: int,
     decoding: Decoding,
     metrics: Sequence[str] | None,
     judge: Judge | None,
     rows: int,
     keep: Callable[[dict[str, str]], None] | None,
 ) -> Scored:
-    """Metrics of what the model writes for each prompt, of ``count`` references."""
-    outputs = decode(model, tokenizer, list(references), decoding, rows, ends)
+    """Metrics of what the model writes for each prompt of these records."""
+    references = references_of(asked)
+    first: dict[str, Record] = {}  # of each prompt, which an error names
+    for record in asked:
+        if isinstance(record.content, PromptTarget):
+            first.setdefault(record.content.prompt, record)
+    outputs = decode(model, tokenizer, [*first], decoding, rows, ends, [*first.values()])
     by_prompt = dict(zip(references, outputs, strict=True))
     if keep is not None:
         keep(by_prompt)
     found = score(outputs, list(references.values()), metrics, judge)
     return Scored(
         inputs=len(references),
-        references=count,
+        references=len(asked),
         figures={name: one.value for name, one in found.items()},
         signatures={"decoding": decoding.signature, **{name: one.signature for name, one in found.items()}},
         outputs=by_prompt,

@@ -174,7 +174,7 @@ def test_a_grid_names_the_best_setting_beside_the_defaults(bench: work.Bench) ->
     assert said in lines
     assert lines[-3].endswith("| 70 |")
     none = report({}, ["defaults"], (one,))
-    assert none == ["### Invented, SmolLM2-135M-Instruct", "", "The grid of 8 settings at epsilon 8 has not run.", ""]
+    assert none == ["### Invented, SmolLM2-135M-Instruct", "", "The grid of 6 settings at epsilon 8 has not run.", ""]
 
 
 def test_each_choice_of_weights_takes_the_best_of_its_trials_on_other_sentences(

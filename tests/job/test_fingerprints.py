@@ -56,6 +56,15 @@ def test_the_order_of_names_in_a_chat_does_not_matter() -> None:
     assert fingerprint(read(RecordSource([{"messages": [{"role": "user", "content": "x"}, message]}]))) not in found
 
 
+def test_the_column_that_holds_a_chat_does_not_matter() -> None:
+    """A register knows the records again under another name of their column."""
+    chat = [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "Hi."}]
+    first, second = (read(RecordSource([{column: chat}], messages=column)) for column in ("messages", "talk"))
+    assert (first[0].column, second[0].column) == ("messages", "talk")
+    assert fingerprint(first) == fingerprint(second)
+    assert first[0].unit == second[0].unit
+
+
 def test_all_sides_of_a_split_count_and_how_they_were_dealt_does_not() -> None:
     """The pipeline's side of attackers too, so that another split of the same records is known again."""
     own = tuple(Record(Text(f"red cat {row}"), row, "file", row) for row in range(30))

@@ -104,6 +104,16 @@ def test_chats_are_scored_by_their_last_answers(tmp_path: Path) -> None:
     told = command(*given)
     assert told.exit_code == 2
     assert "test.jsonl, row 2, column 'messages': the chat does not end in an assistant's text" in told.stderr
+    write_jsonl(path, [{"talk": said[0]}, {"talk": said[0][:-1]}])
+    told = command(*given, "--messages", "talk")
+    assert "test.jsonl, row 2, column 'talk': the chat does not end in an assistant's text" in told.stderr
+
+
+def test_a_prompt_that_leaves_no_room_is_named_by_its_row(tmp_path: Path) -> None:
+    path = write_csv(tmp_path / "test.csv", [*PAIRS, {"mr": "z" * 22, "ref": "a"}, {"mr": "z" * 22, "ref": "b"}])
+    data = ("--data", str(path), "--prompt", "mr", "--completion", "ref")
+    told = refused(adapter(), checkpoint(), *data, "--max-new-tokens", "4")
+    assert f"--max-new-tokens: 4 beside a prompt of 22 tokens ({path}, row {len(PAIRS) + 2}) is more than" in told
 
 
 def test_the_ends_of_answers_reach_the_decoding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -112,7 +122,7 @@ def test_the_ends_of_answers_reach_the_decoding(tmp_path: Path, monkeypatch: pyt
     tuned = dptune.tune(str(checkpoint()), learned, epsilon=8, **QUICK).folder / "adapter"
     seen: list[Any] = []
 
-    def played(model: Any, tokenizer: Any, prompts: list[list[int]], *given: Any) -> list[Continuation]:
+    def played(model: Any, tokenizer: Any, prompts: list[list[int]], *given: Any, records: Any) -> list[Continuation]:
         seen.append((tokenizer.batch_decode(prompts), given[-1] == [tokenizer.eos_token_id]))
         return [Continuation("Blue dog.", 2, True) for _ in prompts]
 

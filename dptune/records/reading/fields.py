@@ -14,6 +14,7 @@ from dptune.core.errors import DataError
 from dptune.records.reading.findings import Findings
 from dptune.records.reading.record import (
     TEMPLATE_INPUTS,
+    Chat,
     Content,
     Labelled,
     PromptTarget,
@@ -124,6 +125,8 @@ class RecordMaker:
             content = Labelled(_text_of(content), label)
         unit = self._unit(number, row, content, own_id, refuse)
         self.findings.add(number, row, content)
+        if isinstance(content, Chat):
+            return Record(content, unit, self._file, number, own_id, self._columns_needed()[-1])
         return Record(content, unit, self._file, number, own_id)
 
     @property

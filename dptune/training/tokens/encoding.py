@@ -264,7 +264,8 @@ def _template_errors(record: Record) -> Iterator[None]:
 
 
 def refusal(record: Record, problem: str, fix: str) -> DataError:
-    return DataError(problem, fix=fix, file=record.file, row=record.row, column="messages")
+    """An error about a chat, with its file, row and column."""
+    return DataError(problem, fix=fix, file=record.file, row=record.row, column=record.column)
 
 
 #: Places of a batch's row that hold no token of the text: the label's, and one of padding.
