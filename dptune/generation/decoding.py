@@ -122,8 +122,9 @@ def decode(
     Raises: ConfigError if a prompt and ``max_new_tokens`` are more than the model's context, or a prompt has no token.
     """
     starts = open_ids(prompts, tokenizer) if ends is None else [chat_ids(one, tokenizer) for one in prompts]
+    check_lengths(starts, most_positions(model), decoding.max_new_tokens, records)
     with seeded(decoding):
-        found = continuations(model, tokenizer, starts, decoding, rows, ends, records=records)
+        found = continuations(model, tokenizer, starts, decoding, rows, ends)
     return [one.text.strip() for one in found]
 
 
@@ -143,16 +144,13 @@ def continuations(
     decoding: Decoding,
     rows: int = 16,
     ends: Sequence[int] | None = None,
-    records: Sequence[Record | None] = (),
 ) -> list[Continuation]:
     """What the model writes after each prompt, given as token ids. Draws go on from torch's state: see ``seeded``.
 
     Args:
-        ends, records: as ``decode`` takes them.
-
-    Raises: ConfigError as ``decode``.
+        prompts: ids that ``check_lengths`` takes.
+        ends: as ``decode`` takes them.
     """
-    check_lengths(prompts, most_positions(model), decoding.max_new_tokens, records)
     found: dict[int, Continuation] = {}
     order = np.argsort([len(one) for one in prompts], kind="stable").tolist()
     device, stops = next(model.parameters()).device, _stops(model, tokenizer, ends)

@@ -153,7 +153,7 @@ def score_adapter(
     if are_texts:
         tuned = score_blocks(model, blocks, texts, rows, begins=begins, label="scoring the adapter")
         return _scored_texts(tuned, untuned, texts, blocks)
-    return _score_written(model, tokenizer, asked, ends, decoding or Decoding(), metrics, judge, rows, keep)
+    return _score_written(model, tokenizer, references, asked, ends, decoding or Decoding(), metrics, judge, rows, keep)
 
 
 def check_left_out(given: Mapping[str, Any], problem: str) -> None:
@@ -192,6 +192,7 @@ def _scored_texts(tuned: BlockScores, untuned: BlockScores, texts: Sequence[str]
 def _score_written(
     model: Any,
     tokenizer: Any,
+    references: Mapping[str, list[str]],
     asked: Sequence[Record],
     ends: Sequence[int] | None,
     decoding: Decoding,
@@ -200,8 +201,7 @@ def _score_written(
     rows: int,
     keep: Callable[[dict[str, str]], None] | None,
 ) -> Scored:
-    """Metrics of what the model writes for each prompt of these records."""
-    references = references_of(asked)
+    """Metrics of what the model writes for each prompt of these records, whose targets are ``references``."""
     first: dict[str, Record] = {}  # of each prompt, which an error names
     for record in asked:
         if isinstance(record.content, PromptTarget):

@@ -122,16 +122,15 @@ def test_the_ends_of_answers_reach_the_decoding(tmp_path: Path, monkeypatch: pyt
     tuned = dptune.tune(str(checkpoint()), learned, epsilon=8, **QUICK).folder / "adapter"
     seen: list[Any] = []
 
-    def played(model: Any, tokenizer: Any, prompts: list[list[int]], *given: Any, records: Any) -> list[Continuation]:
+    def played(model: Any, tokenizer: Any, prompts: list[list[int]], *given: Any) -> list[Continuation]:
         seen.append((tokenizer.batch_decode(prompts), given[-1] == [tokenizer.eos_token_id]))
         return [Continuation("Blue dog.", 2, True) for _ in prompts]
 
     monkeypatch.setattr(decoding, "continuations", played)
     monkeypatch.setattr(decoding, "open_ids", None)
     base = ModelSource(str(checkpoint()))
-    found = score_adapter(
-        tuned, base, RecordSource([{"messages": turns("new cat", "blue dog.")}]), metrics=["bleu_e2e"]
-    )
+    source = RecordSource([{"messages": turns("new cat", "blue dog.")}])
+    found = score_adapter(tuned, base, source, decoding=Decoding(max_new_tokens=4), metrics=["bleu_e2e"])
     assert seen == [(["new cat"], True)]
     assert found.outputs == {"new cat": "Blue dog."}
 
