@@ -18,7 +18,7 @@ from dptune.privacy.accounting import renyi_filter
 from dptune.training import optimizers, privacy_units, run, run_start
 from dptune.training.spec import TrainingPlan
 from dptune.training.tokens import encoding
-from tests.golden import table
+from tests.golden import runs, table
 from tests.golden.runs import RUNS
 
 Plant = Callable[[pytest.MonkeyPatch], None]
@@ -32,6 +32,25 @@ def _one_thread() -> None:
 @pytest.mark.parametrize("name", RUNS)
 def test_a_golden_run_gives_its_figures(name: str) -> None:
     assert table.problem_of_run(name, table.read(), RUNS[name].figures()) == ""
+
+
+@pytest.mark.parametrize("name", [name for name in RUNS if name.startswith(("mechanism", "training"))])
+def test_the_rounding_of_another_machine_moves_no_figure(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every gradient and every weight is off by up to 1e-7 of itself, as float32 rounds."""
+    gradients, model, rng = runs.PairGradients, runs._tiny_gpt2, torch.Generator().manual_seed(1)
+
+    def off(values: torch.Tensor) -> torch.Tensor:
+        return values * (1 + 1e-7 * (2 * torch.rand(values.shape, generator=rng) - 1))
+
+    def model_off() -> Any:
+        made = model()
+        for weight in made.parameters():
+            weight.data = off(weight.data)
+        return made
+
+    monkeypatch.setattr(runs, "_tiny_gpt2", model_off)
+    monkeypatch.setattr(runs, "PairGradients", lambda pairs, *more: gradients([off(one) for one in pairs], *more))
+    assert table.moved(table.read()["runs"][name], RUNS[name].figures()) == []
 
 
 def test_every_default_that_names_leave_out_is_the_recorded_one() -> None:

@@ -83,6 +83,9 @@ class GeoClip(Constant):
     Both listings are for batches of one unit; for others the covariance is multiplied by B, as in equation 20. One
     difference is left: Algorithm 1 begins with M = I beside Sigma = I, and here the first M is that of Sigma.
 
+    Noise is drawn along eigenvectors. Those of equal eigenvalues, as all are at the start, hang on rounding: with one
+    seed two kinds of machine release noise of one law, and other numbers.
+
     Attributes:
         rank: k of the streaming PCA; 0 keeps the full covariance (Algorithm 1), for small models only.
         directions: "axes" starts from the first k axes, as in the paper, "random" from a public random subspace.
