@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from benchmarks.real.plan import (
+    BUDGETS,
     CASES,
     DEFAULTS,
     NAMES,
@@ -46,7 +47,8 @@ def report(found: Lines, parts: Sequence[str], cases: Sequence[Case] = CASES) ->
 def numbers(found: Lines, case: Case) -> dict[str, Any]:
     """What the picture of README.md shows of a case: the first score of ``static`` by epsilon, and floors."""
     score, heading, factor = METRICS[case.part][0]
-    runs = [line for line in found.values() if line["case"] == case.name and "scores" in line]
+    own = {run.name for run in runs_of(case.part, (case,)) if not run.changes and run.budget in BUDGETS}
+    runs = [line for name, line in found.items() if name in own and "scores" in line]
     free = [factor * line["scores"][score][0] for line in runs if line["system"] == WITHOUT_PRIVACY]
     floors = {f"{statistics.mean(free):.4g}": "without privacy, same steps"} if free else {}
     floors |= {f"{factor * values[score]:.4g}": who for who, values in runs[0]["floors"].items() if score in values}
@@ -73,9 +75,11 @@ def _part(part: str, found: Lines, cases: Sequence[Case]) -> Iterator[str]:
             "who", "asked epsilon", "certified epsilon", *(name for _, name, _ in metrics), "runs", "test error"
         )
         yield from _floors(done, metrics)
-        for budget, system in _by_budget():
-            if group := [line for line in done if (line["budget"], line["system"]) == (budget, system)]:
-                yield _row(group, metrics)
+        groups: dict[tuple[float, int, str], list[Mapping[str, Any]]] = {}
+        for line in done:
+            groups.setdefault(_place(line), []).append(line)
+        for place in sorted(groups):
+            yield _row(groups[place], metrics)
         for line in PUBLISHED:
             if line.part == part:
                 asked = "none" if line.stated is None else f"{line.stated:g} (stated)"
@@ -107,12 +111,10 @@ def _title(case: Case, done: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     yield ""
 
 
-def _by_budget() -> Iterator[tuple[float | None, str]]:
-    yield None, WITHOUT_PRIVACY
-    for budget in (8.0, 3.0, 1.0):
-        yield budget, "static"
-        for system in SYSTEMS:
-            yield budget, system
+def _place(line: Mapping[str, Any]) -> tuple[float, int, str]:
+    """Where a run stands in its table: by budget, the largest first, then by system and by what trains."""
+    budget = float("inf") if line["budget"] is None else line["budget"]
+    return -budget, [WITHOUT_PRIVACY, "static", *SYSTEMS].index(line["system"]), line["changes"].get("train", "")
 
 
 def _row(group: Sequence[Mapping[str, Any]], metrics: Sequence[tuple[str, str, float]]) -> str:
@@ -124,7 +126,8 @@ def _row(group: Sequence[Mapping[str, Any]], metrics: Sequence[tuple[str, str, f
     errors = [error for line in group if (error := line["scores"][metrics[0][0]][1]) is not None]
     error = f"{metrics[0][2] * statistics.mean(errors):.2g}" if errors else ""
     asked = "none" if budget is None else f"{budget:g}{' (stated)' if system in UNCERTIFIED else ''}"
-    return _cells(_CALLED.get(system, system), asked, said, *values, str(len(group)), error)
+    alone = f", {train} alone" if (train := group[0]["changes"].get("train")) else ""
+    return _cells(f"{_CALLED.get(system, system)}{alone}", asked, said, *values, str(len(group)), error)
 
 
 def _spread(values: Sequence[float]) -> str:

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,10 @@ def labelled(_: Path) -> Rows:
 
 def case(name: str, part: str, read: Any, **changes: Any) -> Case:
     return Case(name, part, f"Invented {name}", "smollm2", read, {**QUICK, **changes}, 16, new_tokens=8)
+
+
+def _without_adapters(one: Case) -> dict[str, Any]:
+    return {name: value for name, value in one.settings.items() if name not in ("rank", "target_modules")}
 
 
 CASES = (
@@ -126,6 +131,7 @@ def test_a_report_has_every_kind_of_run_and_says_what_has_not_run(bench: work.Be
         Run(words, None, "nonprivate"),
         Run(written, 8.0),
         Run(labels, 8.0),
+        Run(replace(labels, settings=_without_adapters(labels)), 3.0, changes={"train": "head"}),
     ]
     runs.append(Run(words, 8.0, "rldp_published", changes={"options": {"interval": 2, "warmup": 2}}))
     assert not carry_out(bench, *runs)
@@ -145,6 +151,10 @@ def test_a_report_has_every_kind_of_run_and_says_what_has_not_run(bench: work.Be
     assert f"| the untuned model |  | 0 | {untuned:.4g} |  |  |" in lines
     assert any(line.startswith("| a slot template |") for line in lines)
     assert any(line.startswith("| a constant answer |  |  | 50 |") for line in lines)
+    assert any(line.startswith("| static (DP-SGD), head alone | 3 |") for line in lines)
+    assert [run["scores"] for run in numbers(found, labels)["sst2"]["runs"]] == [
+        [round(100 * found[runs[4].name]["scores"]["accuracy"][0], 2)]
+    ]
     missing = next(line for line in lines if line.startswith("Has not run: "))
     assert "static at epsilon 3 (seed 0, 1, 2)" in missing
     assert "static at epsilon 8 (seed 2)" in missing
