@@ -33,6 +33,7 @@ METRICS: Mapping[str, tuple[tuple[str, str, float], ...]] = {
 }
 _CALLED = {WITHOUT_PRIVACY: "without privacy, same steps", "static": "static (DP-SGD)", "rldp": "rldp, as provable",
            "rldp_published": "rldp, as published"}  # fmt: skip
+_PICTURED = (WITHOUT_PRIVACY, "static")
 Lines = Mapping[str, Mapping[str, Any]]
 
 
@@ -47,8 +48,11 @@ def report(found: Lines, parts: Sequence[str], cases: Sequence[Case] = CASES) ->
 def numbers(found: Lines, case: Case) -> dict[str, Any]:
     """What the picture of README.md shows of a case: the first score of ``static`` by epsilon, and floors."""
     score, heading, factor = METRICS[case.part][0]
-    own = {run.name for run in runs_of(case.part, (case,)) if not run.changes and run.budget in BUDGETS}
+    planned = [run for run in runs_of(case.part, (case,)) if run.budget in BUDGETS and run.system in _PICTURED]
+    own = {run.name for run in planned if not run.changes}
     runs = [line for name, line in found.items() if name in own and "scores" in line]
+    if not runs:
+        raise SystemExit(f"the picture shows {case.name} by static and without privacy, and no such run is done")
     free = [factor * line["scores"][score][0] for line in runs if line["system"] == WITHOUT_PRIVACY]
     floors = {f"{statistics.mean(free):.4g}": "without privacy, same steps"} if free else {}
     floors |= {f"{factor * values[score]:.4g}": who for who, values in runs[0]["floors"].items() if score in values}
@@ -58,8 +62,9 @@ def numbers(found: Lines, case: Case) -> dict[str, Any]:
         figures = {kind: max(float(line[f"epsilon_{kind}"]) for line in group) for kind in ("certified", "published")}
         shown.append({**figures, "scores": [round(factor * line["scores"][score][0], 2) for line in group]})
     size = f"{runs[0]['base']['parameters'] / 1e6:.1f} million parameters"
+    commits = ", ".join(dict.fromkeys(line["commit"] for line in runs))
     return {case.part: {"title": f"{case.title}: {NAMES[case.model]}, {size}", "score": heading, "floors": floors,
-                        "runs": shown, "commit": runs[-1]["commit"]}}  # fmt: skip
+                        "runs": shown, "commit": commits}}  # fmt: skip
 
 
 def _part(part: str, found: Lines, cases: Sequence[Case]) -> Iterator[str]:
@@ -97,6 +102,8 @@ def _title(case: Case, done: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         yield from (f"### {case.title}, {NAMES[case.model]}", "")
         return
     base, one = done[0]["base"], done[0]
+    trained = dict.fromkeys((line["base"]["trained"], line["changes"].get("train")) for line in done)
+    weights_said = ", ".join(f"{count:,}{f' by {train} alone' if train else ''}" for count, train in trained)
     weights = f"; {base['weights']}" if base["weights"] else ""
     yield from (
         f"### {case.title}, {NAMES[case.model]} ({base['parameters'] / 1e6:.1f} million parameters{weights})",
@@ -104,7 +111,7 @@ def _title(case: Case, done: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     )
     devices = ", ".join(dict.fromkeys(line["device"] for line in done))
     yield (
-        f"{one['units']:,} units ({one['unit']}), delta {one['delta']:g}; {base['trained']:,} trained weights; "
+        f"{one['units']:,} units ({one['unit']}), delta {one['delta']:g}; {weights_said} trained weights; "
         f"{one['tested']:,} test inputs, on which nobody trained; on {devices}; commit "
         f"{', '.join(dict.fromkeys(line['commit'] for line in done))}."
     )
@@ -189,15 +196,17 @@ def _grids(found: Lines, cases: Sequence[Case]) -> Iterator[str]:
         yield f"{plainly}; the best of {len(done)} settings: **{best:.4g}**."
         yield f"{len(others) - len(done)} of {len(others)} settings have not run, or diverged."
         yield ""
+        with_dev = any(name in line.get("dev", {}) for line in done)  # texts that are written are scored on test alone
+        dev_head = ("dev rows",) if with_dev else ()
         yield from _head(
-            "rate", "radius", "expected batch", "epochs", "dev rows", *(shown for _, shown, _ in metrics[1:]), heading
+            "rate", "radius", "expected batch", "epochs", *dev_head, *(shown for _, shown, _ in metrics[1:]), heading
         )
         for line in done:
             one = line["changes"]
             numbers = (one["learning_rate"], one["options"]["max_grad_norm"], one["expected_batch_size"], one["epochs"])
             rest = [(scale, line["scores"].get(key)) for key, _, scale in metrics[1:]]
-            dev = (factor, line.get("dev", {}).get(name, [])[1:])
-            scores = (dev, *rest, (factor, line["scores"][name]))
+            dev = ((factor, line.get("dev", {}).get(name, [])[1:]),) if with_dev else ()
+            scores = (*dev, *rest, (factor, line["scores"][name]))
             shown = (f"{scale * pair[0]:.4g}" if pair else "" for scale, pair in scores)
             yield _cells(*(f"{number:g}" for number in numbers), *shown)
         yield ""

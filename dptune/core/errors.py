@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import reprlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +22,20 @@ class DptuneError(Exception):
 
 
 class DataError(DptuneError):
-    """Bad input data, located by file, 1-based row (the header is row 1) and column."""
+    """Bad input data, located by file, 1-based row (the header is row 1) and column, or several columns."""
 
     def __init__(
-        self, problem: str, *, fix: str, file: Path | str, row: int | None = None, column: str | None = None
+        self,
+        problem: str,
+        *,
+        fix: str,
+        file: Path | str,
+        row: int | None = None,
+        column: str | Sequence[str] | None = None,
     ) -> None:
-        where = f"{file}" + (f", row {row}" if row is not None else "") + (f", column {column!r}" if column else "")
+        names = (column,) if isinstance(column, str) else tuple(column or ())
+        where = f"{file}" + (f", row {row}" if row is not None else "")
+        where += f", column{'s' * (len(names) > 1)} {' and '.join(map(repr, names))}" if names else ""
         super().__init__(f"{where}: {problem}. Fix: {fix}.")
         self.file, self.row, self.column = str(file), row, column
 

@@ -106,7 +106,6 @@ def decode(
     decoding: Decoding,
     rows: int = 16,
     ends: Sequence[int] | None = None,
-    records: Sequence[Record | None] = (),
 ) -> list[str]:
     """The text that the model writes after each prompt, up to its end-of-text token, without spaces at its ends.
 
@@ -117,12 +116,11 @@ def decode(
         rows: prompts of a batch.
         ends: None for texts; for chats that wait for an answer, with their special tokens (``waiting_chats``), the
             tokens that end one. There the checkpoint's own ends count too.
-        records: as ``check_lengths`` takes them.
 
     Raises: ConfigError if a prompt and ``max_new_tokens`` are more than the model's context, or a prompt has no token.
     """
-    starts = open_ids(prompts, tokenizer) if ends is None else [chat_ids(one, tokenizer) for one in prompts]
-    check_lengths(starts, most_positions(model), decoding.max_new_tokens, records)
+    starts = start_ids(prompts, tokenizer, ends)
+    check_lengths(starts, most_positions(model), decoding.max_new_tokens)
     with seeded(decoding):
         found = continuations(model, tokenizer, starts, decoding, rows, ends)
     return [one.text.strip() for one in found]
@@ -182,6 +180,11 @@ def _owner(model: Any) -> Any:
     return model.get_base_model() if hasattr(model, "get_base_model") else model
 
 
+def start_ids(prompts: Sequence[str], tokenizer: Any, ends: Sequence[int] | None = None) -> list[list[int]]:
+    """Ids of what ``decode`` writes after, with its arguments."""
+    return open_ids(prompts, tokenizer) if ends is None else [chat_ids(one, tokenizer) for one in prompts]
+
+
 def open_ids(prompts: Sequence[str], tokenizer: Any) -> list[list[int]]:
     """Ids of prompts as training has them. An end-of-text token that a prompt itself ends in is its separator."""
     found = [list(tokenizer(prompt, verbose=False)["input_ids"]) for prompt in prompts]
@@ -200,7 +203,8 @@ def check_lengths(
         new: tokens to write after each.
         records: a public record of each prompt, which an error names; empty where none is known.
 
-    Raises: ConfigError for a prompt without a token, and if the longest leaves less than ``new`` of the positions.
+    Raises: ConfigError for a prompt without a token, for one that fills all positions, and if the longest leaves less
+        than ``new`` of them.
     """
     lengths = [len(one) for one in ids]
     if 0 in lengths:
@@ -209,6 +213,9 @@ def check_lengths(
     longest = max(lengths, default=0)
     if positions is not None and longest + new > positions:
         where = located(records, lengths.index(longest))
+        if longest >= positions:
+            problem = f"has one of {longest} tokens{where}, and the model reads {positions}"
+            raise ConfigError("data.prompt", problem, fix="shorten it")
         problem = f"{new} beside a prompt of {longest} tokens{where} is more than the model's {positions}"
         raise ConfigError("decoding.max_new_tokens", problem, fix="lower it, or shorten the prompts")
 

@@ -283,8 +283,10 @@ def _length(
     found = left if positions is None else min(left, positions - longest)
     if found < 1:
         where = located(asked, starts.index(max(starts, key=len)))
-        problem = f"has a prompt of {longest} tokens{where}, and records had at most {adapter.tokens} with what follows"
-        raise ConfigError("prompts", problem, fix="shorten it, or give max_new_tokens")
+        full = positions is not None and longest >= positions
+        limit = f"the model reads {positions}" if full else f"records had at most {adapter.tokens} with what follows"
+        fix = "shorten it" if full else "shorten it, or give max_new_tokens"
+        raise ConfigError("prompts", f"has a prompt of {longest} tokens{where}, and {limit}", fix=fix)
     return found
 
 

@@ -13,7 +13,7 @@ import torch
 
 from dptune.core.errors import ConfigError, DataError
 from dptune.core.files import read_json, write_text
-from dptune.generation.decoding import Decoding, decode
+from dptune.generation.decoding import Decoding, check_lengths, decode, start_ids
 from dptune.generation.mauve import Judge, check_number
 from dptune.generation.text_metrics import check_names, score
 from dptune.job.delivery.adapter_loading import check_base, check_vocabulary, load_adapter
@@ -110,7 +110,7 @@ def score_adapter(
     Raises: ConfigError and DataError for a folder, records or options that do not fit; CardError for a folder whose
         files are not those that its card names.
     """
-    adapter = adapter_within(adapter)
+    adapter, chosen = adapter_within(adapter), decoding or Decoding()
     if rows < 1:
         raise ConfigError("rows", f"{rows} is not a number of rows", fix="use 16, or 1 where memory is short")
     given = {"metrics": metrics, "mauve_model": mauve_model, **_changed(decoding)}
@@ -138,9 +138,13 @@ def score_adapter(
     notes = (*notes, *check_base(adapter, base), *other_way(adapter, maker.way, source, form_of(records)))
     empty = without_weights(base, load_config(base))
     check_vocabulary(adapter, base, empty, tokenizer)
+    positions = most_positions(empty)
     if are_texts:
         tokens = tokens_of(records, tokenizer, _UNCUT)
-        blocks = in_blocks(tokens, _block(block, adapter, most_positions(empty)))
+        blocks = in_blocks(tokens, _block(block, adapter, positions))
+    else:
+        starts = start_ids([*references], tokenizer, ends)
+        check_lengths(starts, positions, chosen.max_new_tokens, _first_of_each(asked))
     loaded = load_base(base, where)
     if are_texts:
         begins = beginning(tokens, tokenizer)
@@ -153,7 +157,8 @@ def score_adapter(
     if are_texts:
         tuned = score_blocks(model, blocks, texts, rows, begins=begins, label="scoring the adapter")
         return _scored_texts(tuned, untuned, texts, blocks)
-    return _score_written(model, tokenizer, references, asked, ends, decoding or Decoding(), metrics, judge, rows, keep)
+    outputs = decode(model, tokenizer, [*references], chosen, rows, ends)
+    return _scored_outputs(outputs, references, len(asked), chosen, metrics, judge, keep)
 
 
 def check_left_out(given: Mapping[str, Any], problem: str) -> None:
@@ -189,31 +194,23 @@ def _scored_texts(tuned: BlockScores, untuned: BlockScores, texts: Sequence[str]
     return Scored(len(texts), 0, figures, {"perplexity": signature})
 
 
-def _score_written(
-    model: Any,
-    tokenizer: Any,
+def _scored_outputs(
+    outputs: Sequence[str],
     references: Mapping[str, list[str]],
-    asked: Sequence[Record],
-    ends: Sequence[int] | None,
+    asked: int,
     decoding: Decoding,
     metrics: Sequence[str] | None,
     judge: Judge | None,
-    rows: int,
     keep: Callable[[dict[str, str]], None] | None,
 ) -> Scored:
-    """Metrics of what the model writes for each prompt of these records, whose targets are ``references``."""
-    first: dict[str, Record] = {}  # of each prompt, which an error names
-    for record in asked:
-        if isinstance(record.content, PromptTarget):
-            first.setdefault(record.content.prompt, record)
-    outputs = decode(model, tokenizer, [*first], decoding, rows, ends, [*first.values()])
+    """Metrics of what a model wrote for each prompt of ``asked`` records, whose targets are ``references``."""
     by_prompt = dict(zip(references, outputs, strict=True))
     if keep is not None:
         keep(by_prompt)
     found = score(outputs, list(references.values()), metrics, judge)
     return Scored(
         inputs=len(references),
-        references=len(asked),
+        references=asked,
         figures={name: one.value for name, one in found.items()},
         signatures={"decoding": decoding.signature, **{name: one.signature for name, one in found.items()}},
         outputs=by_prompt,
@@ -247,6 +244,15 @@ def references_of(records: Sequence[Record]) -> dict[str, list[str]]:
             raise DataError(problem, fix=fix, file=record.file, row=record.row)
         found.setdefault(record.content.prompt, []).append(" ".join(record.content.target.split()))
     return found
+
+
+def _first_of_each(asked: Sequence[Record]) -> list[Record]:
+    """The first record of each distinct prompt, in the order of ``references_of``."""
+    found: dict[str, Record] = {}
+    for record in asked:
+        if isinstance(record.content, PromptTarget):
+            found.setdefault(record.content.prompt, record)
+    return [*found.values()]
 
 
 def other_way(adapter: Path, way: str, source: RecordSource, form: str) -> tuple[str, ...]:

@@ -43,7 +43,7 @@ from tasks.charts.curves import draw_curves
 from tasks.experiment.cells import Cell
 from tasks.experiment.energy import EnergyMeter
 from tasks.experiment.preparation import PreparedCell, SharedInputs, prepare
-from tasks.experiment.quality import MEASURES, first, spread, text_scores
+from tasks.experiment.quality import MEASURES, check_prompts, first, spread, text_scores
 from tasks.experiment.results import History, child_run, result_of
 from tasks.experiment.spent_budgets import register_cell
 from tasks.metrics import JOULES, SECONDS, measured
@@ -119,6 +119,7 @@ def _start_cell(
     started = time.monotonic()
     prepared = prepare(cell, shared, entropy)
     ranks.check(prepared.spec.mechanism)
+    check_prompts(prepared)
     canaries = crafted_canaries(cell)
     if canaries:
         prepared = replace(prepared, spec=canaries.planted_in(prepared.spec))

@@ -12,14 +12,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from dptune.core.errors import DataError
+from dptune.core.errors import ConfigError, DataError
 from dptune.core.files import write_text
-from dptune.generation.decoding import Decoding, decode
+from dptune.generation.decoding import Decoding, check_lengths, decode, start_ids
 from dptune.generation.text_metrics import score
 from dptune.records.parquet_file import decode_content, form_at, read_records
 from dptune.records.reading.record import PromptTarget
 from dptune.training.data import Tokens
 from dptune.training.evaluation import perplexity
+from dptune.training.models.causal import most_positions
+from tasks.experiment.cells import Cell
 from tasks.experiment.preparation import PreparedCell
 from tasks.paths import EVAL
 from tasks.settings.experiment import Task
@@ -30,15 +32,31 @@ MEASURES: dict[str, Callable[..., float]] = {"perplexity": perplexity}
 OUTPUTS = "outputs.jsonl"
 
 
+def check_prompts(prepared: PreparedCell) -> None:
+    """Check that a cell's model can write after each held-out prompt, before it trains.
+
+    Raises: DataError for records without prompts; ConfigError for prompts beyond the context.
+    """
+    task, model = prepared.cell.task, prepared.spec.model
+    if not _writes(prepared.cell):
+        return
+    starts = start_ids([*references_of(task.inputs)], prepared.tokenizer)
+    try:
+        check_lengths(starts, most_positions(model), task.max_new_tokens)
+    except ConfigError as error:
+        fix = error.fix if "max_new_tokens" in error.field else f"{error.fix}, or use task.inputs: 0"
+        raise ConfigError(error.field.replace("decoding.", "task."), error.problem, fix=fix) from None
+
+
 def text_scores(prepared: PreparedCell, directory: Path) -> dict[str, Any]:
     """What a result keeps of the texts that a cell's model writes; empty where the task asks for none.
 
     Held-out records with one prompt are one input with several references. The texts are kept in ``OUTPUTS``.
 
-    Raises: DataError for records without prompts; ConfigError for an unknown metric, or prompts beyond the context.
+    Raises: as ``check_prompts``; ConfigError for an unknown metric.
     """
     task = prepared.cell.task
-    if not task.inputs or prepared.cell.telemetry != "research":
+    if not _writes(prepared.cell):
         return {}
     references = references_of(task.inputs)
     decoding = decoding_of(task)
@@ -52,6 +70,10 @@ def text_scores(prepared: PreparedCell, directory: Path) -> dict[str, Any]:
         "decoding": decoding.signature,
         "inputs": len(outputs),
     }
+
+
+def _writes(cell: Cell) -> bool:
+    return bool(cell.task.inputs) and cell.telemetry == "research"
 
 
 def references_of(most: int) -> dict[str, list[str]]:

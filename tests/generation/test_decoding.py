@@ -182,6 +182,8 @@ def test_prompts_that_leave_no_room_are_refused() -> None:
         decode(model(), tokenizer(), PROMPTS, Decoding(max_new_tokens=27))
     with pytest.raises(ConfigError, match="one without a token"):
         decode(model(), tokenizer(), ["a", ""], Decoding())
+    with pytest.raises(ConfigError, match=r"has one of 40 tokens, and the model reads 32\. Fix: shorten it"):
+        decode(model(), tokenizer(), ["a", "a" * 40], Decoding(max_new_tokens=1))
 
 
 def test_signatures() -> None:

@@ -60,7 +60,8 @@ def test_the_column_that_holds_a_chat_does_not_matter() -> None:
     """A register knows the records again under another name of their column."""
     chat = [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "Hi."}]
     first, second = (read(RecordSource([{column: chat}], messages=column)) for column in ("messages", "talk"))
-    assert (first[0].column, second[0].column) == ("messages", "talk")
+    assert (first[0].columns, second[0].columns) == (("messages",), ("talk",))
+    assert first == second
     assert fingerprint(first) == fingerprint(second)
     assert first[0].unit == second[0].unit
 

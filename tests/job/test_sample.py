@@ -232,6 +232,9 @@ def test_chats_that_cannot_be_answered_are_refused() -> None:
     whole = write_jsonl(Path("whole.jsonl"), [{"messages": said[:1]}, {"messages": said}])
     told = refused(chats_adapter(), "--prompts", str(whole))
     assert "whole.jsonl, row 2, column 'messages': the chat ends in an answer. Fix: leave its last message out" in told
+    halves = write_jsonl(Path("halves.jsonl"), [{"prompt": said[:1], "completion": said[1:]}])
+    told = refused(chats_adapter(), "--prompts", str(halves))
+    assert "columns 'prompt' and 'completion': the chat ends in an answer. Fix: name prompt as --prompt and no" in told
     talks = write_jsonl(Path("talks.jsonl"), [{"conversations": said}])
     told = refused(chats_adapter(), "--prompts", str(talks), "--prompt", "conversations")
     assert "talks.jsonl, row 1, column 'conversations': the chat ends in an answer" in told
@@ -322,11 +325,15 @@ def test_a_wrong_option_is_named_with_its_fix(name: str) -> None:
 
 def test_an_adapter_of_prompts_needs_prompts_that_leave_room() -> None:
     assert "--prompts: are missing: the adapter was tuned on prompts" in refused(pairs_adapter(), "--records", "3")
-    write_jsonl(Path("long.jsonl"), [{"prompt": "red"}, {"prompt": "z" * 23}])
+    write_jsonl(Path("long.jsonl"), [{"prompt": one} for one in ("red", "z" * 23, "z" * 22)])
     told = refused(pairs_adapter(), "--prompts", "long.jsonl")
     assert "--prompts: has a prompt of 23 tokens (long.jsonl, row 2), and records had at most" in told
     told = refused(pairs_adapter(), "--prompts", "long.jsonl", "--max-new-tokens", "14")
     assert "--max-new-tokens: 14 beside a prompt of 23 tokens (long.jsonl, row 2) is more than the model's" in told
+    write_jsonl(Path("longer.jsonl"), [{"prompt": one} for one in ("red", "z" * 30, "z" * 23)])
+    for given in ((), ("--max-new-tokens", "1")):
+        told = refused(pairs_adapter(), "--prompts", "longer.jsonl", *given)
+        assert " of 30 tokens (longer.jsonl, row 2), and the model reads 24. Fix: shorten it." in told, given
     write_csv(Path("other.csv"), [{"question": "red"}])
     assert "column 'prompt': this column does not exist" in refused(pairs_adapter(), "--prompts", "other.csv")
 

@@ -24,6 +24,7 @@ from dptune.cli.console import set_up_logs
 from dptune.core.errors import ConfigError, DataError
 from dptune.generation import decoding
 from dptune.generation.decoding import Continuation, Decoding
+from dptune.job import scoring
 from dptune.job.delivery.verification import check_deliverable
 from dptune.job.scoring import references_of, score_adapter
 from dptune.records.reading.read import read
@@ -98,7 +99,8 @@ def test_chats_are_scored_by_their_last_answers(tmp_path: Path) -> None:
     told = command(*given[:3], "--data", str(write_jsonl(path, parts)), *given[5:])
     assert json.loads(told.stdout) == found
     assert "other texts" not in told.stderr, "chats are chats, however a row holds them"
-    told = command(*given[:3], "--data", str(write_jsonl(path, PAIRS)), "--prompt", "mr", "--completion", "ref")
+    columns = ("--prompt", "mr", "--completion", "ref")
+    told = command(*given[:3], "--data", str(write_jsonl(path, PAIRS)), *columns, *given[5:])
     assert "was tuned on chats, and these records are prompts with completions: other texts" in told.stderr
     write_jsonl(path, [{"messages": said[0]}, {"messages": said[0][:-1]}])
     told = command(*given)
@@ -109,11 +111,21 @@ def test_chats_are_scored_by_their_last_answers(tmp_path: Path) -> None:
     assert "test.jsonl, row 2, column 'talk': the chat does not end in an assistant's text" in told.stderr
 
 
-def test_a_prompt_that_leaves_no_room_is_named_by_its_row(tmp_path: Path) -> None:
-    path = write_csv(tmp_path / "test.csv", [*PAIRS, {"mr": "z" * 22, "ref": "a"}, {"mr": "z" * 22, "ref": "b"}])
+def test_a_prompt_that_leaves_no_room_is_named_by_its_row_before_weights_are_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_weights(*_: Any) -> None:
+        raise AssertionError("weights were loaded")
+
+    monkeypatch.setattr(scoring, "load_base", no_weights)
+    long = [{"mr": "z" * 22, "ref": "a"}, {"mr": "z" * 22, "ref": "b"}]
+    path = write_csv(tmp_path / "test.csv", [*PAIRS, *long, *PAIRS])
     data = ("--data", str(path), "--prompt", "mr", "--completion", "ref")
     told = refused(adapter(), checkpoint(), *data, "--max-new-tokens", "4")
     assert f"--max-new-tokens: 4 beside a prompt of 22 tokens ({path}, row {len(PAIRS) + 2}) is more than" in told
+    write_csv(path, [*PAIRS, {"mr": "", "ref": "a"}, *PAIRS])
+    told = refused(adapter(), checkpoint(), *data, "--max-new-tokens", "4")
+    assert f"holds one without a token ({path}, row {len(PAIRS) + 2})" in told
 
 
 def test_the_ends_of_answers_reach_the_decoding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -225,7 +237,8 @@ def other_base(folder: Path, **config: int) -> Path:
 @pytest.mark.parametrize("kind", ["classifier", "writer"])
 def test_a_base_that_is_not_the_adapters_is_refused_by_the_name_of_its_own(kind: str, tmp_path: Path) -> None:
     folder = as_earlier(classifier() if kind == "classifier" else adapter(), tmp_path / "earlier")
-    columns = ["--text", "text"] if kind == "classifier" else ["--prompt", "mr", "--completion", "ref"]
+    asked = ["--prompt", "mr", "--completion", "ref", "--max-new-tokens", "4"]
+    columns = ["--text", "text"] if kind == "classifier" else asked
     records = LABELLED if kind == "classifier" else PAIRS
     data = ["--data", str(write_csv(tmp_path / "test.csv", records)), *columns]
     for shape in ({"n_embd": 32}, {"n_layer": 2}, {"vocab_size": 256}):

@@ -156,6 +156,13 @@ def test_texts_are_written_and_scored_end_to_end(files: Path, quick_pictures: No
     assert "sacrebleu BLEU: nrefs:2|case:lc" in Path("report/report.html").read_text(encoding="utf-8")
 
 
+def test_prompts_that_leave_no_room_are_refused_before_a_cell_trains_and_pays(files: Path) -> None:
+    with pytest.raises(ConfigError, match=r"^task\.max_new_tokens: 500 beside a prompt of \d+ tokens is more than"):
+        run_one(merge(E2E, {"task": {"max_new_tokens": 500}}))
+    assert not [*Path().rglob("ledger.jsonl")]
+    assert not [*Path().rglob("spent.jsonl")]
+
+
 def test_under_private_telemetry_nothing_is_scored(files: Path) -> None:
     changes = merge(E2E, {"experiment": {"telemetry": "private", "mechanisms": ["static"]}})
     run_stages(changes)

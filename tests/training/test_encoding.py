@@ -211,7 +211,7 @@ def test_a_template_that_rewrites_earlier_turns_is_refused_by_name() -> None:
     )
     tokens = tokenizer(template=template)
     assert counted_text(chat("a", "b"), tokens) == "b<e>"
-    with pytest.raises(DataError, match=r"a\.jsonl, row 1, column 'messages': .*message 2 otherwise.*loss_on: all"):
+    with pytest.raises(DataError, match=r"a\.jsonl, row 1: message 2 is rendered otherwise.*loss_on: all"):
         encoded(chat("a", "b", "c", "d"), tokens)
     assert encoded(chat("a", "b", "c", "d"), tokens, "all")[1]
 
@@ -219,19 +219,19 @@ def test_a_template_that_rewrites_earlier_turns_is_refused_by_name() -> None:
 def test_a_template_that_reverses_messages_is_refused_by_name() -> None:
     """No token would count in the loss, so the run would train on noise only."""
     tokens = tokenizer(template="{% for message in messages|reverse %}<s>{{ message['content'] }}<e>{% endfor %}")
-    with pytest.raises(DataError, match=r"a\.jsonl, row 1, column 'messages': .*message 2 otherwise.*loss_on: all"):
+    with pytest.raises(DataError, match=r"a\.jsonl, row 1: message 2 is rendered otherwise.*loss_on: all"):
         encoded(chat("a", "b"), tokens)
 
 
 def test_a_chat_that_cannot_be_rendered_is_located() -> None:
     template = "{% if messages[0]['role'] != 'user' %}{{ raise_exception('no') }}{% endif %}" + CHATML
     first = Chat(({"role": "system", "content": "a"}, {"role": "assistant", "content": "b"}))
-    with pytest.raises(DataError, match=r"row 2, column 'messages': the chat template does not take"):
+    with pytest.raises(DataError, match=r"row 2: the chat template does not take"):
         tokens_of(records(chat("a", "b"), first), tokenizer(template=template), WIDTH)
 
 
 def test_a_chat_without_an_assistant_is_refused() -> None:
-    with pytest.raises(DataError, match=r"row 1, .*no message is an assistant's.*loss_on: all"):
+    with pytest.raises(DataError, match=r"row 1: no message is an assistant's.*loss_on: all"):
         encoded(chat("a"), tokenizer(template=CHATML))
     assert encoded(chat("a"), tokenizer(template=CHATML), "all")
 

@@ -17,10 +17,10 @@ from tiny_tokenizers import records, tokenizer
 from dptune.core.errors import ConfigError, DataError
 from dptune.records.parquet_file import decode_content, encode_content
 from dptune.records.reading.read import read
-from dptune.records.reading.record import Chat
+from dptune.records.reading.record import Chat, Record
 from dptune.records.reading.source import RecordSource
 from dptune.training.data import plain_ids
-from dptune.training.tokens.encoding import chat_ids, tokens_of
+from dptune.training.tokens.encoding import chat_ids, encode_records, tokens_of
 from dptune.training.tokens.waiting_chats import ends_of_answers, unanswered, without_answers
 
 WIDTH = 400
@@ -184,16 +184,18 @@ def test_a_chat_that_ends_otherwise_is_refused_by_name() -> None:
     asked, answer = {"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}
     calls = answer | {"tool_calls": [{"function": {"name": "b"}}]}
     for said in ([asked], [asked, answer, asked], [asked, answer | {"content": " "}], [asked, calls], [answer]):
-        with pytest.raises(DataError, match=r"a\.jsonl, row 1, .*does not end in an assistant's text.*Fix: give one"):
+        with pytest.raises(
+            DataError, match=r"a\.jsonl, row 1: the chat does not end in an assistant's text.*Fix: give one"
+        ):
             without_answers(records(Chat(tuple(said))), tokens)
-    with pytest.raises(DataError, match=r"a\.jsonl, row 1, .*the chat ends in an answer.*Fix: leave its last message"):
+    with pytest.raises(DataError, match=r"a\.jsonl, row 1: the chat ends in an answer.*Fix: leave its last message"):
         unanswered(records(Chat((asked, answer))), tokens)
     silent = {"role": "assistant", "tool_calls": [{"function": {"name": "b"}}]}
     for template, said in (
         ("{% for m in messages %}{{ m.role }}:{{ m.content }}<e>{% endfor %}", [silent, asked]),
         ("{% for m in messages if m.role == 'user' %}{{ m.content }}<e>{% endfor %}", [asked]),
     ):
-        with pytest.raises(DataError, match=r"a\.jsonl, row 1, .*(has only tool_calls|leaves out what)"):
+        with pytest.raises(DataError, match=r"a\.jsonl, row 1: .*(has only tool_calls|leaves out what)"):
             unanswered(records(Chat(tuple(said))), tokenizer(template=template))
     with pytest.raises(ConfigError, match="the tokenizer has no chat template"):
         unanswered(records(Chat((asked,))), tokenizer())
@@ -273,8 +275,25 @@ def test_a_prompt_that_is_rendered_otherwise_is_not_learned() -> None:
 def test_a_call_of_tools_that_the_template_does_not_know_is_refused() -> None:
     call = {"role": "assistant", "tool_calls": [{"function": {"name": "ab"}}]}
     tokens = tokens_with(TEMPLATES["the prompt opens a thought"].replace("tool_calls", "other"), marked=False)
-    with pytest.raises(DataError, match=r"row 1, column 'messages': message 2 has only tool_calls"):
-        counted(Chat(({"role": "user", "content": "a"}, call)), tokens)
+    asked = {"role": "user", "content": "a"}
+    with pytest.raises(DataError, match=r"row 1: message 2 has only tool_calls"):
+        counted(Chat((asked, call)), tokens)
+    # Each column of a pair counts its own messages.
+    for chat, where in (
+        (Chat((asked, call, asked, call), {}, 3), "'question': message 2"),
+        (Chat((asked, asked, call), {}, 1), "'reply': message 2"),
+    ):
+        record = Record(chat, 0, "a.jsonl", 1, columns=("question", "reply"))
+        with pytest.raises(DataError, match=f"row 1, column {where} has only tool_calls"):
+            encode_records([record], tokens, 99)
+
+
+def test_an_error_about_a_whole_chat_names_all_its_columns() -> None:
+    tokens = tokens_with("{{ raise_exception('no') }}", marked=False)
+    pair = Chat(({"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}), {}, 1)
+    record = Record(pair, 0, "a.jsonl", 7, columns=("question", "reply"))
+    with pytest.raises(DataError, match="row 7, columns 'question' and 'reply': the chat template does not take"):
+        encode_records([record], tokens, 99)
 
 
 @pytest.mark.parametrize("marked", [False, True])

@@ -126,7 +126,7 @@ class RecordMaker:
         unit = self._unit(number, row, content, own_id, refuse)
         self.findings.add(number, row, content)
         if isinstance(content, Chat):
-            return Record(content, unit, self._file, number, own_id, self._columns_needed()[-1])
+            return Record(content, unit, self._file, number, own_id, self._columns_needed())
         return Record(content, unit, self._file, number, own_id)
 
     @property

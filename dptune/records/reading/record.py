@@ -98,7 +98,8 @@ class Record:
         file: name of the file or data set that it was read from, for messages.
         row: number of its row in ``file``, from 1; the header of a table is row 1.
         id: the record's own id, if the source names a column of ids.
-        column: of a chat, the column that it was read from, or that of its completion; for messages.
+        columns: of a chat, the column that it was read from, or those of its prompt and its completion, for messages;
+            empty where nobody knows them.
 
     Example:
         >>> from dptune.records.reading.read import read
@@ -115,7 +116,7 @@ class Record:
     file: str
     row: int
     id: str | None = field(default=None, repr=False)
-    column: str = field(default="messages", repr=False, compare=False)
+    columns: tuple[str, ...] = field(default=(), repr=False, compare=False)
 
 
 def unit_key(value: object) -> int | None:
@@ -151,7 +152,7 @@ def fingerprint(records: Iterable[Record]) -> str:
     """A digest by which a register recognises records: the sum of their own digests. Private.
 
     Neither their order nor the split changes it, nor the order of the names in a chat's messages, which a table or
-    another writer of JSON changes. All fields of a content count: what a record says about its file is not one of them.
+    another writer of JSON changes. All else of a content counts; what a record says about its file is none of it.
     """
     contents = (
         # a chat without inputs and prompt has the digest that it had before chats had any

@@ -190,11 +190,9 @@ def _chat(record: Record, chat: Chat, tokenizer: Any, *, every: bool) -> Counted
             first, last = (_common_prefix(own, ids) for own in ends)
             counts[first:last] = True
     except TurnError as error:
-        problem = (
-            f"the chat template renders message {error.place + 1} otherwise in a longer chat, and leaves its text out"
-        )
+        problem = "is rendered otherwise by the chat template in a longer chat, which leaves its text out"
         fix = "use a template that marks generations, or training.loss_on: all"
-        raise refusal(record, problem, fix) from None
+        raise refusal(record, problem, fix, error.place) from None
     return ids, counts
 
 
@@ -206,10 +204,11 @@ def chat_ids(text: str, tokenizer: Any) -> list[int]:
 def check_calls(record: Record, chat: Chat, tokenizer: Any) -> None:
     """Raise DataError for a message that only calls tools, where the template knows none: nothing would be rendered."""
     if "tool_calls" not in template_of(tokenizer):
-        for place, message in enumerate(chat.messages, start=1):
+        for place, message in enumerate(chat.messages):
             if message.get("tool_calls") and not message.get("content"):  # else an empty answer would be learned
-                problem = f"message {place} has only tool_calls, which the chat template does not know"
-                raise refusal(record, problem, "use a model whose template does, or give what it says as content")
+                problem = "has only tool_calls, which the chat template does not know"
+                fix = "use a model whose template does, or give what it says as content"
+                raise refusal(record, problem, fix, place)
 
 
 def _encode_marked(record: Record, chat: Chat, tokenizer: Any) -> Counted:
@@ -263,9 +262,15 @@ def _template_errors(record: Record) -> Iterator[None]:
         ) from error
 
 
-def refusal(record: Record, problem: str, fix: str) -> DataError:
-    """An error about a chat, with its file, row and column."""
-    return DataError(problem, fix=fix, file=record.file, row=record.row, column=record.column)
+def refusal(record: Record, problem: str, fix: str, place: int | None = None) -> DataError:
+    """An error about a chat, with its file, row and column; ``problem`` is about its message at ``place``, from 0."""
+    columns = record.columns
+    if place is not None and isinstance(record.content, Chat):
+        if len(columns) > 1:  # each column counts its own messages
+            first = record.content.prompt
+            columns, place = (columns[:1], place) if place < first else (columns[1:], place - first)
+        problem = f"message {place + 1} {problem}"
+    return DataError(problem, fix=fix, file=record.file, row=record.row, column=columns)
 
 
 #: Places of a batch's row that hold no token of the text: the label's, and one of padding.

@@ -63,6 +63,8 @@ def unanswered(records: Iterable[Record], tokenizer: Any) -> list[Waiting]:
         chat = _chat(record)
         if chat.messages[-1]["role"] == "assistant":
             fix = "leave its last message out, which the model is to write"
+            if len(record.columns) > 1:
+                fix = f"name {record.columns[0]} as data.prompt and no completion, which the model is to write"
             raise refusal(record, "the chat ends in an answer", fix)
         answered = replace(chat, messages=(*chat.messages, _MADE_UP))
         found.append(replace(_waiting(replace(record, content=answered), tokenizer), answer=""))
