@@ -202,10 +202,7 @@ _WORDS = {name: option for name, option in _SETTINGS.items() if "_" not in name}
     name: f"--{name}"
     for name in ("data", "model", "source", "public", "out", "records", "prompts", "metrics", "outputs", "block")
 }
-#: No part of a path: a user's file may be called data.prompt.jsonl.
-_NAMES = re.compile(
-    "|".join(rf"(?<![\w./-]){re.escape(name)}\b(?!\.\w|/)" for name in sorted(_OPTIONS, key=len, reverse=True))
-)
+_NAMES = re.compile("|".join(rf"(?<![\w./-]){re.escape(name)}\b" for name in sorted(_OPTIONS, key=len, reverse=True)))
 
 
 def check_command(adapter: Path) -> str:

@@ -33,7 +33,7 @@ class DataError(DptuneError):
         row: int | None = None,
         column: str | Sequence[str] | None = None,
     ) -> None:
-        names = (column,) if isinstance(column, str) else tuple(column or ())
+        names = [name for name in ([column] if isinstance(column, str) else column or []) if name]
         where = f"{file}" + (f", row {row}" if row is not None else "")
         where += f", column{'s' * (len(names) > 1)} {' and '.join(map(repr, names))}" if names else ""
         super().__init__(f"{where}: {problem}. Fix: {fix}.")
