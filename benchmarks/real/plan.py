@@ -141,7 +141,7 @@ CASES = (
          **_TO_WRITE),
     Case("text-all", "diabetes-text", "Narratives of the diabetes table, all patients that are not held out",
          read=data.Narratives(), settings=_TEXT, gpu_rows=32, **_TO_WRITE),
-    # As many as a head had (benchmarks/heads.py), and what a core does in two hours; 4,000 take four.
+    # Heads were measured on 2,000 patients too (benchmarks/heads.py). A run takes one core two hours; with 4,000, four.
     Case("readmission-2000", "readmission", "Readmission in the diabetes table, 2,000 patients",
          read=data.Narratives(2000, labelled=True), settings=_READMISSION, gpu_rows=128, **_TO_CLASSIFY),
     Case("readmission-4000", "readmission", "Readmission in the diabetes table, 4,000 patients",

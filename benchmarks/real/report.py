@@ -33,7 +33,6 @@ METRICS: Mapping[str, tuple[tuple[str, str, float], ...]] = {
 }
 _CALLED = {WITHOUT_PRIVACY: "without privacy, same steps", "static": "static (DP-SGD)", "rldp": "rldp, as provable",
            "rldp_published": "rldp, as published"}  # fmt: skip
-_PICTURED = (WITHOUT_PRIVACY, "static")
 Lines = Mapping[str, Mapping[str, Any]]
 
 
@@ -48,8 +47,8 @@ def report(found: Lines, parts: Sequence[str], cases: Sequence[Case] = CASES) ->
 def numbers(found: Lines, case: Case) -> dict[str, Any]:
     """What the picture of README.md shows of a case: the first score of ``static`` by epsilon, and floors."""
     score, heading, factor = METRICS[case.part][0]
-    planned = [run for run in runs_of(case.part, (case,)) if run.budget in BUDGETS and run.system in _PICTURED]
-    own = {run.name for run in planned if not run.changes}
+    planned = [run for run in runs_of(case.part, (case,)) if run.budget in BUDGETS and not run.changes]
+    own = {run.name for run in planned if run.system in (WITHOUT_PRIVACY, "static")}
     runs = [line for name, line in found.items() if name in own and "scores" in line]
     if not runs:
         raise SystemExit(f"the picture shows {case.name} by static and without privacy, and no such run is done")
@@ -103,7 +102,7 @@ def _title(case: Case, done: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         return
     base, one = done[0]["base"], done[0]
     trained = dict.fromkeys((line["base"]["trained"], line["changes"].get("train")) for line in done)
-    weights_said = ", ".join(f"{count:,}{f' by {train} alone' if train else ''}" for count, train in trained)
+    counted = ", ".join(f"{count:,} trained weights{f' ({train} alone)' if train else ''}" for count, train in trained)
     weights = f"; {base['weights']}" if base["weights"] else ""
     yield from (
         f"### {case.title}, {NAMES[case.model]} ({base['parameters'] / 1e6:.1f} million parameters{weights})",
@@ -111,7 +110,7 @@ def _title(case: Case, done: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     )
     devices = ", ".join(dict.fromkeys(line["device"] for line in done))
     yield (
-        f"{one['units']:,} units ({one['unit']}), delta {one['delta']:g}; {weights_said} trained weights; "
+        f"{one['units']:,} units ({one['unit']}), delta {one['delta']:g}; {counted}; "
         f"{one['tested']:,} test inputs, on which nobody trained; on {devices}; commit "
         f"{', '.join(dict.fromkeys(line['commit'] for line in done))}."
     )

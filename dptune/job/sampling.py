@@ -278,15 +278,14 @@ def _length(
     if adapter.tokens is None:
         problem = "is missing, and an adapter of an earlier dptune does not say how long its records were"
         raise ConfigError("max_new_tokens", problem, fix="give a number of tokens")
+    check_lengths(starts, positions, 1, asked)
     longest = max(map(len, starts))
     left = adapter.tokens - (longest if learned else 0)
     found = left if positions is None else min(left, positions - longest)
     if found < 1:
         where = located(asked, starts.index(max(starts, key=len)))
-        full = positions is not None and longest >= positions
-        limit = f"the model reads {positions}" if full else f"records had at most {adapter.tokens} with what follows"
-        fix = "shorten it" if full else "shorten it, or give max_new_tokens"
-        raise ConfigError("prompts", f"has a prompt of {longest} tokens{where}, and {limit}", fix=fix)
+        problem = f"has a prompt of {longest} tokens{where}, and records had at most {adapter.tokens} with what follows"
+        raise ConfigError("prompts", problem, fix="shorten it, or give max_new_tokens")
     return found
 
 

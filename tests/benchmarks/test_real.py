@@ -189,7 +189,7 @@ def test_a_head_and_next_to_no_noise_have_rows_of_their_own_and_are_in_no_pictur
         ["| static (DP-SGD), head alone", "3", "3", "**70**"],
         ["| quantile", "3", "3", "**60**"],
     ]
-    assert "; 5, 2 by head alone trained weights; " in "".join(lines)
+    assert "; 5 trained weights, 2 trained weights (head alone); " in "".join(lines)
     pictured = numbers(found, case)["sst2"]
     assert [run["scores"] for run in pictured["runs"]] == [[80.0]]
     assert pictured["commit"] == "x"
