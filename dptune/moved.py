@@ -104,7 +104,6 @@ _JOINED = {
     "dptune.job.delivery.weights": "dptune.job.delivery.named_base",
     "dptune.job.run_spec": "dptune.job.defaults",
     "dptune.job.search.plan": "dptune.job.search.journal",
-    "dptune.job.suggest": "dptune.job.estimate",
     "dptune.mechanisms.agents.rl": "dptune.mechanisms.agents.idle_agent",
     "dptune.mechanisms.versions": "dptune.job.versions",
     "dptune.policy.environments.baselines": "dptune.policy.environments.ucb_vi",

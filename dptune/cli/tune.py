@@ -257,7 +257,7 @@ def _plan(prepared: PreparedRun) -> dict[str, Any]:
 
 def _resources(prepared: PreparedRun) -> dict[str, Any]:
     from dptune.core.settings import RECORD
-    from dptune.job.suggest import estimate, records_by_width
+    from dptune.job.estimate import estimate, records_by_width
 
     units, private = prepared.units, prepared.settings.telemetry == "private"
     schedule, rows, bands = prepared.schedule, prepared.plan.physical_batch_size, prepared.mechanism.mechanism.bands

@@ -45,6 +45,7 @@ from dptune.training.models.classifier import (
     load_verbalizer_config,
     takes_mean,
 )
+from dptune.training.models.memory import check_memory, smaller_forms
 from dptune.training.models.model import (
     ModelSource,
     check_device,
@@ -56,7 +57,6 @@ from dptune.training.models.model import (
     without_weights,
 )
 from dptune.training.models.model_names import is_packaged, name_of, rounding
-from dptune.training.models.model_source import check_memory
 from dptune.training.models.own_weights import groups_of, own_weights, start_training
 from dptune.training.models.quantization import BYTES_EACH, METHOD, keep_layout, method_of
 from dptune.training.models.trained_layers import linear_layers, said_share
@@ -128,8 +128,11 @@ class Base:
 
     def check_memory(self) -> None:
         """Raise ConfigError, before a record is read, if the weights of a checkpoint do not fit in memory."""
-        if self.checkpoint is not None and not self.quantization:
-            check_memory(self.checkpoint.source, int(self.frozen_bytes))
+        in_4bit, base = self.quantization is not None, self.checkpoint
+        if base is not None and not (in_4bit and self.device.type != "cpu"):  # those are read right into the GPU's
+            fewer = self.trained.train == "lora" and not in_4bit  # weights that train need all their digits
+            forms = smaller_forms(self.parameters, base.dtype, four_bits=self.classifier is None) if fewer else {}
+            check_memory(base.source, self.frozen_bytes, forms)
 
     @cached_property
     def named(self) -> NamedBase:
@@ -247,10 +250,8 @@ def open_base(model: Any, settings: JobSettings, revision: str | None = None, to
     model.requires_grad_(False)
     if settings.gradient_checkpointing:
         layers_of(model)
-    identity = frozen_fingerprint(model)
-    return _describe_base(
-        model, shared_copy(model), Path(source).name, None, identity, settings, tokenizer, device, None
-    )
+    identity, name = frozen_fingerprint(model), Path(source).name
+    return _describe_base(model, shared_copy(model), name, None, identity, settings, tokenizer, device, None)
 
 
 def _check_files(checkpoint: ModelSource, empty: Any, head: tuple[str, ...]) -> tuple[str, ...]:
@@ -346,9 +347,8 @@ def _tokenizer_of(checkpoint: ModelSource) -> Any:
         why = f"of {checkpoint.source!r} cannot be loaded ({first_line(error)})"
         problem = f"{checkpoint.source!r} holds no tokenizer" if bare else why
         raise ConfigError("tokenizer", problem, fix=fix) from error
-    if (
-        bare and found.vocab_files_names
-    ):  # transformers makes one of an empty vocabulary; ByT5's reads bytes, and has none
+    # transformers makes one of an empty vocabulary; ByT5's reads bytes, and has none
+    if bare and found.vocab_files_names:
         raise ConfigError("tokenizer", f"{checkpoint.source!r} holds no tokenizer", fix=fix)
     return found
 

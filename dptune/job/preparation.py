@@ -16,10 +16,10 @@ from dptune.core.settings import MADE_OF_OTHERS, RECORD
 from dptune.job.audit_canaries import check_count, price_of
 from dptune.job.base_model import Base
 from dptune.job.delivery.verification import LABELS, RECORDS, WORDS
+from dptune.job.estimate import memory_warning, rows_of
 from dptune.job.run_spec import (
     TuneSchedule,
     at_whole_bins,
-    default_rows,
     job_header,
     max_length_of,
     mechanism_of,
@@ -288,6 +288,7 @@ def prepare_sides(sides: Sides, base: Base, settings: TuneSettings, unit: str | 
             *note_of_unread(sides.unread),
             *filter(None, [delta_warning(schedule.delta, len(units)), weak_signal(settings, schedule, mechanism)]),
             *filter(None, [idle_agent(mechanism.mechanism, schedule.steps)]),
+            *filter(None, [memory_warning(settings, base, schedule, units.most, mechanism.mechanism.bands)]),
             *_notes(sides, unit, tokens, settings),
         ),
         held_out=units_of_side(sides.eval, unit, settings.records_per_unit) if sides.eval else None,
@@ -314,11 +315,6 @@ def tokens_of_side(records: Records, tokenizer: Any, length: int, settings: Tune
         assert settings.labels is not None  # ``with_labels``
         return labelled_tokens(records, tokenizer, length, settings.labels)
     return tokens_of(records, tokenizer, length, settings.loss_on)
-
-
-def rows_of(settings: TuneSettings, base: Base, schedule: TuneSchedule, most: int) -> int:
-    """Records of a micro-batch, given or chosen; ``most`` as ``units_of_side``."""
-    return settings.physical_batch_size or default_rows(schedule, base.device.type, most, base.dimension)
 
 
 def calibrated_schedule(settings: TuneSettings, base: Base, units: int) -> tuple[TuneSchedule, Calibrated]:

@@ -14,7 +14,7 @@ from typing import Any
 
 from dptune.core.declarations import part_of
 from dptune.core.errors import ConfigError
-from dptune.core.settings import ScheduleSettings, StepSettings, TrainingSampler, UpdateRule
+from dptune.core.settings import ScheduleSettings, TrainingSampler, UpdateRule
 from dptune.job.settings import JobSettings, TuneSettings
 from dptune.mechanisms.planning import Calibrated, Schedule, calibrated, fitted, planned
 from dptune.mechanisms.registry import build, takes_noise
@@ -28,8 +28,8 @@ from dptune.training.spec import TrainingPlan, header_of
 
 _BATCHES = (64, 1024)
 _LEAST_STEPS, _EPOCHS = 100, (3, 20)
-_CONTEXT = 512
-_GRADIENTS = 2**28  # of a micro-batch: a GiB in float32
+#: The most tokens of a record by default.
+CONTEXT = 512
 _SMALL, _SMALL_RATE = 10_000_000, 0.02
 #: Learning rates of larger models that write texts. The first, below a thousand million parameters, was measured with
 #: SmolLM2-135M, where 5e-4 hardly moved anything. Nobody measured the second.
@@ -253,39 +253,11 @@ def signal_of(schedule: TuneSchedule, noise_multiplier: float) -> float:
     return math.sqrt(schedule.steps) * schedule.expected_batch_size / noise_multiplier
 
 
-def default_rows(schedule: TuneSchedule, device: str, most: int, dimension: int) -> int:
-    """Records of a micro-batch that ``physical_batch_size`` leaves open. Public; changes only memory and speed.
-
-    A CPU is bound by arithmetic, and small micro-batches have fewer padded tokens. Another device is faster with few.
-    Of the expected batch and three standard deviations of Poisson sampling, each takes all, or an equal part with no
-    more padded tokens than 16 records of the longest default width, and no more than a GiB of gradients. A unit counts
-    as one record here, for how many it really brings is private.
-
-    Args:
-        device: its type, such as cpu or cuda.
-        most: records that one unit may bring.
-        dimension: trained weights.
-
-    Example:
-        >>> schedule = TuneSchedule(1e-5, 128.0, 3, 0.064, 47, 0.005, 5, 1, 64, {}, UpdateRule(), {})
-        >>> default_rows(schedule, "cuda", 1, 460_800), default_rows(schedule, "cpu", 1, 460_800)
-        (81, 16)
-    """
-    least = max(StepSettings.physical_batch_size, most)
-    if device == "cpu":
-        return least
-    batch = schedule.expected_batch_size
-    whole = math.ceil(batch + 3 * math.sqrt(batch * (1 - min(schedule.sample_rate, 1.0))))
-    most_rows = min(StepSettings.physical_batch_size * _CONTEXT // schedule.max_length, _GRADIENTS // dimension)
-    parts = math.ceil(whole / max(most_rows, least))
-    return max(least, math.ceil(whole / parts))
-
-
 def max_length_of(settings: TuneSettings, positions: int | None) -> int:
     """Tokens of a batch's rows. Raises: ConfigError for more than the model's ``positions``, or fewer than three."""
     length = settings.max_length
     if length is None:
-        return min(positions or _CONTEXT, _CONTEXT)
+        return min(positions or CONTEXT, CONTEXT)
     if positions is not None and length > positions:
         raise ConfigError("max_length", f"{length} exceeds the model's {positions}", fix=f"use {positions} or less")
     if length < 3:

@@ -1,19 +1,16 @@
-"""Suggestions and estimates before a run starts: hyper-parameters from public records; memory and time from shapes.
+"""Suggestions of hyper-parameters before a run starts, from public records.
 
 Hyper-parameters that were chosen by looking at the private records would cost privacy that no epsilon counts. Public
 records of the same kind may be looked at as often as one likes. A trial trains on them with the noise, batch and number
-of steps of the private run, so that it meets the same noise, and costs no privacy. An estimate follows from
-shapes, from the lengths of records, and from the device's speed of multiplication.
+of steps of the private run, so that it meets the same noise, and costs no privacy.
 """
 
 from __future__ import annotations
 
 import math
 import tempfile
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -25,7 +22,8 @@ from numpy.typing import NDArray
 from dptune.core.errors import ConfigError, DivergedError
 from dptune.core.progress import Meter
 from dptune.job.base_model import Base
-from dptune.job.preparation import calibrated_schedule, rows_of, tokens_of_side, units_of_side
+from dptune.job.estimate import rows_of
+from dptune.job.preparation import calibrated_schedule, tokens_of_side, units_of_side
 from dptune.job.run_spec import TuneSchedule, max_length_of, schedule_of, training_plan
 from dptune.job.settings import TuneSettings
 from dptune.mechanisms.descriptions import describe_options
@@ -36,13 +34,13 @@ from dptune.mechanisms.registry import build, of_model
 from dptune.privacy.entropy import OsEntropy
 from dptune.records.reading.read import read_sides
 from dptune.records.reading.source import Fractions, RecordSource
-from dptune.training.data import Tokens, by_width
+from dptune.training.data import Tokens
 from dptune.training.evaluation import perplexity
 from dptune.training.gradients.gradient_check import first_evaluation, rehearse
 from dptune.training.gradients.layer_gradients import layer_gradients
 from dptune.training.gradients.per_sample import per_sample_gradients
 from dptune.training.gradients.shared_pass import shared_copy
-from dptune.training.gradients.step_memory import micro_batches, public_widths
+from dptune.training.gradients.step_memory import micro_batches
 from dptune.training.loop import train
 from dptune.training.models.own_weights import groups_of, own_weights
 from dptune.training.privacy_units import PrivacyUnits
@@ -264,113 +262,3 @@ def _rebuild_mechanism(settings: TuneSettings, base: Base, calibrated: Mechanism
     """A new mechanism with the same noise. A trial must not use another one's, whose controller has learned."""
     options = of_model(settings.mechanism, schedule.options, base.pairs, base.dimension)
     return build(settings.mechanism, options | noise_options(calibrated))
-
-
-_LOGIT_COPIES = 4  # float32 copies: logits, their logarithms, the gradient of each
-_ACTIVATIONS = 20  # vectors of the layer's width that each token keeps in each layer for the backward pass
-#: Elementwise operations on such vectors, in each layer and both passes: norms, rotations, activations, sums.
-_VECTOR_OPERATIONS = 200
-_ROWS, _MEASURED_SECONDS = 256, 0.2
-_COUNTED = 10_000  # units
-_STEP_SECONDS = 0.02  # fixed cost of a micro-batch, however small the model
-
-
-@dataclass(frozen=True)
-class Estimate:
-    """The resources that a run needs.
-
-    Attributes:
-        memory: bytes on the device.
-        seconds: time of all steps, without the evaluations.
-    """
-
-    memory: float
-    seconds: float
-
-
-def estimate(
-    base: Base,
-    schedule: TuneSchedule,
-    rows: int,
-    brought: Mapping[int, float] | None = None,
-    *,
-    checkpointing: bool = False,
-    bands: int = 1,
-) -> Estimate:
-    """The estimate of a run with micro-batches of ``rows`` records; measures the device for a third of a second.
-
-    Args:
-        brought: records that a drawn unit brings, by the width of their micro-batches (``records_by_width``); None:
-            one of the greatest width.
-        checkpointing: whether layers keep their inputs alone, and run again.
-        bands: steps over which noise is correlated; the noise of all but one is kept in float64.
-    """
-    tokens, own = rows * schedule.max_length, base.trained.train != "lora"
-    frozen = base.frozen_bytes - (4 * base.dimension if own else 0)  # what trains is counted in the next line
-    # float32: weights, gradient, two moments; float64: the sum, and past noise.
-    adapters = base.dimension * (4 * 4 + 8 + 8 * (bands - 1))
-    # Training a model's own weights keeps no unit's gradient, but another sum in float64 and the noise of all weights.
-    per_sample = base.dimension * 16 if own else rows * base.dimension * 4
-    logits = _LOGIT_COPIES * 4 * tokens * base.vocabulary
-    kept = _ACTIVATIONS + base.layers if checkpointing else _ACTIVATIONS * base.layers
-    activations = kept * tokens * base.width * base.bytes_each
-    brought = brought or {schedule.max_length: 1.0}
-    parts = {width: math.ceil(schedule.expected_batch_size * each / rows) for width, each in brought.items()}
-    # Two operations a parameter and token in the forward pass, and two in the backward pass: frozen weights need no
-    # gradient. Those that train need two more, and two passes: one for the norms, one for the sum. A checkpointed layer
-    # runs forward twice.
-    each = (12 if own else 4) + (4 if own and checkpointing else 2 if checkpointing else 0)
-    products = each * base.parameters / _product_speed(base)
-    vectors = _VECTOR_OPERATIONS * base.width * base.layers / _vector_speed(base)
-    step = sum(count * (rows * width * (products + vectors) + _STEP_SECONDS) for width, count in parts.items())
-    return Estimate(
-        memory=float(frozen + adapters + per_sample + logits + activations),
-        seconds=schedule.steps * step,
-    )
-
-
-def records_by_width(tokens: Tokens, units: PrivacyUnits, schedule: TuneSchedule, rows: int) -> dict[int, float]:
-    """Records that a unit brings to a batch on average, by the width that they need. Private.
-
-    Each unit's records are drawn once. Of more than 10,000 units, 10,000 are drawn too.
-    """
-    chance = np.random.default_rng(0)
-    chosen = chance.permutation(len(units.members))[:_COUNTED]
-    drawn = [chance.permutation(unit)[: units.most] for unit in map(units.members.__getitem__, chosen) if len(unit)]
-    widths = public_widths(tokens.width, schedule.expected_batch_size, rows)
-    return {width: sum(map(len, held)) / len(chosen) for width, held in by_width(drawn, tokens, widths)}
-
-
-def _product_speed(base: Base) -> float:
-    """Operations a second of a matrix product of the model's width and dtype on its device."""
-    weights, rows, seconds = _ones(base, base.width, base.width), 0, 0.0
-    # A CPU may take a minute for all rows in bfloat16: fewer are as slow, row by row.
-    while seconds < _MEASURED_SECONDS / 4 and rows < _ROWS:
-        rows = min(8 * rows or 8, _ROWS)
-        states = _ones(base, rows, base.width)
-        seconds = _seconds(partial(torch.matmul, states, weights))
-    return 2 * rows * base.width * base.width / seconds
-
-
-def _vector_speed(base: Base) -> float:
-    """Numbers a second that an elementwise operation passes in the model's dtype on its device."""
-    states = _ones(base, _ROWS, base.width)
-    return states.numel() / _seconds(lambda: torch.nn.functional.silu(states))
-
-
-def _ones(base: Base, *shape: int) -> torch.Tensor:
-    return torch.ones(*shape, dtype=torch.bfloat16 if base.bytes_each == 2 else torch.float32, device=base.device)
-
-
-def _seconds(work: Callable[[], torch.Tensor]) -> float:
-    """Time of one call; a device answers when it is asked for a number."""
-    start = time.monotonic()
-    work().sum().item()  # the first one also starts the device
-    together = 4 if time.monotonic() - start < _MEASURED_SECONDS / 4 else 1
-    start, done = time.monotonic(), 0
-    while (passed := time.monotonic() - start) < _MEASURED_SECONDS or not done:
-        for _ in range(together):
-            result = work()
-        result[0, 0].item()
-        done += together
-    return passed / done

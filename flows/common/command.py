@@ -211,7 +211,10 @@ def _interruptible(standing: Callable[[], str]) -> Iterator[None]:
 
 
 _MARK = "error: "
-_MEMORY = "lower experiment.cells_together or experiment.cells_per_device, and run again: it goes on where it was"
+_MEMORY = (
+    "lower training.physical_batch_size, experiment.cells_together or experiment.cells_per_device, and run again: it "
+    "goes on where it was"
+)
 
 
 class CellError(Exception):

@@ -22,12 +22,21 @@ from typer.testing import CliRunner
 from dptune.cli import app
 from dptune.core.errors import ConfigError
 from dptune.job.base_model import open_base
-from dptune.job.preparation import calibrated_schedule, prepare, rows_of, weak_signal
-from dptune.job.run_spec import default_batch, default_delta, default_rows, schedule_of, signal_of
+from dptune.job.estimate import (
+    default_rows,
+    estimate,
+    fixed_bytes,
+    memory_warning,
+    records_by_width,
+    row_bytes,
+    rows_of,
+)
+from dptune.job.preparation import calibrated_schedule, prepare, weak_signal
+from dptune.job.run_spec import default_batch, default_delta, schedule_of, signal_of
 from dptune.job.settings import TuneSettings
-from dptune.job.suggest import estimate, records_by_width
 from dptune.records.reading.source import RecordSource
 from dptune.training.data import Tokens
+from dptune.training.models import memory
 from dptune.training.privacy_units import PrivacyUnits
 
 
@@ -63,14 +72,22 @@ def test_more_units_never_make_a_smaller_batch(fewer: int, more: int) -> None:
 
 
 @given(
-    units=st.integers(4, 10**7), width=st.integers(3, 512), most=st.integers(1, 600), dimension=st.integers(1, 10**9)
+    units=st.integers(4, 10**7),
+    width=st.integers(3, 512),
+    most=st.integers(1, 600),
+    dimension=st.integers(1, 10**9),
+    row=st.floats(1, 1e12),
 )
-def test_default_micro_batches_hold_a_unit_and_few_steps_of_a_gpu_need_two(
-    units: int, width: int, most: int, dimension: int
+def test_default_micro_batches_hold_a_unit_and_fit_a_cpu_and_few_steps_of_a_gpu_need_two(
+    units: int, width: int, most: int, dimension: int, row: float
 ) -> None:
     chosen = schedule_of(TuneSettings(epsilon=4.0, max_length=width), units, 1000, None)
-    assert default_rows(chosen, "cpu", most, dimension) == max(16, most)
-    rows = default_rows(chosen, "cuda", most, dimension)
+    few = default_rows(chosen, "cpu", most, dimension, row)
+    assert few >= most
+    assert few == max(1, most) or few * row <= 5 * 2**30, "no more than 5 GiB, unless one unit takes them"
+    assert few >= 16 or (few + 1) * row > 5 * 2**30, "and hardly a row less"
+    assert few <= max(16, most)
+    rows = default_rows(chosen, "cuda", most, dimension, row)
     assert rows >= max(16, most)
     if rows > max(16, most):
         assert rows * width <= 16 * 512, "no more padded tokens than 16 records of the widest default"
@@ -99,10 +116,50 @@ def test_a_run_has_the_micro_batches_that_are_chosen_or_asked_for() -> None:
     )
 
 
+def test_a_run_that_needs_more_memory_than_is_left_is_warned_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The fix that it names is one with which the warning is gone."""
+    base, settings = open_base(checkpoint(), TuneSettings(epsilon=4.0)), TuneSettings(epsilon=4.0, eval_share=0.0)
+    schedule = schedule_of(settings, 40, base.parameters, base.positions)
+    row, fixed = row_bytes(base, schedule.max_length), fixed_bytes(base)
+    assert memory_warning(settings, base, schedule, 1) == "", "this machine has the memory of a tiny model"
+    monkeypatch.setattr("dptune.job.estimate.available_memory", lambda: fixed + 5.5 * row)
+    warned = memory_warning(settings, base, schedule, 1)
+    assert "lower physical_batch_size to 5," in warned
+    assert memory_warning(replace(settings, physical_batch_size=5), base, schedule, 1) == ""
+    assert "lower physical_batch_size to 5," in memory_warning(settings, base, schedule, 5)
+    assert "a smaller model" in memory_warning(settings, base, schedule, 6), "a unit's six rows need six"
+    on_gpu = replace(base, device=torch.device("cuda"))
+    assert memory_warning(settings, on_gpu, schedule, 1) == ""
+    rows = tmp_path / "r.jsonl"
+    rows.write_text("".join(json.dumps({"text": f"Order {n} is late."}) + "\n" for n in range(40)))
+    given = ["tune", "--model", str(checkpoint()), "--data", str(rows), "--epsilon", "4", "--eval-share", "0"]
+    done = CliRunner().invoke(app, [*given, "--dry-run"])
+    assert "warning: the run needs some 0.0 GiB of memory" in " ".join(done.output.split())
+    assert "Fix: lower --physical-batch-size to 5" in " ".join(done.output.split())
+
+
+def test_the_fix_of_a_model_larger_than_memory_is_one_that_would_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fix(left: float, **settings: Any) -> str:
+        base = open_base(checkpoint(), TuneSettings.of(epsilon=4.0, **settings))
+        monkeypatch.setattr(memory, "available_memory", lambda: left * base.parameters)  # bytes of each weight
+        with pytest.raises(ConfigError, match="of memory for its weights") as caught:
+            base.check_memory()
+        return caught.value.fix
+
+    both = "use model.dtype: bfloat16, model.load_in_4bit, a smaller model, or a machine with more memory"
+    assert fix(3.9) == fix(2) == both
+    assert fix(1.9) == fix(1.9, dtype="bfloat16") == both.replace("model.dtype: bfloat16, ", "")
+    neither = "use a smaller model, or a machine with more memory"
+    assert fix(0.5) == fix(1.9, task="classify", labels=("a", "b")) == fix(3.9, train="all") == neither
+    assert "bfloat16" in fix(3, task="classify", labels=("a", "b"))
+
+
 def test_an_estimate_counts_the_tokens_that_records_are_padded_to(monkeypatch: pytest.MonkeyPatch) -> None:
     """A record of 9 tokens is padded to 16 where 512 are allowed, and a unit's records are as wide as its longest."""
     for speed in ("_product_speed", "_vector_speed"):
-        monkeypatch.setattr(f"dptune.job.suggest.{speed}", lambda base: 1e6)
+        monkeypatch.setattr(f"dptune.job.estimate.{speed}", lambda base: 1e6)
     base = open_base(checkpoint(), TuneSettings(epsilon=4.0))
     asked = TuneSettings(epsilon=4.0, max_length=512, expected_batch_size=64)
     schedule = schedule_of(asked, 256, 1000, None)

@@ -24,7 +24,7 @@ from dptune.job import base_model
 from dptune.job.base_model import open_base
 from dptune.job.delivery.verification import check_deliverable
 from dptune.job.settings import TuneSettings
-from dptune.training.models import model_source
+from dptune.training.models import memory
 
 pytest.importorskip("gguf", reason="needs the library gguf (pip install 'dptune[models]')")
 
@@ -153,12 +153,12 @@ def test_a_model_larger_than_memory_is_refused_before_a_record_is_read(
 ) -> None:
     open_base("package:tiny-llama", TuneSettings.of(epsilon=1))  # converted while there was memory
     (data := tmp_path / "records.csv").write_bytes(b"\xff\xfe not read")
-    monkeypatch.setattr(model_source, "available_memory", lambda: 1000)
+    monkeypatch.setattr(memory, "available_memory", lambda: 1000)
     done = CliRunner().invoke(app, ["tune", "--model", "package:tiny-llama", "--data", str(data), *QUICK])
     assert "of memory for its weights" in " ".join(done.output.split())
     with pytest.raises(ConfigError, match="of memory for its weights"):
         dptune.tune("package:tiny-llama", rows(), epsilon=8)
-    assert base_model.check_memory is model_source.check_memory
+    assert base_model.check_memory is memory.check_memory
 
 
 def test_the_readmes_model_is_tuned_on_the_readmes_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -271,7 +271,7 @@ def test_another_folder_a_file_and_a_run_under_way_are_no_place(tmp_path: Path) 
 def test_a_dry_run_counts_the_records_that_units_bring(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two records of each customer are twice the work of one; under private telemetry it is the most that is told."""
     for speed in ("_product_speed", "_vector_speed"):
-        monkeypatch.setattr(f"dptune.job.suggest.{speed}", lambda base: 1e6)
+        monkeypatch.setattr(f"dptune.job.estimate.{speed}", lambda base: 1e6)
     data = str(write_csv(tmp_path / "r.csv", rows()))
     given = ["tune", "--model", str(checkpoint()), "--data", data, "--unit", "customer_id", "--epsilon", "8"]
     given += ["--expected-batch-size", "8", "--epochs", "2", "--physical-batch-size", "4", "--dry-run", "--json"]

@@ -16,7 +16,7 @@ from tiny_gguf import CHAT, write_gguf
 from transformers import AutoModelForCausalLM
 
 from dptune.core.errors import ConfigError
-from dptune.training.models import model_source
+from dptune.training.models import memory, model_source
 from dptune.training.models.model import ModelSource, load_base, load_tokenizer
 from dptune.training.models.model_names import rounding
 from dptune.training.models.model_source import converted, read_header
@@ -156,7 +156,7 @@ def test_a_model_larger_than_memory_is_refused_before_it_is_converted(
 ) -> None:
     file = write_gguf(tmp_path / "tiny.gguf")
     needed = read_header(file).numbers * 4
-    monkeypatch.setattr(model_source, "available_memory", lambda: needed - 1)
+    monkeypatch.setattr(memory, "available_memory", lambda: needed - 1)
     with pytest.raises(ConfigError, match="GiB of memory"):
         _ = ModelSource(str(file)).location
 

@@ -14,7 +14,7 @@ from tiny_gguf import install_package, write_gguf
 from dptune.core.errors import ConfigError
 from dptune.job.base_model import open_base
 from dptune.job.settings import TuneSettings
-from dptune.training.models import model_source
+from dptune.training.models import memory
 from dptune.training.models.model import ModelSource, load_base, load_tokenizer
 from dptune.training.models.model_names import find_model, name_of, path_of
 from dptune.training.models.weight_files import digest_of_weights
@@ -95,13 +95,13 @@ def test_another_version_than_the_installed_one_is_refused(site: Path) -> None:
 
 
 def test_a_model_larger_than_memory_is_refused_before_its_weights_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(model_source, "available_memory", lambda: 1000)
+    monkeypatch.setattr(memory, "available_memory", lambda: 1000)
     with pytest.raises(ConfigError, match=r"of memory for its weights, and 0\.0 are left"):
         load_base(tiny_ensemble.base(), torch.device("cpu"))
 
 
 def test_this_machine_has_some_memory() -> None:
-    assert 2**20 < model_source.available_memory() < 2**50
+    assert 2**20 < memory.available_memory() < 2**50
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,8 @@ from typing import Any
 from dptune.core.errors import ConfigError, DivergedError
 from dptune.core.files import read_json, write_json
 from dptune.job.base_model import Base
-from dptune.job.preparation import calibrate_mechanism, rows_of
+from dptune.job.estimate import rows_of
+from dptune.job.preparation import calibrate_mechanism
 from dptune.job.run_spec import schedule_of
 from dptune.job.search.kinds import candidate_schedule, check_kinds, settings_of
 from dptune.job.search.plan import changes

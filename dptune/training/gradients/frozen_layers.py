@@ -19,7 +19,7 @@ from dptune.training.data import Tokens
 from dptune.training.gradients.gradient_check import made_up_records
 from dptune.training.gradients.parameter_groups import Block, LayerModules, PairModules
 from dptune.training.losses import model_losses
-from dptune.training.models.model_source import available_memory
+from dptune.training.models.memory import available_memory
 
 #: States may take this share of the memory that is free when a run starts.
 _SHARE = 0.25

@@ -31,9 +31,10 @@ from dptune.training.models.causal import (
     check_reads,
     check_weights,
 )
+from dptune.training.models.memory import check_memory, smaller_forms
 from dptune.training.models.model_names import name_of
 from dptune.training.models.model_source import ModelSource as ModelSource
-from dptune.training.models.model_source import check_memory, named_as
+from dptune.training.models.model_source import named_as
 from dptune.training.models.quantization import check_library, in_4bit, keep_layout, loading_options, states_of
 from dptune.training.models.trained_layers import (
     HeadModules,
@@ -92,7 +93,8 @@ def load_base(base: ModelSource, device: torch.device) -> Any:
     asked = sum(weight.numel() for weight in without_weights(base, config).parameters())
     check_enough(base.source, asked, stored_weights(base.location, base.revision))
     if not quantised:
-        check_memory(base.source, asked * getattr(torch, base.dtype).itemsize)
+        forms = smaller_forms(asked, base.dtype, four_bits=True)
+        check_memory(base.source, asked * getattr(torch, base.dtype).itemsize, forms)
     try:
         model, report = auto_class(config).from_pretrained(
             base.location,
