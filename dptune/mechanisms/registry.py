@@ -324,6 +324,18 @@ def part_names(name: str, entry: Mapping[str, Any]) -> dict[str, str]:
     return found
 
 
+def leaves_radius_open(name: str, entry: Mapping[str, Any]) -> bool:
+    """Whether the whole gradient is clipped to one radius, at the start at least, that nobody gave: neither the entry
+    nor its registered mechanism.
+
+    >>> leaves_radius_open("plrvo", {}), leaves_radius_open("plrvo", {"max_grad_norm": 1.0})
+    (True, False)
+    >>> leaves_radius_open("auto_s", {}), leaves_radius_open("laplace", {})  # a scale, and an l1 radius
+    (False, False)
+    """
+    return part_names(name, entry)["clipper"] == "flat" and "max_grad_norm" not in _resolve(name, entry)[1]
+
+
 def differing_options(name: str, entry: Mapping[str, Any]) -> dict[str, Any]:
     """The options of an entry, those of its registered mechanism included, that differ from the defaults of its parts.
 

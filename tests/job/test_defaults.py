@@ -34,6 +34,7 @@ from dptune.job.estimate import (
 from dptune.job.preparation import calibrated_schedule, prepare, weak_signal
 from dptune.job.run_spec import default_batch, default_delta, schedule_of, signal_of
 from dptune.job.settings import TuneSettings
+from dptune.mechanisms.registry import MECHANISMS
 from dptune.records.reading.source import RecordSource
 from dptune.training.data import Tokens
 from dptune.training.models import memory
@@ -114,6 +115,34 @@ def test_a_run_has_the_micro_batches_that_are_chosen_or_asked_for() -> None:
     assert rows_of(short, on_gpu, schedule_of(short, 1000, 1000, None), 1) == math.ceil(
         128 + 3 * math.sqrt(128 * 0.872)
     )
+
+
+@pytest.mark.parametrize("settings", [{}, {"task": "classify", "labels": ("a", "b")}, {"train": "all"}])
+def test_every_mechanism_with_one_radius_takes_the_one_that_the_rate_was_measured_with(
+    settings: dict[str, Any],
+) -> None:
+    """Comparing mechanisms at their defaults would else compare radii: another one has its own part's default."""
+
+    def radius(mechanism: str, **options: Any) -> Any:
+        asked = TuneSettings.of(epsilon=4.0, mechanism=mechanism, options=options, **settings)
+        return schedule_of(asked, 2000, 22_000_000, None).options.get("max_grad_norm")
+
+    expected = radius("static")
+    assert expected in (0.1, 3)
+    for name in ("banded", "plrvo", "lmo_dp", "quantile", "dc_sgd_e", "dc_sgd_p"):
+        assert radius(name) == expected, name
+        assert radius(name, max_grad_norm=0.7) == 0.7
+    for name in ("auto_s", "psac", "laplace", "per_pair", "rldp", "adaclip", "dp_lora_fed"):
+        assert radius(name) is None, name
+    assert radius("static", clipper="auto_s") is None
+
+
+def test_a_plug_ins_own_radius_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    gentle = replace(MECHANISMS["static"], options={"max_grad_norm": 0.2})
+    monkeypatch.setitem(MECHANISMS._values, "gentle", gentle)
+    monkeypatch.setitem(MECHANISMS._modules, "gentle", "gentle")
+    asked = TuneSettings.of(epsilon=4.0, mechanism="gentle")
+    assert "max_grad_norm" not in schedule_of(asked, 2000, 1000, None).options
 
 
 def test_a_run_that_needs_more_memory_than_is_left_is_warned_of(
