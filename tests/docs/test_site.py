@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import html
 import os
 import re
 import subprocess
 import sys
 from pathlib import Path
+from urllib.parse import unquote, urlsplit
 
 import pytest
 from pages import PAGES, ROOT
@@ -22,6 +24,9 @@ _FETCHED = re.compile(
     r"<(?:script|img|iframe|source|video)\b[^>]*?\b(?:src|srcset)=[\"']?([^\"'\s>]+)|<link\b[^>]*?\bhref=[\"']?([^\"'\s>]+)",
     re.I,
 )
+
+#: Addresses without a scheme, and not from the root, that a reader may follow.
+_LINKS = re.compile(r"<a\b[^>]*?\bhref=[\"'](?![a-z]+:|/)([^\"']+)", re.I)
 
 
 @pytest.fixture(scope="module")
@@ -52,6 +57,17 @@ def test_nothing_is_fetched_from_elsewhere(site: Path) -> None:
         assert [address for address in fetched if re.match(r"(?:https?:)?//", address)] == [], page.name
     for sheet in site.rglob("*.css"):
         assert not re.search(r"url\(\s*['\"]?(?:https?:)?//|@import", sheet.read_text(encoding="utf-8")), sheet.name
+
+
+def test_every_link_within_the_site_leads_to_a_file(site: Path) -> None:
+    """MkDocs checks pages of docs/ alone: benchmarks/README.md is written for another place."""
+    dead = []
+    for page in sorted(site.rglob("*.html")):
+        for address in _LINKS.findall(page.read_text(encoding="utf-8")):
+            path = unquote(urlsplit(html.unescape(address)).path)
+            if path and not (page.parent / path).exists():
+                dead.append((str(page.relative_to(site)), address))
+    assert dead == []
 
 
 def test_docstrings_become_text(site: Path) -> None:
