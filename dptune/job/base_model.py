@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers.pytorch_utils import Conv1D
 
 from dptune.core.errors import ConfigError, first_line
 from dptune.core.settings import Lora, TrainedWeights
@@ -45,7 +44,7 @@ from dptune.training.models.classifier import (
     load_verbalizer_config,
     takes_mean,
 )
-from dptune.training.models.memory import check_memory, smaller_forms
+from dptune.training.models.memory import check_memory, sizes_of, smaller_forms
 from dptune.training.models.model import (
     ModelSource,
     check_device,
@@ -58,7 +57,7 @@ from dptune.training.models.model import (
 )
 from dptune.training.models.model_names import is_packaged, name_of, rounding
 from dptune.training.models.own_weights import groups_of, own_weights, start_training
-from dptune.training.models.quantization import BYTES_EACH, METHOD, keep_layout, method_of
+from dptune.training.models.quantization import METHOD, keep_layout, method_of
 from dptune.training.models.trained_layers import linear_layers, said_share
 from dptune.training.models.weight_files import check_finite, digest_of_weights
 
@@ -92,6 +91,7 @@ class Base:
         words: word of each label of a classifier by label words, in the order of the logits; it has no head.
         kind: GGML's name of the type of most weights of a GGUF file, such as "Q4_1"; None for other models.
         trained: the weights that train.
+        smaller: bytes of the frozen weights of a checkpoint if they were held in fewer bits, by setting.
     """
 
     name: str
@@ -119,6 +119,7 @@ class Base:
     words: Mapping[str, str] = field(default_factory=dict)
     kind: str | None = None
     trained: TrainedWeights = field(default_factory=TrainedWeights)
+    smaller: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def weights(self) -> str | None:
@@ -130,9 +131,7 @@ class Base:
         """Raise ConfigError, before a record is read, if the weights of a checkpoint do not fit in memory."""
         in_4bit, base = self.quantization is not None, self.checkpoint
         if base is not None and not (in_4bit and self.device.type != "cpu"):  # those are read right into the GPU's
-            fewer = self.trained.train == "lora" and not in_4bit  # weights that train need all their digits
-            forms = smaller_forms(self.parameters, base.dtype, four_bits=self.classifier is None) if fewer else {}
-            check_memory(base.source, self.frozen_bytes, forms)
+            check_memory(base.source, self.frozen_bytes, self.smaller)
 
     @cached_property
     def named(self) -> NamedBase:
@@ -281,7 +280,11 @@ def _describe_base(
     quantization = method_of(model.config)
     if checkpoint is not None and checkpoint.load_in_4bit:
         quantization = f"{METHOD} (4 bit)"
-    parameters, frozen = _sizes_of(model, quantised=quantization is not None and checkpoint is not None)
+    parameters, frozen = sizes_of(model, quantised=quantization is not None and checkpoint is not None)
+    forms: dict[str, float] = {}  # weights that train need all their digits
+    if checkpoint is not None and quantization is None and settings.train == "lora":
+        gguf, classifies = checkpoint.kind is not None, settings.task == "classify"
+        forms = smaller_forms(model, checkpoint.dtype, gguf=gguf, head=classifies)
     linear = [layer for layer in linear_layers(copy) if not layer.startswith(head)]  # adapters are linear layers too
     trained = start_training(copy, settings.trained, settings.lora, 0, head)
     blocks = groups_of(trained)
@@ -314,24 +317,8 @@ def _describe_base(
         loaded_model=None if checkpoint else model,
         head=head,
         trained=settings.trained,
+        smaller=forms,
     )
-
-
-def _sizes_of(model: Any, *, quantised: bool) -> tuple[int, float]:
-    """Number of parameters, and the bytes that they take.
-
-    Args:
-        quantised: whether linear layers will be held in 4 bits, though the model has none of its weights yet.
-    """
-    head = model.get_output_embeddings()
-    linear = [module.weight for module in model.modules() if isinstance(module, torch.nn.Linear | Conv1D)]
-    small = {id(weight) for weight in linear if head is None or weight is not head.weight} if quantised else set()
-    count, size = 0, 0.0
-    for weight in model.parameters():
-        numbers = weight.numel() * (2 if hasattr(weight, "quant_state") else 1)  # two of 4 bits are one of its numbers
-        count += numbers
-        size += numbers * (BYTES_EACH if id(weight) in small or numbers > weight.numel() else weight.element_size())
-    return count, size
 
 
 def _tokenizer_of(checkpoint: ModelSource) -> Any:

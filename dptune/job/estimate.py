@@ -102,9 +102,13 @@ def memory_warning(settings: TuneSettings, base: Base, schedule: TuneSchedule, m
     row = row_bytes(base, schedule.max_length, checkpointing=settings.gradient_checkpointing)
     if base.device.type != "cpu" or (needed := fixed + rows * row) <= left:
         return ""
-    fix = "take a smaller model, fewer tokens (max_length), gradient_checkpointing, or a machine with more memory"
     if (fewer := int((left - fixed) // row)) >= max(1, most):
         fix = f"lower physical_batch_size to {fewer}, which moves no figure"
+    elif fewer < 0:
+        fix = "take a smaller model, hold it in fewer bits, or take a machine with more memory"
+    else:
+        again = "" if settings.gradient_checkpointing else "gradient_checkpointing, "
+        fix = f"take a smaller model, fewer tokens (max_length), {again}or a machine with more memory"
     return (
         f"the run needs some {needed / 2**30:.1f} GiB of memory, and {left / 2**30:.1f} are left here. Without enough "
         f"the system may end it at any step, and says nothing. Fix: {fix}."

@@ -23,6 +23,7 @@ from dptune.job.run_spec import (
     job_header,
     max_length_of,
     mechanism_of,
+    options_of,
     schedule_of,
     signal_of,
     training_plan,
@@ -178,7 +179,7 @@ def check_mechanism(settings: TuneSettings, base: Base) -> None:
     if name not in MECHANISMS:
         sound = [known for known, listed in MECHANISMS.items() if listed.verdict.startswith("Sound")]
         raise ConfigError("mechanism", f"{name!r} is unknown", fix=f"use one of {', '.join(sound)}")
-    options = of_model(name, settings.options, base.pairs, base.dimension)
+    options = of_model(name, options_of(settings, base.parameters), base.pairs, base.dimension)
     if not takes_noise(name, options):
         raise ConfigError(
             "mechanism", f"{name} has no noise to calibrate", fix="use static, or another that adds noise"

@@ -157,9 +157,9 @@ def schedule_of(
         reasons["head_rate_ratio"] = measured if settings.train == "lora" else _of_own(settings, parameters)
     if settings.max_length is None:
         reasons["max_length"] = "the model's context, 512 at most; less saves memory, and time where texts are longer"
-    options = dict(settings.options)
-    if leaves_radius_open(settings.mechanism, options):
-        options["max_grad_norm"], reasons["max_grad_norm"] = _radius(settings, parameters < _SMALL)
+    options = options_of(settings, parameters)
+    if options != settings.options:
+        reasons["max_grad_norm"] = _radius(settings, parameters < _SMALL)[1]
     return TuneSchedule(
         delta=delta,
         expected_batch_size=batch,
@@ -191,6 +191,14 @@ def largest_batch(settings: ScheduleSettings, sample_rate: float, steps: int, de
     if settings.sampler != "truncated_poisson" or settings.max_batch is not None:
         return settings.max_batch
     return advised_batch(units, sample_rate, steps, delta)
+
+
+def options_of(settings: TuneSettings, parameters: int) -> dict[str, Any]:
+    """The mechanism's options, with the clip radius where it is left open."""
+    options = dict(settings.options)
+    if leaves_radius_open(settings.mechanism, options):
+        options["max_grad_norm"] = _radius(settings, parameters < _SMALL)[0]
+    return options
 
 
 def _radius(settings: TuneSettings, small: bool) -> tuple[float, str]:

@@ -31,13 +31,14 @@ from dptune.job.estimate import (
     row_bytes,
     rows_of,
 )
-from dptune.job.preparation import calibrated_schedule, prepare, weak_signal
+from dptune.job.preparation import calibrated_schedule, check_mechanism, prepare, weak_signal
 from dptune.job.run_spec import default_batch, default_delta, schedule_of, signal_of
 from dptune.job.settings import TuneSettings
 from dptune.mechanisms.registry import MECHANISMS
 from dptune.records.reading.source import RecordSource
 from dptune.training.data import Tokens
 from dptune.training.models import memory
+from dptune.training.models.memory import smaller_forms
 from dptune.training.privacy_units import PrivacyUnits
 
 
@@ -158,7 +159,15 @@ def test_a_run_that_needs_more_memory_than_is_left_is_warned_of(
     assert "lower physical_batch_size to 5," in warned
     assert memory_warning(replace(settings, physical_batch_size=5), base, schedule, 1) == ""
     assert "lower physical_batch_size to 5," in memory_warning(settings, base, schedule, 5)
-    assert "a smaller model" in memory_warning(settings, base, schedule, 6), "a unit's six rows need six"
+    unit_of_six = memory_warning(settings, base, schedule, 6)
+    assert "fewer tokens (max_length), gradient_checkpointing, or" in unit_of_six, "six rows need six"
+    again = replace(settings, gradient_checkpointing=True)
+    kept = row_bytes(base, schedule.max_length, checkpointing=True)
+    monkeypatch.setattr("dptune.job.estimate.available_memory", lambda: fixed + 5.5 * kept)
+    assert "gradient_checkpointing" not in memory_warning(again, base, schedule, 6)
+    monkeypatch.setattr("dptune.job.estimate.available_memory", lambda: 0.9 * fixed)
+    assert "max_length" not in memory_warning(settings, base, schedule, 1)
+    monkeypatch.setattr("dptune.job.estimate.available_memory", lambda: fixed + 5.5 * row)
     on_gpu = replace(base, device=torch.device("cuda"))
     assert memory_warning(settings, on_gpu, schedule, 1) == ""
     rows = tmp_path / "r.jsonl"
@@ -169,20 +178,59 @@ def test_a_run_that_needs_more_memory_than_is_left_is_warned_of(
     assert "Fix: lower --physical-batch-size to 5" in " ".join(done.output.split())
 
 
-def test_the_fix_of_a_model_larger_than_memory_is_one_that_would_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fix(left: float, **settings: Any) -> str:
-        base = open_base(checkpoint(), TuneSettings.of(epsilon=4.0, **settings))
-        monkeypatch.setattr(memory, "available_memory", lambda: left * base.parameters)  # bytes of each weight
-        with pytest.raises(ConfigError, match="of memory for its weights") as caught:
-            base.check_memory()
-        return caught.value.fix
+_FITTING: dict[str, dict[str, Any]] = {
+    "model.dtype: bfloat16": {"dtype": "bfloat16"},
+    "model.load_in_4bit": {"load_in_4bit": True},
+}
 
-    both = "use model.dtype: bfloat16, model.load_in_4bit, a smaller model, or a machine with more memory"
-    assert fix(3.9) == fix(2) == both
-    assert fix(1.9) == fix(1.9, dtype="bfloat16") == both.replace("model.dtype: bfloat16, ", "")
-    neither = "use a smaller model, or a machine with more memory"
-    assert fix(0.5) == fix(1.9, task="classify", labels=("a", "b")) == fix(3.9, train="all") == neither
-    assert "bfloat16" in fix(3, task="classify", labels=("a", "b"))
+
+@pytest.mark.parametrize(
+    "settings", [{}, {"dtype": "bfloat16"}, {"task": "classify", "labels": ("a", "b")}, {"train": "all"}]
+)
+@pytest.mark.parametrize("left", [0.5, 1.9, 2.0, 2.9, 3.9])
+def test_the_fix_of_a_model_larger_than_memory_is_one_that_would_do(
+    monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any], left: float
+) -> None:
+    """Each setting that the fix names is taken, and then the model fits; each that it does not name would not do."""
+
+    def refused(**asked: Any) -> str:
+        base = open_base(checkpoint(), TuneSettings.of(epsilon=4.0, **asked))
+        monkeypatch.setattr(memory, "available_memory", lambda: left * base.parameters)  # bytes of each weight
+        try:
+            base.check_memory()
+        except ConfigError as error:
+            return error.fix
+        return ""
+
+    monkeypatch.setattr("dptune.training.models.quantization.find_spec", lambda name: name)  # as if installed
+    fix = refused(**settings)
+    if not fix:
+        assert left >= 2
+        assert settings == {"dtype": "bfloat16"}
+        return
+    for named, change in _FITTING.items():
+        try:
+            still = settings | change == settings or refused(**{**settings, **change})
+        except ConfigError:  # does not go with the task, or with what trains
+            still = True
+        assert (named in fix) == (not still), (named, fix)
+    assert fix.endswith("a smaller model, or a machine with more memory")
+
+
+def test_a_gguf_that_does_not_fit_is_not_told_to_become_bfloat16() -> None:
+    """Its conversion takes six bytes a weight, and four were too many."""
+    model = torch.nn.Sequential(torch.nn.Linear(10, 10, bias=False))
+    model.get_output_embeddings = lambda: None
+    assert smaller_forms(model, "float32", gguf=True, head=False) == {"model.load_in_4bit": 56.25}
+    assert smaller_forms(model, "float32", gguf=False, head=True) == {"model.dtype: bfloat16": 200}
+
+
+def test_what_bounds_a_radius_is_held_against_the_one_that_is_taken() -> None:
+    base = open_base(checkpoint(), TuneSettings(epsilon=4.0))
+    check_mechanism(TuneSettings(epsilon=4.0, mechanism="quantile", options={"highest_radius": 0.5}), base)
+    low = TuneSettings(epsilon=4.0, mechanism="quantile", options={"lowest_radius": 0.5})
+    with pytest.raises(ConfigError, match=r"starts radii at 0\.1, outside"):
+        check_mechanism(low, base)
 
 
 def test_an_estimate_counts_the_tokens_that_records_are_padded_to(monkeypatch: pytest.MonkeyPatch) -> None:

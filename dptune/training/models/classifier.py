@@ -43,7 +43,7 @@ from dptune.training.models.causal import (
     check_shapes,
     plain_tokens,
 )
-from dptune.training.models.memory import check_memory, smaller_forms
+from dptune.training.models.memory import check_memory
 from dptune.training.models.model import ModelSource, check_device, fuse_activations, load_base, no_memory
 from dptune.training.models.model_source import named_as
 from dptune.training.models.quantization import is_trainable, method_of
@@ -197,8 +197,7 @@ def load_classifier(base: ModelSource, config: Any, head: tuple[str, ...], devic
     check_device(device)
     asked = sum(weight.numel() for weight in empty_classifier(base, config).parameters())
     check_enough(base.source, asked, stored_weights(base.location, base.revision))
-    forms = smaller_forms(asked, base.dtype, four_bits=False)
-    check_memory(base.source, asked * getattr(torch, base.dtype).itemsize, forms)
+    check_memory(base.source, asked * getattr(torch, base.dtype).itemsize)
     try:
         model, report = classifier_class(config).from_pretrained(
             base.location,

@@ -6,6 +6,10 @@ import os
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
+
+import torch
+from transformers.pytorch_utils import Conv1D
 
 from dptune.core.errors import ConfigError
 from dptune.training.models.quantization import BYTES_EACH
@@ -43,14 +47,31 @@ def check_memory(source: str, needed: float, smaller: Mapping[str, float] | None
         raise ConfigError("model.source", problem, fix=fix)
 
 
-def smaller_forms(numbers: int, dtype: str, *, four_bits: bool) -> dict[str, float]:
-    """Bytes of so many weights that are held in ``dtype``, if they were held in fewer bits, by setting.
+def sizes_of(model: Any, *, quantised: bool) -> tuple[int, float]:
+    """Number of parameters, and the bytes that they take.
 
     Args:
-        four_bits: whether 4 bits are possible: for adapters on a model that writes.
-
-    >>> smaller_forms(100, "float32", four_bits=True)
-    {'model.dtype: bfloat16': 200, 'model.load_in_4bit': 56.25}
+        quantised: whether linear layers will be held in 4 bits, though the model has none of its weights yet.
     """
-    halved = {"model.dtype: bfloat16": 2 * numbers} if dtype == "float32" else {}
-    return {**halved, **({"model.load_in_4bit": BYTES_EACH * numbers} if four_bits else {})}
+    head = model.get_output_embeddings()
+    linear = [module.weight for module in model.modules() if isinstance(module, torch.nn.Linear | Conv1D)]
+    small = {id(weight) for weight in linear if head is None or weight is not head.weight} if quantised else set()
+    count, size = 0, 0.0
+    for weight in model.parameters():
+        numbers = weight.numel() * (2 if hasattr(weight, "quant_state") else 1)  # two of 4 bits are one of its numbers
+        count += numbers
+        size += numbers * (BYTES_EACH if id(weight) in small or numbers > weight.numel() else weight.element_size())
+    return count, size
+
+
+def smaller_forms(model: Any, dtype: str, *, gguf: bool, head: bool) -> dict[str, float]:
+    """Bytes of a model's weights if they were held in fewer bits, by the setting that does so.
+
+    Args:
+        model: all of it, in ``dtype``; it may have no memory behind its weights.
+        gguf: whether it comes of a GGUF file, whose conversion to bfloat16 takes more than float32 does.
+        head: whether it is a classifier, which takes no 4 bits.
+    """
+    halved = {"model.dtype: bfloat16": 2 * sizes_of(model, quantised=False)[0]}
+    quarter = {"model.load_in_4bit": sizes_of(model, quantised=True)[1]}
+    return {**(halved if dtype == "float32" and not gguf else {}), **({} if head else quarter)}

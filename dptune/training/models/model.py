@@ -31,7 +31,7 @@ from dptune.training.models.causal import (
     check_reads,
     check_weights,
 )
-from dptune.training.models.memory import check_memory, smaller_forms
+from dptune.training.models.memory import check_memory
 from dptune.training.models.model_names import name_of
 from dptune.training.models.model_source import ModelSource as ModelSource
 from dptune.training.models.model_source import named_as
@@ -93,8 +93,7 @@ def load_base(base: ModelSource, device: torch.device) -> Any:
     asked = sum(weight.numel() for weight in without_weights(base, config).parameters())
     check_enough(base.source, asked, stored_weights(base.location, base.revision))
     if not quantised:
-        forms = smaller_forms(asked, base.dtype, four_bits=True)
-        check_memory(base.source, asked * getattr(torch, base.dtype).itemsize, forms)
+        check_memory(base.source, asked * getattr(torch, base.dtype).itemsize)
     try:
         model, report = auto_class(config).from_pretrained(
             base.location,
