@@ -202,7 +202,12 @@ _WORDS = {name: option for name, option in _SETTINGS.items() if "_" not in name}
     name: f"--{name}"
     for name in ("data", "model", "source", "public", "out", "records", "prompts", "metrics", "outputs", "block")
 }
-_NAMES = re.compile("|".join(rf"(?<![\w./-]){re.escape(name)}\b" for name in sorted(_OPTIONS, key=len, reverse=True)))
+#: What follows a name that is part of a path: a user's file may be called data.prompt.jsonl. A key may follow too
+#: (lora.rank_pattern.q_proj), which makes no path.
+_OF_A_PATH = r"(?:\.(?:jsonl?|csv|tsv|txt|parquet|arrow|yaml|gguf)\b|/)"
+_NAMES = re.compile(
+    "|".join(rf"(?<![\w./-]){re.escape(name)}\b(?!{_OF_A_PATH})" for name in sorted(_OPTIONS, key=len, reverse=True))
+)
 
 
 def check_command(adapter: Path) -> str:

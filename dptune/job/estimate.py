@@ -97,10 +97,12 @@ def memory_warning(settings: TuneSettings, base: Base, schedule: TuneSchedule, m
         most: records that one unit may bring.
         bands: as ``fixed_bytes``.
     """
+    if base.device.type != "cpu":
+        return ""
     rows, left = rows_of(settings, base, schedule, most), available_memory()
     fixed = fixed_bytes(base, bands) - (base.frozen_bytes if base.checkpoint is None else 0)  # it is there already
     row = row_bytes(base, schedule.max_length, checkpointing=settings.gradient_checkpointing)
-    if base.device.type != "cpu" or (needed := fixed + rows * row) <= left:
+    if (needed := fixed + rows * row) <= left:
         return ""
     if (fewer := int((left - fixed) // row)) >= max(1, most):
         fix = f"lower physical_batch_size to {fewer}, which moves no figure"

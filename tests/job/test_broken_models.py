@@ -138,6 +138,12 @@ def test_a_model_at_fault_is_named_by_the_commands_option() -> None:
     )
 
 
+@pytest.mark.parametrize("file", ["data.prompt.jsonl", "max_new_tokens.csv", "max_length/a.csv", "a/data.prompt"])
+def test_a_file_that_is_called_as_a_field_keeps_its_name(file: str) -> None:
+    said = by_option(f"decoding.max_new_tokens: 4 beside a prompt ({file}, row 3). Fix: give data.prompt.")
+    assert said == f"--max-new-tokens: 4 beside a prompt ({file}, row 3). Fix: give --prompt."
+
+
 NO_FILES: dict[str, tuple[Callable[[Path], object], str]] = {
     "a FIFO": (lambda file: os.mkfifo(file), "is a FIFO"),
     "a folder": (lambda file: file.mkdir(), "is a folder"),

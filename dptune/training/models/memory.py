@@ -72,6 +72,6 @@ def smaller_forms(model: Any, dtype: str, *, gguf: bool, head: bool) -> dict[str
         gguf: whether it comes of a GGUF file, whose conversion to bfloat16 takes more than float32 does.
         head: whether it is a classifier, which takes no 4 bits.
     """
-    halved = {"model.dtype: bfloat16": 2 * sizes_of(model, quantised=False)[0]}
-    quarter = {"model.load_in_4bit": sizes_of(model, quantised=True)[1]}
-    return {**(halved if dtype == "float32" and not gguf else {}), **({} if head else quarter)}
+    numbers, in_4bit = sizes_of(model, quantised=True)
+    halved = {"model.dtype: bfloat16": 2 * numbers} if dtype == "float32" and not gguf else {}
+    return {**halved, **({} if head else {"model.load_in_4bit": in_4bit})}
